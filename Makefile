@@ -1,0 +1,52 @@
+# Every target makes its own set-up: a .venv with the versions that constraints.txt pins.
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint fmt bench mutate docs constraints clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt tools/make_venv.sh
+	tools/make_venv.sh $(VENV)
+	@touch $@
+
+setup: $(READY)  ## Make .venv with everything that the other targets need
+
+demo: $(READY)  ## A DSA layer learns real text on this machine (about a minute); writes out/demo.png
+	$(BIN)/flashdsa demo
+
+test: $(READY)  ## The tests that need no GPU and are not marked slow
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## The tests marked slow
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## Format, lint, types, import rules, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+fmt: $(READY)  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## Measure the CPU backend; writes JSON and a chart under benchmarks/results/
+	$(BIN)/flashdsa bench all
+
+mutate: $(READY)  ## Break the CPU backend in known ways; every break must fail a test
+	$(BIN)/python tools/mutate_cpu_backend.py
+
+docs: $(READY)  ## Build the documentation into site/
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+constraints: $(READY)  ## Pin what .venv holds now in constraints.txt
+	tools/pin_constraints.sh $(VENV)
+
+clean:  ## Remove .venv and everything built
+	rm -rf $(VENV) build site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,57 @@
+"""flashdsa: DeepSeek Sparse Attention. The public names; torch is imported at their first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flashdsa.api import (
+        compile_kernel,
+        dsa_topk_indexer,
+        dsa_topk_indexer_launch,
+        indexer_logits,
+        lse_from_base2,
+        lse_to_base2,
+        mla_bwd,
+        quantize_index_k,
+        quantize_index_q,
+        read_index_k_cache,
+        sparse_mla,
+        sparse_mla_fwd,
+        topk_indices,
+        write_index_k_cache,
+    )
+
+__all__ = [
+    "compile_kernel",
+    "dsa_topk_indexer",
+    "dsa_topk_indexer_launch",
+    "indexer_logits",
+    "lse_from_base2",
+    "lse_to_base2",
+    "mla_bwd",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "sparse_mla",
+    "sparse_mla_fwd",
+    "topk_indices",
+    "write_index_k_cache",
+]
+
+try:
+    __version__ = version("flashdsa")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("flashdsa.api"), name)
+    raise AttributeError(f"module 'flashdsa' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

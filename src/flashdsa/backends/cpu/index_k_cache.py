@@ -1,0 +1,68 @@
+"""The packed index-K cache on the CPU: page bytes as views, writing and reading by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu import quantize
+from flashdsa.errors import ArgumentValueError
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
+
+
+def page_views(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the cache's keys (num_pages, 64, 128) uint8 and scales (num_pages, 64) fp32.
+
+    A page is 64 x 128 e4m3 bytes, token-major, then 64 fp32 scales.
+    """
+    pages = cache.view(torch.uint8).flatten(1)
+    keys = pages[:, :PAGE_KEY_BYTES].unflatten(1, (PAGE_SIZE, INDEX_HEAD_DIM))
+    scales = pages[:, PAGE_KEY_BYTES:].view(torch.float32)
+    return keys, scales
+
+
+def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
+    """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
+
+    Slots of -1 are padding and are skipped.
+
+    Raises:
+        ArgumentValueError: a slot outside the cache, or named twice; nothing is written then.
+    """
+    used = slots != -1
+    _check_slots(slots[used], cache, distinct=True)
+    fp8, scale = quantize.quantize_index_k(k)
+    page = slots[used].long() // PAGE_SIZE
+    offset = slots[used].long() % PAGE_SIZE
+    keys, scales = page_views(cache)
+    keys[page, offset] = fp8.view(torch.uint8)[used]
+    scales[page, offset] = scale[used]
+
+
+def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
+
+    Raises:
+        ArgumentValueError: a slot outside the cache.
+    """
+    _check_slots(slots, cache, distinct=False)
+    keys, scales = page_views(cache)
+    page, offset = slots.long() // PAGE_SIZE, slots.long() % PAGE_SIZE
+    return keys[page, offset].view(torch.float8_e4m3fn), scales[page, offset]
+
+
+def _check_slots(slots: Tensor, cache: Tensor, *, distinct: bool) -> None:
+    num_slots = cache.shape[0] * PAGE_SIZE
+    outside = (slots < 0) | (slots >= num_slots)
+    if outside.any():
+        raise ArgumentValueError(
+            f"slots: expected slots in [0, {num_slots}), {cache.shape[0]} pages of {PAGE_SIZE}; "
+            f"got {int(slots[outside][0])}"
+        )
+    if distinct:
+        values, counts = slots.unique(return_counts=True)
+        if (counts > 1).any():
+            raise ArgumentValueError(
+                f"slots: expected distinct slots; got {int(values[counts > 1][0])} "
+                f"{int(counts.max())} times"
+            )

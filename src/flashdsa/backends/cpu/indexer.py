@@ -1,0 +1,193 @@
+"""The fp8 indexer on the CPU: scores from packed pages, then the exact top-k as token ids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.index_k_cache import page_views
+from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.cpu.topk import select
+from flashdsa.errors import ArgumentValueError
+from flashdsa.problem import PAGE_SIZE
+
+TOKEN_BLOCK = 4096
+"""Tokens scored at once."""
+ROW_BLOCK_ELEMENTS = 2**22
+"""Aim for heads x tokens of dot products held at once over a block of rows (32 MiB of float64)."""
+
+
+class Row(NamedTuple):
+    """One query row's tokens after the rules for lengths, tables and page ids."""
+
+    length: int
+    pages: Tensor
+    """(ceil(length / 64),) int64, in the cache everywhere; 0 where the table's id was bad."""
+    selectable: Tensor | None
+    """(length,) bool, False for tokens of a bad page; None when all pages are good."""
+
+
+def topk_indexer(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+    *,
+    sorted: bool,
+    check: bool,
+) -> None:
+    """Write each row's best token ids (page * 64 + offset) into `topk_indices` (B, topk) int32.
+
+    Default order: ascending token position; `sorted`: descending score, ties by position.
+
+    Args:
+        check: bad lengths and page ids are errors, raised before anything is written; otherwise
+            lengths are clamped and tokens of bad pages are never emitted.
+    """
+    topk = topk_indices.shape[1]
+    rows = _rows(seq_lens, block_table, k_index_cache_fp8.shape[0], check)
+    topk_indices.fill_(-1)
+    unscored = [not sorted and row.length <= topk for row in rows]
+    for index, row in enumerate(rows):
+        if unscored[index]:
+            everything = torch.arange(row.length)
+            chosen = everything if row.selectable is None else everything[row.selectable]
+            _emit(topk_indices[index], row, chosen)
+    scored = [index for index, skip in enumerate(unscored) if not skip]
+    for index, scores in _scores(q_index_fp8, k_index_cache_fp8, weights, rows, scored):
+        chosen = select(scores, rows[index].selectable, topk, sorted=sorted)
+        _emit(topk_indices[index], rows[index], chosen)
+
+
+def logits(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    max_len: int,
+) -> Tensor:
+    """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond.
+
+    Raises:
+        ArgumentValueError: a bad length or page id, or a length beyond `max_len`.
+    """
+    rows = _rows(seq_lens, block_table, k_index_cache_fp8.shape[0], check=True)
+    longest = max((row.length for row in rows), default=0)
+    if longest > max_len:
+        raise ArgumentValueError(
+            f"max_len: expected at least the longest of seq_lens, {longest}; got {max_len}"
+        )
+    out = torch.full((len(rows), max_len), -math.inf)
+    every_row = list(range(len(rows)))
+    for index, scores in _scores(q_index_fp8, k_index_cache_fp8, weights, rows, every_row):
+        out[index, : len(scores)] = scores
+    return out
+
+
+def _emit(out: Tensor, row: Row, positions: Tensor) -> None:
+    ids = row.pages[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    out[: len(ids)] = ids.to(torch.int32)
+
+
+def _rows(seq_lens: Tensor, block_table: Tensor, num_pages: int, check: bool) -> list[Row]:
+    """The rows' tokens, or with `check` an error that names the first bad length or page id."""
+    capacity = block_table.shape[1] * PAGE_SIZE
+    rows = []
+    for b, length in enumerate(seq_lens.tolist()):
+        if check and length < 0:
+            raise ArgumentValueError(
+                f"seq_lens: expected values >= 0; got seq_lens[{b}] = {length}"
+            )
+        if check and length > capacity:
+            raise ArgumentValueError(
+                f"block_table: expected at least {-(-length // PAGE_SIZE)} pages for "
+                f"seq_lens[{b}] = {length}; got a table of {block_table.shape[1]} pages"
+            )
+        length = min(max(length, 0), capacity)
+        pages = block_table[b, : -(-length // PAGE_SIZE)].long()
+        bad = (pages < 0) | (pages >= num_pages)
+        selectable = None
+        if bad.any():
+            slot = int(bad.nonzero()[0])
+            if check:
+                raise ArgumentValueError(
+                    f"block_table: expected page ids in [0, {num_pages}); "
+                    f"got block_table[{b}, {slot}] = {int(pages[slot])}"
+                )
+            selectable = (~bad).repeat_interleave(PAGE_SIZE)[:length]
+            pages = pages.masked_fill(bad, 0)
+        rows.append(Row(length, pages, selectable))
+    return rows
+
+
+def _scores(
+    q_index_fp8: Tensor, cache: Tensor, weights: Tensor, rows: list[Row], wanted: list[int]
+) -> Iterator[tuple[int, Tensor]]:
+    """(row number, scores (length,) fp32) of the `wanted` rows.
+
+    Neighbouring rows that walk the same pages (the queries of one sequence) share one gather.
+    """
+    num_heads = q_index_fp8.shape[1]
+    for group in _groups_of_same_pages(rows, wanted, num_heads):
+        longest = max((rows[index] for index in group), key=lambda row: row.length)
+        scores = torch.empty(len(group), longest.length)
+        if longest.length:
+            q = q_index_fp8[group].double()  # (rows, H, 128), exact
+            w = weights[group].float()
+            for first, last in spans(len(longest.pages), TOKEN_BLOCK // PAGE_SIZE):
+                tokens = slice(first * PAGE_SIZE, min(last * PAGE_SIZE, longest.length))
+                keys, scales = _gather_tokens(cache, longest.pages[first:last])
+                scores[:, tokens] = _score(q, w, keys, scales)[:, : tokens.stop - tokens.start]
+        for member, index in enumerate(group):
+            yield index, scores[member, : rows[index].length]
+
+
+def _groups_of_same_pages(
+    rows: list[Row], wanted: list[int], num_heads: int
+) -> Iterator[list[int]]:
+    """Runs of wanted rows, each one's pages a prefix of the longest one's of its run."""
+    group: list[int] = []
+    longest = torch.empty(0, dtype=torch.int64)
+    for index in wanted:
+        pages = rows[index].pages
+        common = min(len(pages), len(longest))
+        tokens = min(max(len(pages), len(longest)) * PAGE_SIZE, TOKEN_BLOCK)
+        full = (len(group) + 1) * num_heads * tokens > ROW_BLOCK_ELEMENTS
+        if group and (full or not torch.equal(pages[:common], longest[:common])):
+            yield group
+            group, longest = [], pages
+        group.append(index)
+        longest = max(longest, pages, key=len)
+    if group:
+        yield group
+
+
+def _gather_tokens(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys (128, tokens) float64 and scales (tokens,) fp32 of whole pages."""
+    keys, scales = page_views(cache)
+    fp8 = keys[pages].flatten(0, 1).view(torch.float8_e4m3fn)
+    return fp8.double().t(), scales[pages].flatten()
+
+
+def _score(q: Tensor, weights: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
+    """Scores (rows, tokens) fp32 = scale * sum_h weights * relu(q . k).
+
+    INVARIANT: a token's score depends on its bytes alone, not on where it lies. The dot products
+    of e4m3 numbers are exact in float64 in any order (multiples of 2^-18 below 2^25: 43 bits), and
+    the head sum adds element-wise in head order; a BLAS product would not promise that order.
+    """
+    num_rows, num_heads, dim = q.shape
+    dots = torch.matmul(q.reshape(-1, dim), keys)  # (rows * H, tokens)
+    relu = dots.clamp_min_(0).float().view(num_rows, num_heads, -1)
+    total = torch.zeros(num_rows, relu.shape[-1])
+    for head in range(num_heads):
+        total += relu[:, head].mul_(weights[:, head, None])
+    return total.mul_(scales)

@@ -1,0 +1,204 @@
+"""Sparse MLA on the CPU: forward with an online softmax, backward from O and lse, tile by tile."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.gather import gather_rows
+from flashdsa.backends.cpu.tiling import Tile, query_tiles, spans
+
+
+def forward(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int,
+    sm_scale: float,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """O (S, H, d_v) in q's dtype and lse (S, H) in fp32 (fp64 for fp64 inputs).
+
+    Args:
+        q: (S, H, d_qk); kv: (S_kv, d_qk); indices: (S, topk) int32.
+        d_v: columns of kv that are V.
+        sm_scale: factor of the logits.
+        topk_length: (S,) int32 or None; attn_sink: (H,) or None.
+    """
+    num_queries, num_heads, d_qk = q.shape
+    topk = indices.shape[1]
+    dtype = _compute_dtype(q)
+    out = torch.zeros(num_queries, num_heads, d_v, dtype=q.dtype)
+    lse = torch.full((num_queries, num_heads), math.inf, dtype=dtype)
+    if kv.shape[0] == 0:
+        return out, lse
+    bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
+    for tile in query_tiles(num_queries, topk, bytes_per_key):
+        rows = slice(tile.first, tile.last)
+        acc, row_max, row_sum = _attend(
+            q[rows].to(dtype) * sm_scale,
+            kv,
+            indices[rows],
+            d_v,
+            None if topk_length is None else topk_length[rows],
+            tile,
+        )
+        empty = row_sum == 0
+        tile_lse = row_max + row_sum.log()  # -inf where the row is empty
+        acc /= row_sum.masked_fill(empty, 1)[..., None]
+        if attn_sink is not None:
+            kept = torch.sigmoid(tile_lse - attn_sink.to(dtype)).masked_fill(empty, 0)
+            acc *= kept[..., None]
+            # A sink of +inf takes everything: 0, also of values that are not finite.
+            acc.masked_fill_((attn_sink == math.inf)[:, None], 0)
+        out[rows] = acc.to(q.dtype)
+        lse[rows] = tile_lse.masked_fill(empty, math.inf)
+    return out, lse
+
+
+def _attend(
+    scaled_q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    d_v: int,
+    topk_length: Tensor | None,
+    tile: Tile,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile."""
+    queries, num_heads, _ = scaled_q.shape
+    row_max = scaled_q.new_full((queries, num_heads), -math.inf)
+    row_sum = scaled_q.new_zeros(queries, num_heads)
+    acc = scaled_q.new_zeros(queries, num_heads, d_v)
+    for first, last in spans(indices.shape[1], tile.k_block):
+        gathered = gather_rows(kv, indices[:, first:last], first, topk_length, scaled_q.dtype)
+        s = torch.bmm(scaled_q, gathered.rows.transpose(1, 2))  # (queries, H, keys)
+        if gathered.valid is not None:
+            s.masked_fill_(~gathered.valid[:, None], -math.inf)
+        new_max = torch.maximum(row_max, s.amax(-1))
+        # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp(-inf) = 0.
+        shift = new_max.masked_fill(new_max == -math.inf, 0)
+        p = s.sub_(shift[..., None]).exp_()
+        rescale = (row_max - shift).exp_()
+        row_sum = row_sum * rescale + p.sum(-1)
+        acc = acc.mul_(rescale[..., None]).baddbmm_(p, gathered.rows[..., :d_v])
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+def backward(  # noqa: PLR0913 - the operation has these operands
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink (H,) or empty.
+
+    With P = exp(s - lse'), lse' = logaddexp(lse, sink), delta = sum_d O dO:
+    dS = P (dP - delta) sm_scale, dQ = dS K, dKV = dS^T Q + [P^T dO, 0]  (FlashAttention-2,
+    section 3.2, with V the first columns of K). Always deterministic: tiles run in order.
+    """
+    del deterministic
+    num_queries, num_heads, d_qk = q.shape
+    d_v = dO.shape[-1]
+    dtype = _compute_dtype(q)
+    dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    dkv = torch.zeros(kv.shape[0], d_qk, dtype=dtype)
+    d_sink = torch.zeros(0 if attn_sink is None else num_heads, dtype=dtype)
+    if kv.shape[0] == 0:
+        return dq, dkv.to(dkv_dtype), d_sink
+    bytes_per_key = dtype.itemsize * (4 * num_heads + 2 * d_qk) + kv.element_size() * d_qk
+    for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key):
+        rows = slice(tile.first, tile.last)
+        tile_lse = lse[rows]
+        d_out = dO[rows].to(dtype)
+        delta = (O[rows].to(dtype) * d_out).sum(-1)
+        if attn_sink is not None:
+            tile_lse, tile_d_sink = _sink_backward(tile_lse, attn_sink, delta)
+            d_sink += tile_d_sink
+        # (queries, 2H, d_qk): q above dO padded with zeros, so that one product gives dK + [dV, 0].
+        q_and_do = torch.zeros(len(delta), 2 * num_heads, d_qk, dtype=dtype)
+        q_and_do[:, :num_heads] = q[rows]
+        q_and_do[:, num_heads:, :d_v] = d_out
+        dq[rows] = _backward_tile(
+            q_and_do,
+            d_v,
+            tile_lse,
+            delta,
+            kv,
+            indices[rows],
+            None if topk_length is None else topk_length[rows],
+            sm_scale,
+            dkv,
+            tile,
+        ).to(q.dtype)
+    return dq, dkv.to(dkv_dtype), d_sink
+
+
+def _backward_tile(
+    q_and_do: Tensor,
+    d_v: int,
+    lse: Tensor,
+    delta: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    topk_length: Tensor | None,
+    sm_scale: float,
+    dkv: Tensor,
+    tile: Tile,
+) -> Tensor:
+    """dQ (queries, H, d_qk) of one tile; its rows of dKV are added to `dkv`."""
+    queries, both_heads, d_qk = q_and_do.shape
+    num_heads = both_heads // 2
+    q = q_and_do[:, :num_heads].contiguous()
+    d_out = q_and_do[:, num_heads:, :d_v].contiguous()
+    dq = q.new_zeros(queries, num_heads, d_qk)
+    for first, last in spans(indices.shape[1], tile.k_block):
+        rows, row_ids, valid = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
+        keys_t = rows.transpose(1, 2)
+        ds_and_p = q.new_empty(queries, both_heads, last - first)
+        ds, p = ds_and_p[:, :num_heads], ds_and_p[:, num_heads:]
+        s = torch.bmm(q, keys_t).mul_(sm_scale)
+        torch.sub(s, lse[..., None], out=p).exp_()
+        if valid is not None:
+            p.masked_fill_(~valid[:, None], 0)
+        dp = torch.bmm(d_out, keys_t[:, :d_v])
+        torch.sub(dp, delta[..., None], out=ds).mul_(p).mul_(sm_scale)
+        if valid is not None:
+            ds.masked_fill_(~valid[:, None], 0)
+        dq.baddbmm_(ds, rows)
+        dkv_rows = torch.bmm(ds_and_p.transpose(1, 2), q_and_do)  # (queries, keys, d_qk)
+        if valid is None:
+            dkv.index_add_(0, row_ids.reshape(-1), dkv_rows.view(-1, d_qk))
+        else:
+            # INVARIANT: only rows that a valid slot names are added to; 0 * Inf stays out.
+            dkv.index_add_(0, row_ids[valid], dkv_rows[valid])
+    return dq
+
+
+def _sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """lse' = logaddexp(lse, sink) (queries, H), and the tile's d_sink (H,).
+
+    The sink's share exp(sink - lse') is inf - inf for a sink of +inf and for rows without a valid
+    key (lse = +inf); there delta is 0, hence the contribution too.
+    """
+    sink = attn_sink.to(lse.dtype)
+    with_sink = torch.logaddexp(lse, sink.expand_as(lse))
+    share = (sink - with_sink).exp_()
+    nothing = (lse == math.inf) | (sink.abs() == math.inf)
+    return with_sink, -(share * delta).masked_fill_(nothing, 0).sum(0)
+
+
+def _compute_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -1,0 +1,37 @@
+"""How much of a problem the CPU backend works on at once, so that its workspace stays bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+WORKSPACE_BYTES = 48 * 2**20
+"""Aim for the temporaries of one tile; a single query with one key block may exceed it.
+
+Measured on 2 cores: from 24 to 96 MiB the forward's time changes by less than 5%.
+"""
+MAX_K_BLOCK = 2048
+"""Keys of one query that are gathered at once: DSA's topk, so that its softmax is one pass."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries [`first`, `last`) and the number of their keys worked on at once."""
+
+    first: int
+    last: int
+    k_block: int
+
+
+def query_tiles(num_queries: int, topk: int, bytes_per_key: int) -> Iterator[Tile]:
+    """Cut `num_queries` queries of `topk` keys, each key needing `bytes_per_key` of workspace."""
+    k_block = max(1, min(topk, MAX_K_BLOCK))
+    queries = max(1, WORKSPACE_BYTES // (k_block * bytes_per_key))
+    for first in range(0, num_queries, queries):
+        yield Tile(first, min(first + queries, num_queries), k_block)
+
+
+def spans(length: int, step: int) -> Iterator[tuple[int, int]]:
+    """[first, last) spans of at most `step` that cover `length`."""
+    for first in range(0, length, step):
+        yield first, min(first + step, length)

@@ -1,0 +1,65 @@
+"""Exact top-k of fp32 scores: one unique integer key a position, so that no tie is left."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentValueError
+
+_INT32_MAX = 2**31 - 1
+_NAN_KEY = -(2**31)
+"""Below the key of -inf: NaN ranks last."""
+_POSITION_MASK = 2**32 - 1
+_NEVER = torch.iinfo(torch.int64).min
+"""Key of positions that must not be selected; below every key of a score."""
+
+
+def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) -> Tensor:
+    """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
+
+    Args:
+        scores: (B, max_len) fp32; entries at or beyond a row's length are ignored.
+        lengths: (B,) int32 in [0, max_len].
+        topk: width of the result.
+        sorted: descending score (ties by position); otherwise ascending position.
+
+    Raises:
+        ArgumentValueError: a length is negative or exceeds max_len.
+    """
+    max_len = scores.shape[1]
+    bad = (lengths < 0) | (lengths > max_len)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise ArgumentValueError(
+            f"lengths: expected values in [0, {max_len}] (the width of scores); "
+            f"got lengths[{row}] = {int(lengths[row])}"
+        )
+    out = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
+    for row, length in enumerate(lengths.tolist()):
+        chosen = select(scores[row, :length], None, topk, sorted=sorted)
+        out[row, : len(chosen)] = chosen.to(torch.int32)
+    return out
+
+
+def select(scores: Tensor, selectable: Tensor | None, topk: int, *, sorted: bool) -> Tensor:
+    """Positions (int64) of the best `topk` of `scores` (n,), fewer where fewer are `selectable`."""
+    count = len(scores) if selectable is None else int(selectable.sum())
+    keys = _ranking_keys(scores)
+    if selectable is not None:
+        keys = keys.masked_fill(~selectable, _NEVER)
+    chosen = keys.topk(min(topk, count), sorted=sorted).indices
+    return chosen if sorted else chosen.sort().values
+
+
+def _ranking_keys(scores: Tensor) -> Tensor:
+    """Unique int64 keys (n,): greater means better.
+
+    High half: the score's bits as a monotone signed integer (-0 folded into +0, NaN lowest).
+    Low half: the complement of the position, so that of equal scores the smallest position wins.
+    """
+    bits = (scores + 0.0).view(torch.int32)
+    monotone = torch.where(bits < 0, bits ^ _INT32_MAX, bits)
+    monotone = monotone.masked_fill(scores.isnan(), _NAN_KEY).long()
+    positions = torch.arange(len(scores))
+    return (monotone << 32) | (_POSITION_MASK - positions)

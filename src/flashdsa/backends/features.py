@@ -1,0 +1,105 @@
+"""What an implementation can do, as data: integer sets and flags to hold a Problem against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flashdsa.problem import Problem
+
+
+class IntSet(Protocol):
+    """A set of integers that prints itself for people."""
+
+    def __contains__(self, value: object) -> bool: ...
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Every integer from `low` on."""
+
+    low: int
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and value >= self.low
+
+    def __str__(self) -> str:
+        return f">= {self.low}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The listed integers."""
+
+    values: tuple[int, ...]
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return ", ".join(str(value) for value in self.values)
+
+
+@dataclass(frozen=True)
+class MultipleOf:
+    """The positive multiples of `step`."""
+
+    step: int
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and value > 0 and value % self.step == 0
+
+    def __str__(self) -> str:
+        return f"multiples of {self.step}"
+
+
+ANY = AtLeast(1)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an implementation cannot serve a call: the feature, what it has, what is needed."""
+
+    feature: str
+    supported: str = ""
+    wanted: str = ""
+
+    def __str__(self) -> str:
+        if not self.wanted:
+            return f"{self.feature}: needed, not there"
+        return f"{self.feature}: needs {self.wanted}, has {self.supported}"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Everything that an implementation can do. `missing` lists what a call needs beyond it."""
+
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    num_heads: IntSet = field(default=ANY)
+    d_qk: IntSet = field(default=ANY)
+    d_v: IntSet = field(default=ANY)
+    topk: IntSet = field(default=ANY)
+    attn_sink: bool = False
+    topk_length: bool = False
+    deterministic: bool = False
+    sorted: bool = False
+
+    def missing(self, problem: Problem) -> Iterator[Reason]:
+        """Each feature that `problem` needs and this set lacks."""
+        for name, wanted, choices in (
+            ("device", problem.device, self.devices),
+            ("dtype", problem.dtype, self.dtypes),
+        ):
+            if wanted not in choices:
+                yield Reason(name, " or ".join(choices), wanted)
+        for name in ("num_heads", "d_qk", "d_v", "topk"):
+            size: int | None = getattr(problem, name)
+            supported: IntSet = getattr(self, name)
+            if size is not None and size not in supported:
+                yield Reason(name, str(supported), str(size))
+        for name in ("attn_sink", "topk_length", "deterministic", "sorted"):
+            if getattr(problem, name) and not getattr(self, name):
+                yield Reason(name)

@@ -1,0 +1,137 @@
+"""The table of implementations and the choice among them: explicit, or automatic and said once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from flashdsa.backends.features import Features, Reason
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.problem import Operation, Problem
+from flashdsa.settings import BACKENDS, Settings
+
+logger = logging.getLogger("flashdsa.dispatch")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One operation on one backend: where its code is and what it can do.
+
+    `entry` is "module:function"; the module is imported at the first call, so that listing the
+    table never imports a compiler. Of the implementations that can serve, `auto` takes the one
+    with the highest `priority`.
+    """
+
+    operation: Operation
+    backend: str
+    entry: str
+    features: Features
+    priority: int = 0
+
+    def reasons_against(self, problem: Problem) -> list[Reason]:
+        """Why it cannot serve `problem`; empty when it can."""
+        return list(self.features.missing(problem))
+
+    def load(self) -> Callable[..., Any]:
+        """The function that serves the operation."""
+        return _load(self.entry)
+
+
+@cache
+def _load(entry: str) -> Callable[..., Any]:
+    module, _, function = entry.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    return loaded
+
+
+class Registry:
+    """Implementations in the order of their registration."""
+
+    def __init__(self) -> None:
+        self._implementations: list[Implementation] = []
+        self._announced: set[tuple[Operation, str]] = set()
+
+    def register(self, implementation: Implementation) -> None:
+        """Add one; an operation has at most one implementation a backend and entry."""
+        if implementation.backend not in BACKENDS[1:]:
+            raise ArgumentValueError(
+                f"backend: expected one of {', '.join(BACKENDS[1:])}; "
+                f"got {implementation.backend!r}"
+            )
+        self._implementations.append(implementation)
+
+    def implementations(self, operation: Operation | None = None) -> list[Implementation]:
+        """All implementations, or those of one operation."""
+        return [i for i in self._implementations if operation in (None, i.operation)]
+
+    def select(self, problem: Problem, backend: str = "auto") -> Implementation:
+        """The implementation that serves `problem`.
+
+        Args:
+            problem: what the call needs.
+            backend: a backend's name, or "auto" (then FLASHDSA_BACKEND decides, if set).
+
+        Raises:
+            ArgumentValueError: no such backend.
+            UnsupportedError: the named backend, or with "auto" every backend, lacks a feature.
+        """
+        backend = resolve_backend(backend)
+        candidates = self.implementations(problem.operation)
+        if backend != "auto":
+            named = [i for i in candidates if i.backend == backend]
+            return self._best(named, problem, f"backend {backend!r}")
+        chosen = self._best(candidates, problem, "no backend")
+        self._announce(chosen, problem)
+        return chosen
+
+    def _best(self, candidates: list[Implementation], problem: Problem, who: str) -> Implementation:
+        able = [i for i in candidates if not i.reasons_against(problem)]
+        if able:
+            return max(able, key=lambda i: i.priority)
+        operation = problem.operation.value
+        if not candidates:
+            have = sorted({i.backend for i in self.implementations(problem.operation)})
+            raise UnsupportedError(
+                f"{operation}: {who} has no implementation of it in this version; "
+                f"available: {', '.join(have) or 'none'}"
+            )
+        why = "; ".join(
+            f"{i.backend}: " + ", ".join(str(reason) for reason in i.reasons_against(problem))
+            for i in candidates
+        )
+        raise UnsupportedError(f"{operation}: {who} cannot serve this call. {why}")
+
+    def _announce(self, chosen: Implementation, problem: Problem) -> None:
+        key = (problem.operation, chosen.backend)
+        if key in self._announced:
+            return
+        self._announced.add(key)
+        others = [i for i in self.implementations(problem.operation) if i is not chosen]
+        passed_over = "; ".join(
+            f"{i.backend} passed over ({reasons[0] if reasons else 'lower priority'})"
+            for i in others
+            for reasons in [i.reasons_against(problem)]
+        )
+        logger.info(
+            "%s: auto chose backend %r for %s tensors of dtype %s%s",
+            problem.operation.value,
+            chosen.backend,
+            problem.device,
+            problem.dtype,
+            f"; {passed_over}" if passed_over else "",
+        )
+
+
+def resolve_backend(backend: str) -> str:
+    """`backend`, or where it is "auto" what FLASHDSA_BACKEND says.
+
+    Raises:
+        ArgumentValueError: no such backend.
+    """
+    if backend not in BACKENDS:
+        raise ArgumentValueError(f"backend: expected one of {', '.join(BACKENDS)}; got {backend!r}")
+    return Settings.from_environment().backend if backend == "auto" else backend

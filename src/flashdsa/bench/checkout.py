@@ -1,0 +1,43 @@
+"""Where the running source comes from: the git checkout, its commit, whether it was changed."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path("benchmarks") / "results"
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A git checkout of this project. `commit` is None before the first commit."""
+
+    root: Path
+    commit: str | None
+    dirty: bool
+
+    def as_dict(self) -> dict[str, str | bool | None]:
+        """JSON-ready data, without the path: it says nothing on another machine."""
+        return {"commit": self.commit, "dirty": self.dirty}
+
+
+def find_checkout() -> Checkout | None:
+    """The checkout that the imported flashdsa lies in; None for an installed copy."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists() or not (root / "benchmarks").is_dir():
+        return None
+    # Result files do not change what was measured, so they do not make a checkout dirty.
+    status = _git(root, "status", "--porcelain", "--", ".", f":!{RESULTS}")
+    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    return Checkout(root, commit or None, dirty=bool(status) or commit is None)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Output of a git command; None where it fails."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

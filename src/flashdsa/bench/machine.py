@@ -1,0 +1,126 @@
+"""What machine this is: CPU, memory, GPUs, clocks; as plain data for reports."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One CUDA device as torch sees it; the clocks come from nvidia-smi where it is there."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    sm_clock_mhz: int | None = None
+    max_sm_clock_mhz: int | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware under a measurement. Unknown values are None."""
+
+    cpu: str
+    logical_cores: int
+    physical_cores: int | None
+    memory_bytes: int
+    cpu_clock_mhz: int | None
+    system: str
+    gpus: tuple[Gpu, ...]
+
+    def slug(self) -> str:
+        """A folder name for this machine: its GPUs if it has any, else its CPU and cores."""
+        name = f"{len(self.gpus)}x-{self.gpus[0].name}" if self.gpus else self.cpu
+        name = name.removeprefix("1x-")
+        words = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
+        return words if self.gpus else f"{words}-{self.logical_cores}c"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready data."""
+        return asdict(self)
+
+
+def describe_machine() -> Machine:
+    """This machine. Imports torch, to ask it for GPUs."""
+    return Machine(
+        cpu=_cpu_name(),
+        logical_cores=os.cpu_count() or 1,
+        physical_cores=_physical_cores(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpu_clock_mhz=_cpu_clock_mhz(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        gpus=_gpus(),
+    )
+
+
+def _cpu_name() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", _cpuinfo_text(), re.MULTILINE)
+    if match:
+        return " ".join(match.group(1).split())
+    module = _optional("cpuinfo")  # ARM has no "model name" line; py-cpuinfo knows the parts
+    brand = module.get_cpu_info().get("brand_raw") if module else None
+    return str(brand or platform.processor() or platform.machine())
+
+
+def _cpu_clock_mhz() -> int | None:
+    match = re.search(r"^cpu MHz\s*:\s*([\d.]+)$", _cpuinfo_text(), re.MULTILINE)
+    return round(float(match.group(1))) if match else None
+
+
+def _cpuinfo_text() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _physical_cores() -> int | None:
+    module = _optional("psutil")
+    count = module.cpu_count(logical=False) if module else None
+    return int(count) if count else None
+
+
+def _optional(name: str) -> Any:
+    """A module of the [bench] extra, or None where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    clocks = _gpu_clocks_mhz()
+    found = []
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        now, highest = clocks[i] if i < len(clocks) else (None, None)
+        capability = (properties.major, properties.minor)
+        found.append(Gpu(properties.name, capability, properties.total_memory, now, highest))
+    return tuple(found)
+
+
+def _gpu_clocks_mhz() -> list[tuple[int | None, int | None]]:
+    """(current, highest) SM clock of every GPU, by nvidia-smi; empty where it fails."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.max.sm", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(",") for line in done.stdout.splitlines() if "," in line]
+    return [(_int_or_none(now), _int_or_none(highest)) for now, highest in rows]
+
+
+def _int_or_none(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None

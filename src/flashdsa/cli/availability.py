@@ -1,0 +1,91 @@
+"""Which backend can run on this machine, and why the others cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashdsa.errors import UnsupportedError
+from flashdsa.problem import Operation
+from flashdsa.settings import BACKENDS
+
+if TYPE_CHECKING:
+    from flashdsa.backends.registry import Implementation
+    from flashdsa.bench.machine import Machine
+
+CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
+"""CUDA compute capability that a backend's kernels are built for."""
+NOT_IMPLEMENTED = "has no implementation in this version"
+
+
+def reason_against(backend: str, machine: Machine) -> str | None:
+    """Why no implementation of `backend` could run here; None where one could."""
+    wanted = CAPABILITY.get(backend)
+    if wanted is None:
+        return None
+    if any(gpu.capability == wanted for gpu in machine.gpus):
+        return None
+    found = ", ".join(f"{g.name} ({g.capability[0]}.{g.capability[1]})" for g in machine.gpus)
+    return f"needs a GPU of compute capability {wanted[0]}.{wanted[1]}; found {found or 'no GPU'}"
+
+
+def require_runnable(backend: str) -> None:
+    """Nothing where `backend` can run here.
+
+    Raises:
+        UnsupportedError: it has no implementation, or the machine lacks its device.
+    """
+    from flashdsa.backends.catalog import registry
+    from flashdsa.bench.machine import describe_machine
+
+    if all(known.backend != backend for known in registry.implementations()):
+        available = sorted({known.backend for known in registry.implementations()})
+        raise UnsupportedError(
+            f"backend {backend!r} {NOT_IMPLEMENTED}; available: {', '.join(available)}"
+        )
+    reason = reason_against(backend, describe_machine())
+    if reason:
+        raise UnsupportedError(f"backend {backend!r} cannot run on this machine: {reason}")
+
+
+def implementation_rows(machine: Machine) -> list[dict[str, object]]:
+    """One row per operation and backend: its features, or that there is none; whether it runs."""
+    from flashdsa.backends.catalog import registry
+
+    rows: list[dict[str, object]] = []
+    for operation in Operation:
+        known = registry.implementations(operation)
+        for backend in BACKENDS[1:]:
+            named = [i for i in known if i.backend == backend]
+            rows += [_row(operation, backend, i, machine) for i in named or (None,)]
+    return rows
+
+
+def _row(
+    operation: Operation, backend: str, implementation: Implementation | None, machine: Machine
+) -> dict[str, object]:
+    reasons = [reason_against(backend, machine)]
+    features: dict[str, object] | None = None
+    if implementation is None:
+        reasons.insert(0, NOT_IMPLEMENTED)
+    else:
+        has = implementation.features
+        features = {
+            "dtypes": list(has.dtypes),
+            "num_heads": str(has.num_heads),
+            "d_qk": str(has.d_qk),
+            "d_v": str(has.d_v),
+            "topk": str(has.topk),
+            "attn_sink": has.attn_sink,
+            "topk_length": has.topk_length,
+            "deterministic": has.deterministic,
+            "sorted": has.sorted,
+        }
+    why_not = [reason for reason in reasons if reason]
+    return {
+        "operation": operation.value,
+        "backend": backend,
+        "implemented": implementation is not None,
+        "runs_here": not why_not,
+        "why_not": why_not,
+        "features": features,
+    }

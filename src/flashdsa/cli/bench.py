@@ -1,0 +1,134 @@
+"""`flashdsa bench`: speed and memory of the operations, as JSON and a chart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flashdsa.cli.console import json_option, new_console, new_table, progress_bar
+from flashdsa.settings import BACKENDS
+
+if TYPE_CHECKING:
+    from flashdsa.bench.result import BenchResult
+
+TARGETS = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk", "memory", "all")
+DTYPES = ("float32", "bfloat16", "float64")
+_SIZE = click.IntRange(min=1)
+_MIB = 1 << 20
+
+
+@click.command()
+@click.argument("target", type=click.Choice(TARGETS), default="all")
+@click.option("--s", "s", type=_SIZE, default=16, show_default=True, help="Queries (batch rows).")
+@click.option("--s-kv", "s_kv", type=_SIZE, default=8192, show_default=True, help="Keys.")
+@click.option("--h", "h", type=_SIZE, default=128, show_default=True, help="Attention heads.")
+@click.option("--topk", type=_SIZE, default=2048, show_default=True, help="Keys a query selects.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    help="Of q and kv.  [default: float32 for times, bfloat16 for memory]",
+)
+@click.option("--repeats", type=_SIZE, default=7, show_default=True, help="Samples of each time.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS[1:]),
+    default="cpu",
+    show_default=True,
+    help="Which implementation to time.",
+)
+@click.option("--quick", is_flag=True, help="Small sizes, 3 repeats: does it work at all?")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="A .json file or a folder.  [default: benchmarks/results/<machine>/ in a checkout, "
+    "./out/ elsewhere]",
+)
+@json_option
+def bench(
+    target: str, quick: bool, out: Path | None, backend: str, as_json: bool, **choices: Any
+) -> None:
+    """Measure speed and memory; write JSON and a chart (PNG) beside it.
+
+    TARGET is one operation, "memory", or "all" (the default).
+
+    Each operation is timed in turns with a ceiling: what the same machine reaches in the same run
+    on the plainest code of its kind. For attention and the indexer that is torch.matmul of
+    128x576x2048 in fp32, for top-k one reading of the scores. benchmarks/README.md tells more.
+
+    \b
+    Columns
+      ms, p10, p90      milliseconds of one call: median, 10th and 90th percentile of the repeats
+      rate              work over the median; useful work only, as the formulas in the README count
+      ceiling           the ceiling's rate in the same run
+      of it             rate / ceiling
+      extra             peak resident memory beyond inputs and outputs, each call in a new process
+
+    \b
+    Examples
+      flashdsa bench --quick
+      flashdsa bench sparse_mla_fwd --s 16 --s-kv 8192 --h 128 --topk 2048
+      flashdsa bench memory              does the peak stay flat when S grows?
+      flashdsa bench all --out out/mine.json
+    """
+    from flashdsa.bench.chart import draw_chart
+    from flashdsa.bench.result import write_result
+    from flashdsa.bench.runner import result_path, run_bench
+    from flashdsa.cli.availability import require_runnable
+
+    require_runnable(backend)
+    options = _options(target, quick, backend=backend, **choices)
+    with progress_bar() as on_progress:
+        result = run_bench(options, on_progress)
+    path = result_path(result, target, out)
+    write_result(result, path)
+    chart = path.with_suffix(".png")
+    draw_chart(result, chart)
+    if as_json:
+        click.echo(result.to_json(), nl=False)
+        return
+    _print_result(result)
+    click.echo(f"result: {path}\nchart:  {chart}")
+
+
+def _options(
+    target: str, quick: bool, repeats: int, backend: str, dtype: str | None, **sizes: int
+) -> Any:
+    from flashdsa.bench.cases import Shape
+    from flashdsa.bench.runner import BenchOptions
+
+    shape = Shape(dtype=dtype or "float32", **sizes)
+    options = BenchOptions(target, shape, repeats, backend, memory_dtype=dtype or "bfloat16")
+    return options.quick() if quick else options
+
+
+def _print_result(result: BenchResult) -> None:
+    console = new_console()
+    if result.rows:
+        table = new_table(
+            f"Speed, {result.threads} threads",
+            [("operation", "left"), ("problem", "left")]
+            + [(h, "right") for h in ("ms", "p10", "p90", "rate", "ceiling", "of it")],
+        )
+        for row in result.rows:
+            seconds = (row.seconds_median, row.seconds_p10, row.seconds_p90)
+            times = [f"{1e3 * value:.3g}" for value in seconds]
+            rates = [f"{row.rate:.1f} {row.unit}", f"{row.ceiling_rate:.1f}", f"{row.ratio:.2g}"]
+            table.add_row(row.op, _sizes(row.problem), *times, *rates)
+        console.print(table)
+    if result.memory:
+        headings = ("inputs", "outputs", "extra")
+        table = new_table(
+            "Peak memory in MiB",
+            [("operation", "left"), ("problem", "left")] + [(h, "right") for h in headings],
+        )
+        for used in result.memory:
+            counts = (used.input_bytes, used.output_bytes, used.extra_peak_bytes)
+            mib = [f"{count / _MIB:.1f}" for count in counts]
+            table.add_row(used.op, _sizes(used.problem), *mib)
+        console.print(table)
+
+
+def _sizes(problem: dict[str, int | str]) -> str:
+    return " ".join(str(v) if k == "dtype" else f"{k}={v}" for k, v in problem.items())

@@ -1,0 +1,112 @@
+"""`flashdsa check`: errors of a backend against the float64 reference, on fresh random inputs."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from flashdsa.cli.console import json_option, new_console, new_table, print_json, progress_bar
+from flashdsa.problem import Operation
+from flashdsa.settings import BACKENDS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from flashdsa.verify.check import CheckRow
+
+OPERATIONS = ("sparse_mla", *(operation.value for operation in Operation))
+"""What run_checks knows, kept here so that --help needs no torch."""
+
+
+@click.command()
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS[1:]),
+    default="cpu",
+    show_default=True,
+    help="Which implementation to check.",
+)
+@click.option(
+    "--operation",
+    "operations",
+    multiple=True,
+    type=click.Choice(OPERATIONS),
+    help="Check only this operation; may be repeated.  [default: all]",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: a fresh one]")
+@json_option
+def check(backend: str, operations: tuple[str, ...], seed: int | None, as_json: bool) -> None:
+    """Check every operation against a plain float64 reference on random inputs.
+
+    The seed is fresh each time and printed, so that a failure can be repeated. Exit code 1 if
+    any row is over its limit.
+
+    \b
+    Columns
+      case     which inputs: sizes, dtype, and the special values planted
+      output   which result of the operation
+      error    how far it is from float64: of the whole output, or of the worst row or element
+               where other rules apply; 0 where the answer must be exact (index sets, bytes)
+      limit    what the contract allows
+      of it    error / limit
+
+    \b
+    Examples
+      flashdsa check --backend cpu
+      flashdsa check --operation mla_bwd --operation sparse_mla_fwd
+      flashdsa check --seed 12345
+    """
+    from flashdsa.cli.availability import require_runnable
+    from flashdsa.verify.check import run_checks
+
+    require_runnable(backend)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    with progress_bar() as on_progress:
+        rows = run_checks(
+            backend=backend, operations=operations or None, seed=seed, on_progress=on_progress
+        )
+    failed = sum(not row.passed for row in rows)
+    if as_json:
+        document = {"backend": backend, "seed": seed, "failed": failed}
+        print_json(document | {"rows": [asdict(row) for row in rows]})
+    else:
+        _print_rows(rows, backend, seed, failed)
+    if failed:
+        raise SystemExit(1)
+
+
+def _print_rows(rows: list[CheckRow], backend: str, seed: int, failed: int) -> None:
+    console = new_console()
+    console.print(f"Backend {backend} against float64, seed {seed}\n")
+    for operation in dict.fromkeys(row.operation for row in rows):
+        console.print(_operation_table(operation, [r for r in rows if r.operation == operation]))
+    for row in rows:
+        if not row.passed:
+            click.echo(f"{row.operation}, {row.case}: {row.message}")
+    if failed:
+        again = f"flashdsa check --backend {backend} --seed {seed}"
+        click.echo(f"{failed} of {len(rows)} failed; repeat with: {again}")
+    else:
+        click.echo(f"all {len(rows)} within their limits")
+
+
+def _operation_table(operation: str, rows: list[CheckRow]) -> Table:
+    headings = [("case", "left"), ("output", "left")]
+    headings += [(h, "right") for h in ("error", "limit", "of it", "seconds", "")]
+    table = new_table(operation, headings)
+    before = ""
+    for row in rows:
+        same_case, before = row.case == before, row.case
+        table.add_row(
+            "" if same_case else row.case,
+            row.output,
+            f"{row.error:.1e}",
+            f"{row.limit:.1e}",
+            f"{row.error / row.limit:.2f}" if row.limit else "exact",
+            "" if same_case else f"{row.seconds:.2f}",
+            "[green]ok[/]" if row.passed else "[bold red]FAILED[/]",
+        )
+    return table

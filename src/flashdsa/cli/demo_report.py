@@ -1,0 +1,113 @@
+"""The demo's result as text: what was done, losses, captured mass, errors, examples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashdsa.cli.console import new_console, new_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flashdsa.demo import DemoResult
+
+
+def print_report(result: DemoResult) -> None:
+    """Print everything, in the order in which it happened."""
+    console = new_console()
+    _print_set_up(console, result)
+    _print_losses(console, result)
+    _print_captured_mass(console, result)
+    _print_differences(console, result)
+    _print_errors(console, result)
+    _print_examples(console, result)
+    console.print(f"picture: {result.picture}", soft_wrap=True)
+
+
+def _print_set_up(console: Console, result: DemoResult) -> None:
+    options = result.options
+    sizes = f"{result.train_bytes / 1e3:.0f} kB to train, {result.held_out_bytes / 1e3:.0f} kB held"
+    console.print("[bold]DeepSeek Sparse Attention on real text[/]")
+    console.print(f"  text    {', '.join(result.text_sources)} ({sizes} out)")
+    console.print(
+        f"  layer   {options.num_heads} heads, q and kv of 576 columns, V the first 512 of kv; "
+        "indexer of 64 heads x 128"
+    )
+    console.print(
+        f"  sparse  each query selects {options.topk} of {options.smallest_context} to "
+        f"{options.window} keys"
+    )
+    console.print(f"  took    {result.seconds:.0f} s for {len(result.steps)} training steps\n")
+
+
+def _print_losses(console: Console, result: DemoResult) -> None:
+    headings = [("", "left"), ("sparse", "right"), ("dense, same weights", "right")]
+    table = new_table("Loss on held-out text, nats per byte", headings)
+    for label, record in (("before training", result.before), ("after training", result.after)):
+        table.add_row(label, f"{record.sparse_loss:.3f}", f"{record.dense_loss:.3f}")
+    console.print(table)
+
+
+def _print_captured_mass(console: Console, result: DemoResult) -> None:
+    choices = ("indexer", "recent", "random", "best")
+    titles = ("the indexer's", "the newest", "random", "best possible")
+    table = new_table(
+        f"Share of dense attention that {result.options.topk} selected keys hold",
+        [("", "left"), *((title, "right") for title in titles)],
+    )
+    for label, record in (("before training", result.before), ("after training", result.after)):
+        shares = [getattr(record.captured, choice) for choice in choices]
+        table.add_row(label, *(f"{share:.1%}" for share in shares))
+    console.print(table)
+
+
+def _print_differences(console: Console, result: DemoResult) -> None:
+    headings = [("output", "left"), ("largest", "right"), ("relative", "right")]
+    table = new_table("Difference of sparse from dense attention, trained weights", headings)
+    for row in result.differences:
+        table.add_row(row.output, f"{row.max_abs:.1e}", f"{row.relative:.1e}")
+    console.print(table)
+
+
+def _print_errors(console: Console, result: DemoResult) -> None:
+    names = ("relative error", "limit", "worst row", "limit", "")
+    headings = [(name, "left") for name in ("operation", "output", "dtype")]
+    headings += [(name, "right") for name in names]
+    table = new_table("Errors against float64, on the trained layer's tensors", headings)
+    for row in result.errors:
+        table.add_row(
+            row.operation,
+            row.output,
+            row.dtype,
+            f"{row.relative_error:.1e}",
+            _limit(row.relative_limit),
+            f"{row.worst_row:.1e}",
+            _limit(row.worst_row_limit),
+            "[green]ok[/]" if row.passed else "[bold red]FAILED[/]",
+        )
+    console.print(table)
+
+
+def _limit(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _print_examples(console: Console, result: DemoResult) -> None:
+    """Held-out queries and the far key that each attended to most; text is printed escaped."""
+    if not result.examples:
+        return
+    headings = [("the query reads", "left"), ("looks back at", "left"), ("followed by", "left")]
+    headings += [("bytes back", "right"), ("weight", "right")]
+    table = new_table("Where queries look far back", headings)
+    for example in result.examples:
+        texts = (example.query_text, example.key_text, example.followed_by)
+        table.add_row(
+            *(_quoted(text) for text in texts), str(example.distance), f"{example.attention:.0%}"
+        )
+    console.print(table)
+
+
+def _quoted(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(repr(text))

@@ -1,0 +1,88 @@
+"""The entry point `flashdsa`: its commands, its version, and errors as one line."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from typing import IO, Any
+
+import click
+
+from flashdsa.cli.bench import bench
+from flashdsa.cli.check import check
+from flashdsa.cli.demo import demo
+from flashdsa.cli.info import info
+from flashdsa.errors import FlashDsaError
+
+
+class OneLineError(click.ClickException):
+    """An error that the user can act on: one line on stderr, exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Write the line."""
+        click.echo(f"flashdsa: error: {self.format_message()}", file=file or sys.stderr)
+
+
+class FlashDsaGroup(click.Group):
+    """A group whose commands may raise the library's errors."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; show an error that explains itself as one line."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of a pipe went away; click ends quietly
+                raise
+            raise OneLineError(str(error)) from error
+        except (FlashDsaError, ValueError) as error:
+            raise OneLineError(" ".join(str(error).split())) from error
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import flashdsa
+
+        click.echo(f"flashdsa {flashdsa.__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=FlashDsaGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log to stderr, e.g. which backend was chosen.")
+def cli(verbose: bool) -> None:
+    """DeepSeek Sparse Attention: sparse MLA forward and backward, fp8 top-k indexer.
+
+    \b
+    Start with:
+      flashdsa demo      train a small model with sparse attention on real text (about 1 minute)
+      flashdsa info      what this machine can run, and why not the rest
+      flashdsa check     errors of every operation against float64, on fresh random inputs
+      flashdsa bench     speed and memory, as JSON and a chart
+
+    Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
+    0 done, 1 a check failed, 2 wrong input or something this machine cannot do.
+    """
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+
+
+for command in (demo, info, check, bench):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    cli(prog_name="flashdsa")

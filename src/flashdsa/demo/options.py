@@ -1,0 +1,64 @@
+"""What a demo run is asked to do: the sizes and places a user may choose, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Choices of one run; the defaults take a little over a minute on two CPU cores.
+
+    Each training window has `window` bytes; its last `num_queries` positions are the queries, so
+    every query's context is at least `window - num_queries + 1` bytes, out of which it selects
+    `topk`. `batch` windows share one pool of pages.
+    """
+
+    steps: int = 200
+    window: int = 1280
+    num_queries: int = 256
+    topk: int = 256
+    num_heads: int = 4
+    batch: int = 1
+    seed: int = 0
+    learning_rate: float = 3e-3
+    eval_every: int = 25
+    eval_windows: int = 4
+    picture: Path = Path("out/demo.png")
+    backend: str = "auto"
+    device: str = "cpu"
+
+    @property
+    def smallest_context(self) -> int:
+        """Bytes that the first query of a window can see, itself included."""
+        return self.window - self.num_queries + 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the option, what was expected, and what came."""
+        object.__setattr__(self, "picture", Path(self.picture))
+        counts = ("steps", "window", "num_queries", "topk", "num_heads", "batch")
+        for name in (*counts, "eval_every", "eval_windows"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name}: expected an integer >= 1, got {value}")
+        if self.num_queries > self.window:
+            raise ValueError(
+                f"num_queries: expected at most window = {self.window}, got {self.num_queries}"
+            )
+        if self.topk >= self.smallest_context:
+            raise ValueError(
+                f"topk: expected less than the smallest context, window - num_queries + 1 = "
+                f"{self.smallest_context}, so that queries really select; got {self.topk}"
+            )
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
+        if self.picture.suffix not in PICTURE_SUFFIXES:
+            raise ValueError(
+                f"picture: expected a name ending in {', '.join(PICTURE_SUFFIXES)}, "
+                f"got {str(self.picture)!r}"
+            )
+        if self.picture.is_dir():
+            raise ValueError(f"picture: expected a file name, got the folder {str(self.picture)!r}")

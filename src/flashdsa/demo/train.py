@@ -1,0 +1,117 @@
+"""Training: the language-model loss through the sparse op, the indexer by its own KL loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flashdsa.demo.attention import SparseOutput, dense_probabilities, run_sparse
+from flashdsa.demo.indexer import LightningIndexer, index_scores
+from flashdsa.demo.model import ByteModel
+from flashdsa.demo.options import DemoOptions
+from flashdsa.demo.paging import PagePool
+
+# Queries per window and step whose dense attention teaches the indexer.
+KL_QUERIES = 32
+WARM_UP_STEPS = 10
+FINAL_LEARNING_RATE = 0.1  # of the peak, reached at the last step
+BETAS = (0.9, 0.98)
+WEIGHT_DECAY = 0.01
+MAX_GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """Losses of one step: nats per byte, and nats of the indexer's divergence."""
+
+    language: float
+    indexer: float
+
+
+def sample_windows(
+    text: Tensor, batch: int, window: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random windows of text [n] uint8: inputs and next bytes, both [batch, window] int64."""
+    starts = torch.randint(len(text) - window, (batch, 1), generator=generator)
+    return cut_windows(text, starts, window)
+
+
+def cut_windows(text: Tensor, starts: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """The windows that begin at starts [batch, 1], and the byte that follows each position."""
+    spans = text[starts + torch.arange(window + 1)].long()  # [batch, window + 1]
+    return spans[:, :-1], spans[:, 1:]
+
+
+def language_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean nats per byte of logits [batch, S, 256] on the last S of targets [batch, T]."""
+    wanted = targets[:, -logits.shape[1] :]
+    return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+def indexer_loss(output: SparseOutput, rows: Tensor) -> Tensor:
+    """KL(dense attention summed over heads || softmax of the index scores), mean over `rows` [n].
+
+    Over every visible key, as in the dense warm-up of DeepSeek-V3.2.
+    """
+    with torch.no_grad():
+        target = dense_probabilities(output.projections, rows).mean(dim=1)  # [batch, n, T]
+    scores = index_scores(output.index_inputs, rows)
+    scores = scores.masked_fill(_future(output, rows), torch.finfo(scores.dtype).min)
+    log_prediction = scores.log_softmax(dim=-1)
+    divergence = functional.kl_div(log_prediction, target, reduction="none").sum(dim=-1)
+    return divergence.mean()
+
+
+def _future(output: SparseOutput, rows: Tensor) -> Tensor:
+    num_queries, window = output.projections.q.shape[1], output.projections.kv.shape[1]
+    position = rows + window - num_queries
+    return torch.arange(window, device=rows.device) > position[:, None]  # [n, T]
+
+
+class Trainer:
+    """Owns the optimiser and the random streams; one `step` is one batch of windows."""
+
+    def __init__(
+        self, model: ByteModel, indexer: LightningIndexer, text: Tensor, options: DemoOptions
+    ) -> None:
+        """Train `model` and `indexer` on text [n] uint8."""
+        self.model, self.indexer, self.text, self.options = model, indexer, text, options
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.parameters = [*model.parameters(), *indexer.parameters()]
+        self.optimiser = torch.optim.AdamW(
+            self.parameters, lr=options.learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimiser, self._learning_rate)
+
+    def _learning_rate(self, step: int) -> float:
+        warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
+        cosine = 0.5 * (1 + math.cos(math.pi * step / self.options.steps))
+        return warm_up * (FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * cosine)
+
+    def step(self) -> StepLosses:
+        """Select, attend, go back through both losses, update."""
+        options = self.options
+        tokens, targets = sample_windows(self.text, options.batch, options.window, self.generator)
+        pool = PagePool.shuffled(options.batch, options.window, self.generator, options.device)
+        output = run_sparse(
+            self.model,
+            self.indexer,
+            tokens.to(options.device),
+            pool,
+            num_queries=options.num_queries,
+            topk=options.topk,
+            backend=options.backend,
+        )
+        rows = torch.randperm(options.num_queries, generator=self.generator)[:KL_QUERIES]
+        language = language_loss(output.logits, targets.to(options.device))
+        divergence = indexer_loss(output, rows.to(options.device))
+        self.optimiser.zero_grad()
+        (language + divergence).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
+        self.optimiser.step()
+        self.schedule.step()
+        return StepLosses(language.item(), divergence.item())

@@ -1,0 +1,1 @@
+"""The operations as torch custom ops: argument checks, fake implementations, autograd."""

@@ -1,0 +1,114 @@
+"""Argument rules in one place: one rule, one message naming argument, expectation and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+
+ATTENTION_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def require_tensor(name: str, value: object) -> None:
+    """`value` is a torch.Tensor."""
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+
+
+def require_tensors(**values: object) -> None:
+    """Every value is a torch.Tensor."""
+    for name, value in values.items():
+        require_tensor(name, value)
+
+
+def require_optional_tensors(**values: object) -> None:
+    """Every value is a torch.Tensor or None."""
+    require_tensors(**{name: value for name, value in values.items() if value is not None})
+
+
+def require_dtype(name: str, tensor: Tensor, *expected: torch.dtype) -> None:
+    """`tensor` has one of the `expected` dtypes."""
+    if tensor.dtype not in expected:
+        names = " or ".join(dtype_name(dtype) for dtype in expected)
+        raise ArgumentTypeError(f"{name}: expected dtype {names}; got {dtype_name(tensor.dtype)}")
+
+
+def require_rank(name: str, tensor: Tensor, ranks: Sequence[int], layout: str) -> None:
+    """`tensor` has one of the `ranks`; `layout` says in words what the dimensions are."""
+    if tensor.dim() not in ranks:
+        raise ArgumentValueError(
+            f"{name}: expected shape {layout}; got {tensor.dim()} dimensions, {_shape(tensor)}"
+        )
+
+
+def require_shape(name: str, tensor: Tensor, expected: Sequence[int], layout: str) -> None:
+    """`tensor` has exactly the `expected` shape."""
+    require_rank(name, tensor, (len(expected),), layout)
+    for axis, size in enumerate(expected):
+        if tensor.shape[axis] != size:
+            raise ArgumentValueError(
+                f"{name}: expected shape {layout} = {list(expected)}; got {_shape(tensor)}"
+            )
+
+
+def require_device(name: str, tensor: Tensor, device: torch.device, like: str) -> None:
+    """`tensor` lies on `device`, the one of argument `like`."""
+    if tensor.device != device:
+        raise ArgumentValueError(
+            f"{name}: expected device {device} (that of {like}); got {tensor.device}"
+        )
+
+
+def require_dense_rows(name: str, tensor: Tensor) -> None:
+    """The last dimension of `tensor` is contiguous."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ArgumentValueError(
+            f"{name}: expected a contiguous last dimension (stride 1); "
+            f"got strides {list(tensor.stride())}"
+        )
+
+
+def require_positive(name: str, value: object) -> None:
+    """`value` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        raise ArgumentTypeError(f"{name}: expected an integer; got {type(value).__name__}")
+    if value < 1:
+        raise ArgumentValueError(f"{name}: expected at least 1; got {value}")
+
+
+def scale_or_default(sm_scale: float | None, q: Tensor) -> float:
+    """`sm_scale`, or d_qk ** -0.5 where it is None."""
+    if sm_scale is None:
+        return float(q.shape[-1] ** -0.5)
+    if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float):
+        raise ArgumentTypeError(
+            f"sm_scale: expected a float or None; got {type(sm_scale).__name__}"
+        )
+    if not math.isfinite(sm_scale):
+        raise ArgumentValueError(f"sm_scale: expected a finite number; got {sm_scale}")
+    return float(sm_scale)
+
+
+def drop_kv_head(name: str, tensor: Tensor, layout: str) -> Tensor:
+    """`tensor` (n, d) or (n, 1, d) as (n, d): MLA in MQA form has one kv head."""
+    require_rank(name, tensor, (2, 3), layout)
+    if tensor.dim() == 2:
+        return tensor
+    if tensor.shape[1] != 1:
+        raise ArgumentValueError(
+            f"{name}: expected one kv head, shape {layout}; got {_shape(tensor)}"
+        )
+    return tensor.squeeze(1)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"shape {list(tensor.shape)}"

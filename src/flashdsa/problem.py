@@ -1,0 +1,59 @@
+"""What one call asks for, as frozen data: dimensions, dtypes, features. No torch, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+D_QK = 576
+"""Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
+D_V = 512
+"""Columns of V, the first ones of `kv`."""
+PAGE_SIZE = 64
+"""Tokens of one page of the index-K cache."""
+INDEX_HEAD_DIM = 128
+"""Columns of an indexer query head and of an indexer key."""
+SCALE_BYTES = 4
+"""One fp32 scale a token."""
+INDEX_TOKEN_BYTES = INDEX_HEAD_DIM + SCALE_BYTES
+PAGE_BYTES = PAGE_SIZE * INDEX_TOKEN_BYTES
+PAGE_KEY_BYTES = PAGE_SIZE * INDEX_HEAD_DIM
+"""The page's e4m3 keys come first; its fp32 scales follow."""
+NUM_INDEX_HEADS = 64
+INDEX_TOPK = 2048
+
+
+class Operation(StrEnum):
+    """The operations that implementations serve."""
+
+    SPARSE_MLA_FWD = "sparse_mla_fwd"
+    MLA_BWD = "mla_bwd"
+    DSA_TOPK_INDEXER = "dsa_topk_indexer"
+    INDEXER_LOGITS = "indexer_logits"
+    TOPK_INDICES = "topk_indices"
+    QUANTIZE_INDEX_K = "quantize_index_k"
+    QUANTIZE_INDEX_Q = "quantize_index_q"
+    WRITE_INDEX_K_CACHE = "write_index_k_cache"
+    READ_INDEX_K_CACHE = "read_index_k_cache"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call's requirements, compared with what each implementation declares.
+
+    Dimensions that a call does not have stay None and constrain nothing.
+    """
+
+    operation: Operation
+    device: str
+    """Device type of the tensors: "cpu" or "cuda"."""
+    dtype: str
+    """Name of the main operand's dtype, e.g. "bfloat16"."""
+    num_heads: int | None = None
+    d_qk: int | None = None
+    d_v: int | None = None
+    topk: int | None = None
+    attn_sink: bool = False
+    topk_length: bool = False
+    deterministic: bool = False
+    sorted: bool = False

@@ -1,0 +1,47 @@
+"""The oracle: every public operation in float64, plain enough to be read as its definition.
+
+Nothing here is blocked, fused or shared with a backend; speed is no goal.  Inputs may have any
+floating dtype and live on any device; outputs are float64 (or the exact integers and bytes).
+"""
+
+from flashdsa.reference.indexer import (
+    dsa_topk_indexer,
+    indexer_logits,
+    indexer_score_magnitude,
+    topk_indices,
+)
+from flashdsa.reference.quant import (
+    decode_e4m3,
+    encode_e4m3,
+    quantize_index_k,
+    quantize_index_q,
+    read_index_k_cache,
+    write_index_k_cache,
+)
+from flashdsa.reference.sparse_mla import (
+    mla_bwd,
+    mla_bwd_magnitude,
+    mla_bwd_sink_magnitude,
+    sparse_mla_fwd,
+    sparse_mla_fwd_magnitude,
+    valid_slots,
+)
+
+__all__ = [
+    "decode_e4m3",
+    "dsa_topk_indexer",
+    "encode_e4m3",
+    "indexer_logits",
+    "indexer_score_magnitude",
+    "mla_bwd",
+    "mla_bwd_magnitude",
+    "mla_bwd_sink_magnitude",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "sparse_mla_fwd",
+    "sparse_mla_fwd_magnitude",
+    "topk_indices",
+    "valid_slots",
+    "write_index_k_cache",
+]

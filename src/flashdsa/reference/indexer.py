@@ -1,0 +1,140 @@
+"""The top-k indexer in float64: a token's score, and the choice among scores by a plain sort.
+
+Shapes: B queries, H indexer heads, pages of 64 tokens; position t of row b is the token
+`block_table[b, t // 64] * 64 + t % 64`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, page_tokens
+
+
+def _candidates(
+    seq_lens: Tensor, block_table: Tensor, num_pages: int
+) -> list[list[tuple[int, int]]]:
+    """Each row's (position, token id) pairs, in order of position.
+
+    A negative length counts as 0, a table too narrow for the length clamps it, and the positions
+    of a page outside the cache are left out.
+    """
+    rows = []
+    for length, pages in zip(seq_lens.tolist(), block_table.tolist(), strict=True):
+        reachable = range(min(max(length, 0), len(pages) * PAGE_TOKENS))
+        rows.append(
+            [
+                (t, pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS)
+                for t in reachable
+                if 0 <= pages[t // PAGE_TOKENS] < num_pages
+            ]
+        )
+    return rows
+
+
+def _scores(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_len: int,
+) -> Tensor:
+    q = decode_e4m3(q_index_fp8)
+    w = weights.detach().to(device="cpu", dtype=torch.float64)
+    scores = torch.full((q.shape[0], max_len), -torch.inf, dtype=torch.float64)
+    rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0])
+    for b, candidates in enumerate(rows):
+        page_scores: dict[int, Tensor] = {}
+        for t, token in candidates:
+            page, offset = divmod(token, PAGE_TOKENS)
+            if page not in page_scores:
+                codes, scale = page_tokens(k_index_cache_fp8, page)
+                dots = q[b] @ decode_e4m3(codes).T  # [H, 64]
+                page_scores[page] = scale * (w[b][:, None] * torch.relu(dots)).sum(dim=0)
+            scores[b, t] = page_scores[page][offset]
+    return scores
+
+
+def indexer_logits(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_len: int,
+) -> Tensor:
+    """`score[t] = scale[t] * sum_h weights[b, h] * relu(q[b, h] . k[t])`, float64 `[B, max_len]`.
+
+    q `[B, H, 128]` e4m3, cache `[num_pages, 64, 1, 132]` bytes, weights `[B, H]`, seq_lens `[B]`,
+    block_table `[B, max_pages]`.  Positions at or beyond seq_len are -inf.
+    """
+    return _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, max_len)
+
+
+def indexer_score_magnitude(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_len: int,
+) -> Tensor:
+    """The scores with |weights|: what is summed into each score, whatever cancels."""
+    return _scores(q_index_fp8, k_index_cache_fp8, weights.abs(), seq_lens, block_table, max_len)
+
+
+def _best(scores: list[float], positions: list[int], topk: int, *, by_score: bool) -> list[int]:
+    """The topk best positions: higher score first, NaN last, ties to the smaller position."""
+
+    def rank(t: int) -> tuple[bool, float, int]:
+        missing = math.isnan(scores[t])
+        return missing, 0.0 if missing else -scores[t], t
+
+    best: list[int] = sorted(positions, key=rank)[:topk]
+    return best if by_score else sorted(best)
+
+
+def topk_indices(scores: Tensor, lengths: Tensor, topk: int, *, sorted: bool = False) -> Tensor:
+    """The `min(topk, length)` best positions `< lengths[b]` of scores `[B, max_len]`, then -1.
+
+    -> int32 `[B, topk]`, in ascending position, or with `sorted` in descending score (ties by
+    position).
+    """
+    picked = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
+    rows = scores.detach().cpu().double().tolist()
+    for b, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+        best = _best(row, list(range(min(max(length, 0), len(row)))), topk, by_score=sorted)
+        picked[b, : len(best)] = torch.tensor(best, dtype=torch.int32)
+    return picked
+
+
+def dsa_topk_indexer(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk: int,
+    *,
+    sorted: bool = False,
+    scores: Tensor | None = None,
+) -> Tensor:
+    """The ids `page * 64 + offset` of each row's best tokens, int32 `[B, topk]`, then -1.
+
+    `scores` `[B, max_len]`, where given, is what a kernel computed itself, and is ranked instead
+    of the float64 scores: a selection is judged by the scores it was made from.
+    """
+    rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0])
+    if scores is None:
+        max_len = block_table.shape[1] * PAGE_TOKENS
+        scores = _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, max_len)
+    picked = torch.full((len(rows), topk), -1, dtype=torch.int32)
+    table = scores.detach().cpu().double().tolist()
+    for b, candidates in enumerate(rows):
+        token_at = dict(candidates)
+        best = _best(table[b], list(token_at), topk, by_score=sorted)
+        ids = [token_at[t] for t in best]
+        picked[b, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return picked

@@ -1,0 +1,233 @@
+"""Sparse MLA attention, forward and backward, in float64: one query at a time, by the formulas.
+
+Shapes: S queries, S_kv keys, H heads, topk slots per query.  V is the first d_v columns of kv.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def _f64(x: Tensor) -> Tensor:
+    return x.detach().to(device="cpu", dtype=torch.float64)
+
+
+def valid_slots(
+    indices: Tensor, num_keys: int, topk_length: Tensor | None = None
+) -> list[list[int]]:
+    """The kv rows that each query's valid slots name, in slot order, with repetitions.
+
+    `indices` is `[S, topk]` or `[S, 1, topk]`, `topk_length` `[S]` or None.
+    """
+    table = indices.detach().cpu().reshape(indices.shape[0], indices.shape[-1]).tolist()
+    topk = indices.shape[-1]
+    lengths = [topk] * len(table) if topk_length is None else topk_length.cpu().tolist()
+    return [
+        [row for slot, row in enumerate(rows) if slot < length and 0 <= row < num_keys]
+        for rows, length in zip(table, lengths, strict=True)
+    ]
+
+
+def _named_rows(kv: Tensor, rows: list[int]) -> Tensor:
+    """The named rows of kv `[S_kv, d]` or `[S_kv, 1, d]`, as float64 `[len(rows), d]`."""
+    # Selects before converting, so that a kv of many gigabytes costs only the rows named.
+    flat = kv.detach().reshape(kv.shape[0], kv.shape[-1])
+    return _f64(flat[torch.tensor(rows, dtype=torch.int64, device=kv.device)])
+
+
+def _scale(q: Tensor, sm_scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if sm_scale is None else float(sm_scale)
+
+
+def sparse_mla_fwd(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = 512,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of each query over the kv rows that its slots name.
+
+    q `[S, H, d]`, kv `[S_kv, d]` or `[S_kv, 1, d]`, indices `[S, topk]` or `[S, 1, topk]`
+    -> O `[S, H, d_v]`, lse `[S, H]` (natural logarithm, without the sink), both float64.
+    """
+    return _forward(q, kv, indices, d_v, sm_scale, topk_length, attn_sink, absolute=False)
+
+
+def sparse_mla_fwd_magnitude(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = 512,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> Tensor:
+    """`[S, H, d_v]`: P @ |V|, the size of what is summed into O, whatever cancels."""
+    return _forward(q, kv, indices, d_v, sm_scale, topk_length, attn_sink, absolute=True)[0]
+
+
+def _forward(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    d_v: int,
+    sm_scale: float | None,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+    *,
+    absolute: bool,
+) -> tuple[Tensor, Tensor]:
+    scale = _scale(q, sm_scale)
+    q64 = _f64(q)
+    out = torch.zeros(q.shape[0], q.shape[1], d_v, dtype=torch.float64)
+    lse = torch.full((q.shape[0], q.shape[1]), torch.inf, dtype=torch.float64)
+    for s, rows in enumerate(valid_slots(indices, kv.shape[0], topk_length)):
+        if not rows:
+            continue  # no valid slot: O = 0, lse = +inf
+        keys = _named_rows(kv, rows)
+        values = keys[:, :d_v].abs() if absolute else keys[:, :d_v]
+        logits = scale * q64[s] @ keys.T
+        lse[s] = torch.logsumexp(logits, dim=-1)
+        out[s] = torch.exp(logits - lse[s][:, None]) @ values
+        if attn_sink is not None:
+            # exp(lse) / (exp(lse) + exp(sink)), with neither exponential overflowing
+            out[s] *= torch.sigmoid(lse[s] - _f64(attn_sink))[:, None]
+    return out, lse
+
+
+class _Query(NamedTuple):
+    """What the backward of one query needs; `n` is its number of valid slots."""
+
+    s: int
+    rows: Tensor  # [n] int64, the kv rows named
+    keys: Tensor  # [n, d]
+    q: Tensor  # [H, d]
+    do: Tensor  # [H, d_v]
+    p: Tensor  # [H, n], with the sink in the denominator
+    dp: Tensor  # [H, n] = dO @ V^T
+    delta: Tensor  # [H] = sum_d O * dO
+    sink_share: Tensor  # [H] = exp(sink - logaddexp(lse, sink)), 0 without a finite sink
+
+
+def _backward_queries(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    sm_scale: float | None,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+) -> Iterator[_Query]:
+    """The queries that have a valid slot; the others contribute nothing to any gradient."""
+    scale = _scale(q, sm_scale)
+    q64, dO64, lse64, O64 = _f64(q), _f64(dO), _f64(lse), _f64(O)
+    for s, rows in enumerate(valid_slots(indices, kv.shape[0], topk_length)):
+        if not rows:
+            continue
+        keys = _named_rows(kv, rows)
+        log_total, sink_share = lse64[s], torch.zeros(q.shape[1], dtype=torch.float64)
+        if attn_sink is not None:
+            sink = _f64(attn_sink)
+            log_total = torch.logaddexp(lse64[s], sink)
+            # An infinite sink has no gradient: it takes nothing (-inf) or everything (+inf, O = 0).
+            share = torch.exp(sink - log_total)
+            sink_share = torch.where(torch.isfinite(sink), share, sink_share)
+        yield _Query(
+            s=s,
+            rows=torch.tensor(rows),
+            keys=keys,
+            q=q64[s],
+            do=dO64[s],
+            p=torch.exp(scale * q64[s] @ keys.T - log_total[:, None]),
+            dp=dO64[s] @ keys[:, : dO.shape[-1]].T,
+            delta=(O64[s] * dO64[s]).sum(dim=-1),
+            sink_share=sink_share,
+        )
+
+
+def mla_bwd(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients, from the O `[S, H, d_v]` and lse `[S, H]` that are GIVEN, not recomputed.
+
+    -> dQ `[S, H, d]`, dKV in kv's shape, d_sink `[H]` (None without a sink), all float64.
+    """
+    scale = _scale(q, sm_scale)
+    d_v = dO.shape[-1]
+    dQ = torch.zeros(q.shape, dtype=torch.float64)
+    dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
+    d_sink = torch.zeros(q.shape[1], dtype=torch.float64)
+    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
+        ds = one.p * (one.dp - one.delta[:, None]) * scale
+        dQ[one.s] = ds @ one.keys
+        # index_add_ adds a row once for every slot that names it
+        dKV.index_add_(0, one.rows, ds.T @ one.q)
+        dKV[:, :d_v].index_add_(0, one.rows, one.p.T @ one.do)
+        d_sink -= one.sink_share * one.delta
+    return dQ, dKV.reshape(kv.shape), None if attn_sink is None else d_sink
+
+
+def mla_bwd_magnitude(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The size of what is summed into dQ and dKV: dS is `P * (|dP| + |delta|) * |sm_scale|`.
+
+    All operands are absolute.  -> dQ_mag `[S, H, d]`, dKV_mag in kv's shape, float64.
+    """
+    scale = abs(_scale(q, sm_scale))
+    d_v = dO.shape[-1]
+    dQ = torch.zeros(q.shape, dtype=torch.float64)
+    dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
+    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
+        ds = one.p * (one.dp.abs() + one.delta.abs()[:, None]) * scale
+        dQ[one.s] = ds @ one.keys.abs()
+        dKV.index_add_(0, one.rows, ds.T @ one.q.abs())
+        dKV[:, :d_v].index_add_(0, one.rows, one.p.T @ one.do.abs())
+    return dQ, dKV.reshape(kv.shape)
+
+
+def mla_bwd_sink_magnitude(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor,
+) -> Tensor:
+    """`[H]` float64: `sum_s share * sum_d |O * dO|`, the size of what is summed into d_sink."""
+    size = torch.zeros(q.shape[1], dtype=torch.float64)
+    O64 = _f64(O)
+    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
+        size += one.sink_share * (O64[one.s] * one.do).abs().sum(dim=-1)
+    return size

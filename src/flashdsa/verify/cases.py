@@ -1,0 +1,30 @@
+"""The cases that every backend runs: one list per operator feeds the tests and `flashdsa check`."""
+
+from flashdsa.verify.indexer_cases import (
+    INDEXER_CASES,
+    IndexerCase,
+    IndexerInputs,
+    make_indexer_inputs,
+)
+from flashdsa.verify.sparse_mla_cases import (
+    SPARSE_MLA_CASES,
+    SparseMlaCase,
+    SparseMlaInputs,
+    make_sparse_mla_inputs,
+)
+
+__all__ = [
+    "INDEXER_CASES",
+    "SPARSE_MLA_CASES",
+    "IndexerCase",
+    "IndexerInputs",
+    "SparseMlaCase",
+    "SparseMlaInputs",
+    "make_indexer_inputs",
+    "make_sparse_mla_inputs",
+]
+
+for _cases in (SPARSE_MLA_CASES, INDEXER_CASES):
+    _names = [case.name for case in _cases]
+    # Results are reported by name: two cases of one name would hide each other.
+    assert len(set(_names)) == len(_names), f"case names repeat: {sorted(_names)}"

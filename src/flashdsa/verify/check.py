@@ -1,0 +1,221 @@
+"""`flashdsa check`: the public operations on fresh random inputs, at real sizes and edges."""
+
+import random
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+
+import flashdsa
+from flashdsa.verify import judge_indexer, judge_sparse_mla
+from flashdsa.verify.cases import (
+    IndexerCase,
+    SparseMlaCase,
+    make_indexer_inputs,
+    make_sparse_mla_inputs,
+)
+from flashdsa.verify.compare import Comparison
+
+OPERATIONS = (
+    "sparse_mla_fwd",
+    "mla_bwd",
+    "sparse_mla",
+    "indexer_logits",
+    "dsa_topk_indexer",
+    "topk_indices",
+    "quantize_index_k",
+    "quantize_index_q",
+    "write_index_k_cache",
+    "read_index_k_cache",
+)
+
+ProgressHook = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One output of one case: its error, the limit it must keep, and whether every rule held."""
+
+    operation: str
+    case: str
+    output: str
+    error: float
+    limit: float
+    passed: bool
+    seconds: float
+    """Of the whole case, reference included."""
+    message: str
+
+
+@dataclass(frozen=True)
+class _Check:
+    operation: str
+    case: str
+    run: Callable[[], list[Comparison]]
+
+
+# fmt: off
+_SPARSE_MLA = [
+    # name, S, S_kv, H, topk
+    SparseMlaCase("model sizes: 4 x 128 heads, 2048 of 8192 keys", 4, 8192, 128, 2048),
+    SparseMlaCase("half the heads, sink, lengths", 4, 4096, 64, 1024, attn_sink="finite",
+                  topk_length=True),
+    SparseMlaCase("invalid slots over NaN rows, duplicates", 6, 500, 16, 96, duplicates=True,
+                  invalid=True, empty_rows=True, topk_length=True, poison=True,
+                  attn_sink="infinite"),
+    SparseMlaCase("logits to 1e4", 6, 500, 32, 128, logit_scale=1e4),
+    SparseMlaCase("logits near -1e4", 6, 500, 32, 128, logit_shift=-1e4),
+    SparseMlaCase("fp32", 4, 1000, 32, 256, dtype=torch.float32),
+    SparseMlaCase("fp64", 4, 1000, 32, 256, dtype=torch.float64),
+    SparseMlaCase("other dims: 24/16", 8, 100, 5, 33, d_qk=24, d_v=16),
+]
+_INDEXER = [
+    IndexerCase("model sizes: 2048 of 8192 tokens", (8192, 2049, 5000, 100), 2048),
+    IndexerCase("sorted", (3000, 700), 2048, sorted=True),
+    IndexerCase("page edges", (0, 1, 63, 64, 65, 127), 32),
+    IndexerCase("ties, NaN keys, negative weights", (500, 900), 200, plateaus=True,
+                nan_keys=True, negative_weights=True, repeated_pages=True),
+]
+# fmt: on
+
+
+def _sparse_mla_checks(seed: int, backend: str, device: str) -> list[_Check]:
+    runs = {
+        "sparse_mla_fwd": judge_sparse_mla.check_forward,
+        "mla_bwd": judge_sparse_mla.check_backward,
+        "sparse_mla": judge_sparse_mla.check_autograd,
+    }
+
+    def check(operation: str, case: SparseMlaCase) -> _Check:
+        def run() -> list[Comparison]:
+            return runs[operation](make_sparse_mla_inputs(case, seed, device), backend)
+
+        return _Check(operation, case.name, run)
+
+    return [check(operation, case) for operation in runs for case in _SPARSE_MLA]
+
+
+def _indexer_checks(seed: int, backend: str, device: str) -> list[_Check]:
+    def scores_of(case: IndexerCase) -> Callable[[], list[Comparison]]:
+        def run() -> list[Comparison]:
+            return judge_indexer.check_scores(make_indexer_inputs(case, seed, device), backend)[1]
+
+        return run
+
+    def selection_of(case: IndexerCase) -> Callable[[], list[Comparison]]:
+        def run() -> list[Comparison]:
+            inputs = make_indexer_inputs(case, seed, device)
+            scores = flashdsa.indexer_logits(*inputs.operands, inputs.max_len, backend=backend)
+            return judge_indexer.check_selection(inputs, scores, backend)
+
+        return run
+
+    return [_Check("indexer_logits", case.name, scores_of(case)) for case in _INDEXER] + [
+        _Check("dsa_topk_indexer", case.name, selection_of(case)) for case in _INDEXER
+    ]
+
+
+def _small_checks(seed: int, backend: str, device: str) -> list[_Check]:
+    """topk_indices, and quantization and the cache: exact operations on plain random data."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(4, 6000, generator=generator)
+    coarse = (scores * 2).round() / 2
+    coarse[:, ::5] = torch.nan
+    lengths = torch.tensor([6000, 0, 2048, 3001], dtype=torch.int32).to(device)
+    k = torch.randn(1000, 128, generator=generator).to(torch.bfloat16).to(device)
+    q = torch.randn(8, 64, 128, generator=generator).to(torch.bfloat16).to(device)
+    weights = torch.randn(8, 64, generator=generator).to(device)
+    slots = torch.randperm(20 * 64, generator=generator)[:1000]
+    padded = torch.where(torch.arange(1000) % 9 == 4, -1, slots).to(device)
+    cache = torch.randint(256, (20, 64, 1, 132), generator=generator).to(torch.uint8).to(device)
+
+    def topk(values: torch.Tensor, by_score: bool) -> Callable[[], list[Comparison]]:
+        return lambda: judge_indexer.check_topk(
+            values.to(device), lengths, 2048, backend, sorted=by_score
+        )
+
+    return [
+        _Check("topk_indices", "2048 of 6000", topk(scores, False)),
+        _Check("topk_indices", "ties and NaN", topk(coarse, False)),
+        _Check("topk_indices", "ties and NaN, sorted", topk(coarse, True)),
+        _Check("quantize_index_k", "1000 keys", lambda: judge_indexer.check_quantize_k(k, backend)),
+        _Check(
+            "quantize_index_q",
+            "8 x 64 heads",
+            lambda: judge_indexer.check_quantize_q(q, weights, backend),
+        ),
+        _Check(
+            "write_index_k_cache",
+            "1000 slots, some padding",
+            lambda: judge_indexer.check_cache_write(k, padded, cache, backend),
+        ),
+        _Check(
+            "read_index_k_cache",
+            "1000 slots",
+            lambda: judge_indexer.check_cache_read(cache, slots.to(device), backend),
+        ),
+    ]
+
+
+def _rows_of(check: _Check) -> list[CheckRow]:
+    start = time.perf_counter()
+    verdicts = check.run()
+    seconds = time.perf_counter() - start
+    return [
+        CheckRow(
+            check.operation,
+            check.case,
+            verdict.output,
+            *verdict.headline,
+            verdict.passed,
+            seconds,
+            verdict.message,
+        )
+        for verdict in verdicts
+    ]
+
+
+def run_checks(
+    backend: str = "cpu",
+    operations: Collection[str] | None = None,
+    seed: int | None = 0,
+    on_progress: ProgressHook | None = None,
+) -> list[CheckRow]:
+    """Judge a backend's operations on random inputs against the float64 reference.
+
+    Args:
+        backend: the name of one, as the operations take it; not "auto".
+        operations: names out of `OPERATIONS`; None for all of them.
+        seed: of the inputs; None draws one.
+        on_progress: called with (checks done, checks in all, what comes next or "done").
+
+    Returns:
+        One row per output, in the order of `OPERATIONS`.
+
+    Raises:
+        ValueError: an operation's name is unknown.
+        NotImplementedError: the backend lacks an operation or a feature of a case.
+    """
+    wanted = OPERATIONS if operations is None else tuple(operations)
+    unknown = [name for name in wanted if name not in OPERATIONS]
+    if unknown:
+        raise ValueError(
+            f"operations: no {', '.join(unknown)}; expected some of {', '.join(OPERATIONS)}"
+        )
+    seed = random.randrange(2**31) if seed is None else seed
+    device = "cuda" if backend.startswith("sm") else "cpu"
+    checks = [
+        check
+        for build in (_sparse_mla_checks, _indexer_checks, _small_checks)
+        for check in build(seed, backend, device)
+        if check.operation in wanted
+    ]
+    rows: list[CheckRow] = []
+    for done, check in enumerate(checks):
+        if on_progress is not None:
+            on_progress(done, len(checks), f"{check.operation}: {check.case}")
+        rows += _rows_of(check)
+    if on_progress is not None:
+        on_progress(len(checks), len(checks), "done")
+    return rows

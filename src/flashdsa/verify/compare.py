@@ -1,0 +1,247 @@
+"""Compare one output with its float64 reference; the verdict is one frozen record.
+
+INVARIANT: only a satisfied `error <= limit` passes, so a NaN never passes silently.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashdsa.verify.tolerances import ROW_CANCELLATION, ROW_FLOOR, ROW_TOLERANCE
+
+Coordinate = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The verdict on one output.
+
+    `norm_error` is `||out - ref|| / ||ref||` (its limit is None where the norm is not judged);
+    `row_error` is the worst row's error relative to that row's size, or the worst element's for
+    element-wise rules; `first_bad` is the coordinate to look at first.
+    """
+
+    output: str
+    norm_error: float
+    norm_limit: float | None
+    row_error: float
+    row_limit: float | None
+    worst_row: Coordinate | None
+    first_bad: Coordinate | None
+    passed: bool
+    message: str
+
+    @property
+    def headline(self) -> tuple[float, float]:
+        """(error, limit) of the rule that failed, or of the norm, or of the worst row."""
+        norm_failed = self.norm_limit is not None and not self.norm_error <= self.norm_limit
+        row_failed = self.row_limit is not None and not self.row_error <= self.row_limit
+        if self.norm_limit is not None and (norm_failed or not row_failed):
+            return self.norm_error, self.norm_limit
+        return self.row_error, 0.0 if self.row_limit is None else self.row_limit
+
+
+def _failure(output: str, message: str, first_bad: Coordinate | None = None) -> Comparison:
+    nan = float("nan")
+    return Comparison(output, nan, None, nan, 0.0, None, first_bad, False, f"{output}: {message}")
+
+
+def _coordinate(flat_index: int, shape: torch.Size) -> Coordinate:
+    where = torch.unravel_index(torch.tensor(flat_index), shape)
+    return tuple(int(i) for i in where)
+
+
+def _first_true(mask: Tensor) -> Coordinate | None:
+    hits = mask.reshape(-1).nonzero()
+    return None if len(hits) == 0 else _coordinate(int(hits[0]), mask.shape)
+
+
+def _kinds(x: Tensor) -> Tensor:
+    """0 finite, 1 NaN, 2 +inf, 3 -inf, element by element."""
+    return torch.isnan(x) * 1 + torch.isposinf(x) * 2 + torch.isneginf(x) * 3
+
+
+def _misfit(output: str, out: Tensor, ref: Tensor, dtype: torch.dtype | None) -> Comparison | None:
+    """The failure of a wrong dtype, shape or pattern of non-finite values, or None."""
+    if dtype is not None and out.dtype != dtype:
+        return _failure(output, f"dtype is {out.dtype}, expected {dtype}")
+    if out.shape != ref.shape:
+        return _failure(output, f"shape is {tuple(out.shape)}, expected {tuple(ref.shape)}")
+    out64, ref64 = out.detach().cpu().double(), ref.double()
+    bad = _first_true(_kinds(out64) != _kinds(ref64))
+    if bad is None:
+        return None
+    there = f"{float(out64[bad])!r} at {bad}, reference {float(ref64[bad])!r}"
+    return _failure(output, f"non-finite values differ: {there}", bad)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(x), x, 0.0)
+
+
+def _ratio(error: Tensor, size: Tensor) -> Tensor:
+    """error / size, where 0 / 0 is no error at all and anything else over 0 is infinite."""
+    return torch.where(error == 0, 0.0, error / size)
+
+
+def _rows(x: Tensor, row_ndim: int) -> Tensor:
+    """`[rows, elements of a row]`, a row being named by the first `row_ndim` coordinates."""
+    return x.reshape(x.shape[:row_ndim].numel(), x.shape[row_ndim:].numel())
+
+
+def _row_errors(difference: Tensor, ref: Tensor, magnitude: Tensor | None, ndim: int) -> Tensor:
+    """Each row's `||error||` relative to the size that the contract's row rule gives it."""
+    size = _rows(ref, ndim).norm(dim=-1)
+    if magnitude is not None:
+        summed = _rows(_finite(magnitude.double()), ndim).norm(dim=-1)
+        largest = summed.max() if summed.numel() else torch.tensor(0.0)
+        size = torch.maximum(size, torch.maximum(ROW_CANCELLATION * summed, ROW_FLOOR * largest))
+    return _ratio(_rows(difference, ndim).norm(dim=-1), size)
+
+
+def compare(
+    output: str,
+    out: Tensor,
+    ref: Tensor,
+    *,
+    norm_tolerance: float | None,
+    magnitude: Tensor | None = None,
+    row_tolerance: float | None = ROW_TOLERANCE,
+    row_ndims: tuple[int, ...] = (1,),
+    zero_rows: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Comparison:
+    """Judge `out` by the norm rule (None: not judged), the row rule, and exact zeros.
+
+    ref: float64, out's shape.  magnitude: what was summed into each element, same shape.
+    row_ndims: how many leading coordinates name a row; several mean that each must hold.
+    zero_rows: bool over leading coordinates, True where every element must be exactly 0.
+    dtype: the dtype that out must have, if that is judged.
+    """
+    misfit = _misfit(output, out, ref, dtype)
+    if misfit is not None:
+        return misfit
+    out64, ref64 = _finite(out.detach().cpu().double()), _finite(ref.double())
+    difference = out64 - ref64
+
+    problems: list[str] = []
+    first_bad: Coordinate | None = None
+    norm_error = float(_ratio(difference.norm(), ref64.norm()))
+    if norm_tolerance is not None and not norm_error <= norm_tolerance:
+        problems.append(f"norm error {norm_error:.3e} > {norm_tolerance:.1e}")
+
+    row_error, worst_row = 0.0, None
+    for ndim in row_ndims:
+        errors = _row_errors(difference, ref64, magnitude, ndim)
+        if errors.numel() == 0:
+            continue
+        worst = int(errors.argmax())
+        if worst_row is None or not float(errors[worst]) <= row_error:
+            row_error = float(errors[worst])
+            worst_row = _coordinate(worst, ref64.shape[:ndim])
+    if row_tolerance is not None and not row_error <= row_tolerance:
+        problems.append(f"row {worst_row} has error {row_error:.3e} > {row_tolerance:.1e}")
+    if problems and difference.numel():
+        row = worst_row or ()
+        within = _coordinate(int(difference[row].abs().argmax()), difference[row].shape)
+        first_bad = (*row, *within)
+        problems.append(f"at {first_bad} {float(out64[first_bad]):.6g}, ")
+        problems[-1] += f"reference {float(ref64[first_bad]):.6g}"
+
+    if zero_rows is not None:
+        must_be_zero = zero_rows.reshape(zero_rows.shape + (1,) * (out.ndim - zero_rows.ndim))
+        stray = _first_true(must_be_zero & (out.detach().cpu().double() != 0))
+        if stray is not None:
+            first_bad = stray
+            problems.append(f"{float(out[stray]):.6g} at {stray}, expected exactly 0")
+
+    message = f"{output}: " + ("; ".join(problems) if problems else "ok")
+    return Comparison(
+        output,
+        norm_error,
+        norm_tolerance,
+        row_error,
+        row_tolerance,
+        worst_row,
+        first_bad,
+        not problems,
+        message,
+    )
+
+
+def _elementwise(
+    output: str, out: Tensor, ref: Tensor, allowed: Tensor, dtype: torch.dtype | None
+) -> Comparison:
+    """Judge `|out - ref| <= allowed`; `row_error` is the worst share of what is allowed."""
+    misfit = _misfit(output, out, ref, dtype)
+    if misfit is not None:
+        return misfit
+    ref64 = _finite(ref.double())
+    difference = (_finite(out.detach().cpu().double()) - ref64).abs()
+    share = _ratio(difference, _finite(allowed.double()))
+    norm_error = float(_ratio(difference.norm(), ref64.norm()))
+    worst = int(share.argmax()) if share.numel() else None
+    where = None if worst is None else _coordinate(worst, share.shape)
+    worst_share = 0.0 if where is None else float(share[where])
+    passed = worst_share <= 1.0
+    message = f"{output}: ok"
+    if not passed and where is not None:
+        message = (
+            f"{output}: at {where} {float(out[where]):.9g}, reference {float(ref64[where]):.9g}, "
+            f"{worst_share:.3g} times the allowed error"
+        )
+    bad = None if passed else where
+    return Comparison(output, norm_error, None, worst_share, 1.0, where, bad, passed, message)
+
+
+def compare_lse(
+    output: str,
+    out: Tensor,
+    ref: Tensor,
+    *,
+    absolute: float,
+    relative: float,
+    dtype: torch.dtype | None = None,
+) -> Comparison:
+    """Judge `|out - ref| <= absolute + relative * |ref|`, with +inf where the reference has it.
+
+    `row_error` is the worst element's share of its allowance (limit 1).
+    """
+    allowed = absolute + relative * _finite(ref.double()).abs()
+    return _elementwise(output, out, ref, allowed, dtype)
+
+
+def compare_scores(
+    output: str,
+    out: Tensor,
+    ref: Tensor,
+    magnitude: Tensor,
+    *,
+    c: float,
+    dtype: torch.dtype | None = torch.float32,
+) -> Comparison:
+    """Judge `|out - ref| <= c * magnitude`; NaN and -inf must stand where the reference's do.
+
+    `row_error` is the worst element's share of its allowance (limit 1).
+    """
+    return _elementwise(output, out, ref, c * magnitude.double(), dtype)
+
+
+def compare_exact(output: str, out: Tensor, ref: Tensor) -> Comparison:
+    """Judge equality of shape, dtype and every element's bits (-0.0 is not 0.0, NaN is NaN)."""
+    if out.dtype != ref.dtype:
+        return _failure(output, f"dtype is {out.dtype}, expected {ref.dtype}")
+    if out.shape != ref.shape:
+        return _failure(output, f"shape is {tuple(out.shape)}, expected {tuple(ref.shape)}")
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[ref.dtype.itemsize]
+    here = out.detach().cpu()
+    differs = here.view(bits) != ref.view(bits)
+    count, first = int(differs.sum()), _first_true(differs)
+    message = f"{output}: ok"
+    if first is not None:
+        message = (
+            f"{output}: {count} of {ref.numel()} differ, first at {first}: {here[first].item()}, "
+            f"expected {ref[first].item()}"
+        )
+    return Comparison(output, 0.0, None, float(count), 0.0, None, first, first is None, message)

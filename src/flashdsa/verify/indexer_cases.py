@@ -1,0 +1,196 @@
+"""Indexer cases: what each one is about, and the paged inputs that it stands for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.reference import quantize_index_k, quantize_index_q
+from flashdsa.verify.layouts import poison_value, strided_copy
+
+PAGE_TOKENS = 64
+KEY_BYTES = 128
+INT32_MAX = 2**31 - 1
+SPARE_PAGES = 3
+SPARE_COLUMNS = 2
+
+
+@dataclass(frozen=True)
+class IndexerCase:
+    """Lengths and features of one call; keys and queries are quantized normals unless told else."""
+
+    name: str
+    seq_lens: tuple[int, ...]
+    topk: int
+    num_heads: int = 64
+    sorted: bool = False
+    negative_weights: bool = False
+    plateaus: bool = False
+    """Tokens are drawn from five, so most of them share all their 132 bytes."""
+    zero_scores: bool = False
+    """Every score is a zero, of either sign."""
+    repeated_pages: bool = False
+    """One page comes twice in each row, and in every row."""
+    nan_keys: bool = False
+    """Some keys have a NaN byte, some tokens a NaN scale."""
+    int8_cache: bool = False
+    strided: bool = False
+
+
+@dataclass(frozen=True)
+class IndexerInputs:
+    """q `[B, H, 128]` e4m3, cache `[pages, 64, 1, 132]`, weights, seq_lens, block_table."""
+
+    case: IndexerCase
+    q: Tensor
+    cache: Tensor
+    weights: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The operation's five inputs, in its order."""
+        return self.q, self.cache, self.weights, self.seq_lens, self.block_table
+
+    @property
+    def max_len(self) -> int:
+        """A width for the scores that goes beyond the longest row."""
+        return max(self.case.seq_lens, default=0) + 5
+
+    def output_buffer(self) -> Tensor:
+        """`[B, topk]` int32 full of poison, strided where the case says so."""
+        shape = len(self.case.seq_lens), self.case.topk
+        poison = poison_value(torch.int32)
+        buffer = torch.full(shape, poison, dtype=torch.int32, device=self.q.device)
+        return strided_copy(buffer) if self.case.strided else buffer
+
+
+def pack_pages(codes: Tensor, scale: Tensor) -> Tensor:
+    """Codes uint8 `[64 n, 128]` and scales fp32 `[64 n]` -> a cache uint8 `[n, 64, 1, 132]`."""
+    keys = codes.reshape(-1, PAGE_TOKENS * KEY_BYTES)
+    scales = scale.contiguous().view(torch.uint8).reshape(-1, 4 * PAGE_TOKENS)
+    return torch.cat([keys, scales], dim=1).view(-1, PAGE_TOKENS, 1, KEY_BYTES + 4)
+
+
+def _draw_tokens(
+    case: IndexerCase, num_tokens: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Codes uint8 `[num_tokens, 128]` and scales fp32 `[num_tokens]`."""
+    distinct = 5 if case.plateaus else num_tokens
+    codes, scale = quantize_index_k(torch.randn(distinct, KEY_BYTES, generator=generator))
+    scale = scale * torch.exp2(torch.randn(distinct, generator=generator))
+    if case.plateaus:
+        drawn = torch.randint(distinct, (num_tokens,), generator=generator)
+        codes, scale = codes[drawn], scale[drawn]
+    if case.zero_scores:
+        codes[0::3], scale[1::3], scale[2::3] = 0, 0.0, -0.0
+    if case.nan_keys:
+        codes[3::7, 5], codes[4::7, 127], scale[6::11] = 0x7F, 0xFF, torch.nan
+    return codes, scale
+
+
+def _draw_table(case: IndexerCase, num_pages: int, generator: torch.Generator) -> Tensor:
+    """int32 `[B, max_pages]`: pages in random order; entries that no length needs are no pages."""
+    needed = [-(-length // PAGE_TOKENS) for length in case.seq_lens]
+    columns = max(needed, default=0) + SPARE_COLUMNS
+    unused = torch.tensor([-1, INT32_MAX, num_pages])[torch.arange(columns) % 3]
+    table = unused.repeat(len(needed), 1)
+    order = torch.randperm(num_pages, generator=generator)
+    start = 0
+    for b, count in enumerate(needed):
+        table[b, :count] = order[start : start + count]
+        start += count
+        if case.repeated_pages and count:
+            table[b, 0] = table[b, count // 2] = order[0]
+    return table.to(torch.int32)
+
+
+def make_indexer_inputs(
+    case: IndexerCase, seed: int, device: str | torch.device = "cpu"
+) -> IndexerInputs:
+    """The inputs of one case; the same (case, seed) gives the same values on every device.
+
+    Whatever lies beyond a row's length would win if it were read: the unused tokens of a row's
+    last page and the pages that no row uses have the largest keys and enormous scales.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    batch, heads = len(case.seq_lens), case.num_heads
+    used = sum(-(-length // PAGE_TOKENS) for length in case.seq_lens)
+    num_pages = used + SPARE_PAGES
+    codes, scale = _draw_tokens(case, num_pages * PAGE_TOKENS, generator)
+    table = _draw_table(case, num_pages, generator)
+
+    visible = torch.zeros(num_pages * PAGE_TOKENS, dtype=torch.bool)
+    for b, length in enumerate(case.seq_lens):
+        for column, page in enumerate(table[b, : -(-length // PAGE_TOKENS)].tolist()):
+            count = min(PAGE_TOKENS, length - column * PAGE_TOKENS)
+            visible[page * PAGE_TOKENS : page * PAGE_TOKENS + count] = True
+    codes[~visible], scale[~visible] = 0x7E, 1e6
+
+    raw_q = torch.randn(batch, heads, KEY_BYTES, generator=generator)
+    raw_weights = torch.randn(batch, heads, generator=generator)
+    q, weights = quantize_index_q(
+        raw_q, raw_weights if case.negative_weights else raw_weights.abs()
+    )
+
+    def finish(x: Tensor) -> Tensor:
+        return strided_copy(x.to(device)) if case.strided else x.to(device)
+
+    cache = pack_pages(codes, scale).to(device)
+    if case.strided:  # whole pages apart: inside a page the bytes are one block
+        apart = torch.full((2 * num_pages, *cache.shape[1:]), 0x7F, dtype=torch.uint8)
+        apart = apart.to(device)
+        apart[::2] = cache
+        cache = apart[::2]
+    return IndexerInputs(
+        case=case,
+        q=finish(q).view(torch.float8_e4m3fn),
+        cache=cache.view(torch.int8) if case.int8_cache else cache,
+        weights=finish(weights),
+        seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32, device=device),
+        block_table=finish(table),
+    )
+
+
+_EDGES = (0, 1, 63, 64, 65, 127, 200)
+_ALL_FEATURES: dict[str, Any] = {
+    "negative_weights": True,
+    "plateaus": True,
+    "repeated_pages": True,
+    "nan_keys": True,
+    "int8_cache": True,
+    "strided": True,
+}
+
+# fmt: off
+INDEXER_CASES: list[IndexerCase] = [
+    IndexerCase("page edges", _EDGES, 32),
+    IndexerCase("page edges, sorted", _EDGES, 32, sorted=True),
+    IndexerCase("topk at the lengths", (63, 64, 65), 64),
+    IndexerCase("topk at the lengths, sorted", (63, 64, 65), 64, sorted=True),
+    IndexerCase("topk beyond every length", (0, 5, 100), 500),
+    IndexerCase("topk beyond every length, sorted", (0, 5, 100), 500, sorted=True),
+    IndexerCase("topk 1", (1, 2, 70, 300), 1),
+    IndexerCase("model sizes", (2047, 2048, 2049, 5000), 2048),
+    IndexerCase("model sizes, sorted", (100, 4000), 2048, sorted=True),
+    IndexerCase("one head", (0, 40, 300), 50, num_heads=1, negative_weights=True),
+    IndexerCase("odd heads", (130, 700), 100, num_heads=3),
+    IndexerCase("negative weights", (64, 500), 100, negative_weights=True),
+    IndexerCase("plateaus", (40, 500, 1000), 100, plateaus=True),
+    IndexerCase("plateaus, sorted", (40, 500, 1000), 100, plateaus=True, sorted=True),
+    IndexerCase("zero scores", (40, 700), 100, zero_scores=True, negative_weights=True),
+    IndexerCase("zero scores, sorted", (40, 700), 100, zero_scores=True, negative_weights=True,
+                sorted=True),
+    IndexerCase("repeated pages", (64, 300, 700), 200, repeated_pages=True),
+    IndexerCase("NaN keys", (40, 500), 100, nan_keys=True),
+    IndexerCase("NaN keys within topk, sorted", (40, 90), 80, nan_keys=True, sorted=True),
+    IndexerCase("NaN keys at the cut, sorted", (200, 500), 199, nan_keys=True, sorted=True),
+    IndexerCase("int8 cache", (64, 300), 100, int8_cache=True),
+    IndexerCase("strided", (64, 300), 100, strided=True),
+    IndexerCase("no query", (), 16),
+    IndexerCase("every feature", (0, 64, 65, 600), 90, **_ALL_FEATURES),
+    IndexerCase("every feature, sorted", (0, 64, 65, 600), 90, sorted=True, **_ALL_FEATURES),
+]
+# fmt: on

@@ -1,0 +1,102 @@
+"""Run the indexer's public operations on a backend and judge every output against the reference."""
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.verify.compare import Comparison, compare_exact, compare_scores
+from flashdsa.verify.indexer_cases import IndexerInputs
+from flashdsa.verify.tolerances import SCORE_TOLERANCES
+
+ASCENDING_POSITION = ("cpu",)
+"""Backends whose default order is ascending token position; the order of others is their own."""
+
+
+def _canonical(ids: Tensor, counts: list[int]) -> Tensor:
+    """Each row's first `counts[b]` ids in ascending order; what follows them stays in place."""
+    ids = ids.detach().cpu().clone()
+    for b, count in enumerate(counts):
+        ids[b, :count] = ids[b, :count].sort().values
+    return ids
+
+
+def judge_selection(output: str, ids: Tensor, expected: Tensor, *, exact_order: bool) -> Comparison:
+    """Judge ids `[B, topk]` by the reference's: as they stand, or as multisets before the -1s."""
+    if not exact_order and ids.shape == expected.shape:
+        counts = [int((row != -1).sum()) for row in expected]
+        ids, expected = _canonical(ids, counts), _canonical(expected, counts)
+    return compare_exact(output, ids, expected)
+
+
+def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
+    """Run and judge `indexer_logits`; the scores come back for judging the selection."""
+    scores = flashdsa.indexer_logits(*inputs.operands, inputs.max_len, backend=backend)
+    verdict = compare_scores(
+        "scores",
+        scores,
+        reference.indexer_logits(*inputs.operands, inputs.max_len),
+        reference.indexer_score_magnitude(*inputs.operands, inputs.max_len),
+        c=SCORE_TOLERANCES[backend],
+    )
+    return scores, [verdict]
+
+
+def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list[Comparison]:
+    """Run `dsa_topk_indexer` into a poisoned buffer; judge it by the backend's own scores."""
+    case = inputs.case
+    ids = inputs.output_buffer()
+    flashdsa.dsa_topk_indexer(*inputs.operands, ids, sorted=case.sorted, backend=backend)
+    expected = reference.dsa_topk_indexer(
+        *inputs.operands, case.topk, sorted=case.sorted, scores=scores
+    )
+    exact_order = case.sorted or backend in ASCENDING_POSITION
+    return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
+
+
+def check_topk(
+    scores: Tensor, lengths: Tensor, topk: int, backend: str, *, sorted: bool = False
+) -> list[Comparison]:
+    """Run and judge `topk_indices` on any scores `[B, max_len]`."""
+    positions = flashdsa.topk_indices(scores, lengths, topk, sorted=sorted, backend=backend)
+    expected = reference.topk_indices(scores, lengths, topk, sorted=sorted)
+    exact_order = sorted or backend in ASCENDING_POSITION
+    return [judge_selection("positions", positions, expected, exact_order=exact_order)]
+
+
+def check_quantize_k(k: Tensor, backend: str) -> list[Comparison]:
+    """Run and judge `quantize_index_k`: bytes and scales, bit for bit."""
+    fp8, scale = flashdsa.quantize_index_k(k, backend=backend)
+    codes, ref_scale = reference.quantize_index_k(k)
+    return _judge_bytes("fp8", fp8, codes, "scale", scale, ref_scale)
+
+
+def check_quantize_q(q: Tensor, weights: Tensor, backend: str) -> list[Comparison]:
+    """Run and judge `quantize_index_q`: bytes and folded weights, bit for bit."""
+    fp8, folded = flashdsa.quantize_index_q(q, weights, backend=backend)
+    codes, ref_folded = reference.quantize_index_q(q, weights)
+    return _judge_bytes("fp8", fp8, codes, "folded weights", folded, ref_folded)
+
+
+def check_cache_write(k: Tensor, slots: Tensor, cache: Tensor, backend: str) -> list[Comparison]:
+    """Run and judge `write_index_k_cache`: every byte of the cache. The cache is not changed."""
+    written = cache.clone()
+    flashdsa.write_index_k_cache(k, slots, written, backend=backend)
+    expected = reference.write_index_k_cache(k, slots, cache)
+    return [compare_exact("cache", written.view(torch.uint8), expected)]
+
+
+def check_cache_read(cache: Tensor, slots: Tensor, backend: str) -> list[Comparison]:
+    """Run and judge `read_index_k_cache`: bytes and scales, bit for bit."""
+    fp8, scale = flashdsa.read_index_k_cache(cache, slots, backend=backend)
+    codes, ref_scale = reference.read_index_k_cache(cache, slots)
+    return _judge_bytes("fp8", fp8, codes, "scale", scale, ref_scale)
+
+
+def _judge_bytes(
+    fp8_name: str, fp8: Tensor, codes: Tensor, scale_name: str, scale: Tensor, ref_scale: Tensor
+) -> list[Comparison]:
+    return [
+        compare_exact(fp8_name, fp8, codes.view(torch.float8_e4m3fn)),
+        compare_exact(scale_name, scale, ref_scale),
+    ]

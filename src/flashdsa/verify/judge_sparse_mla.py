@@ -1,0 +1,188 @@
+"""Run sparse MLA's public operations on a backend and judge every output against the reference."""
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.verify.compare import Comparison, compare, compare_lse
+from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
+from flashdsa.verify.tolerances import tolerance
+
+PER_QUERY_AND_PER_HEAD = (1, 2)
+
+
+def accumulator_dtype(inputs: SparseMlaInputs) -> torch.dtype:
+    """The dtype of lse and dKV: fp64 for fp64 inputs, else fp32."""
+    return torch.float64 if inputs.case.dtype == torch.float64 else torch.float32
+
+
+def empty_queries(inputs: SparseMlaInputs) -> Tensor:
+    """Bool `[S]`: the queries without a valid slot."""
+    named = reference.valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
+    return torch.tensor([not rows for rows in named], dtype=torch.bool)
+
+
+def unnamed_rows(inputs: SparseMlaInputs) -> Tensor:
+    """Bool `[S_kv]`: the kv rows that no valid slot names."""
+    named = reference.valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
+    unnamed = torch.ones(inputs.kv.shape[0], dtype=torch.bool)
+    unnamed[[row for rows in named for row in rows]] = False
+    return unnamed
+
+
+def judge_forward(
+    inputs: SparseMlaInputs, O: Tensor, lse: Tensor, operation: str = "sparse_mla_fwd"
+) -> list[Comparison]:
+    """The verdicts on O `[S, H, d_v]` and lse `[S, H]`."""
+    case = inputs.case
+    operands = (inputs.q, inputs.kv, inputs.indices)
+    ref_O, ref_lse = reference.sparse_mla_fwd(*operands, d_v=case.d_v, **inputs.options)
+    limits = tolerance(operation, "O", case.dtype)
+    lse_limits = tolerance("sparse_mla_fwd", "lse", case.dtype)
+    assert lse_limits.absolute is not None and lse_limits.relative is not None
+    return [
+        compare(
+            "O",
+            O,
+            ref_O,
+            norm_tolerance=limits.norm if case.judges_norms else None,
+            magnitude=reference.sparse_mla_fwd_magnitude(*operands, d_v=case.d_v, **inputs.options),
+            row_ndims=PER_QUERY_AND_PER_HEAD,
+            zero_rows=empty_queries(inputs),
+            dtype=case.dtype,
+        ),
+        compare_lse(
+            "lse",
+            lse,
+            ref_lse,
+            absolute=lse_limits.absolute,
+            relative=lse_limits.relative,
+            dtype=accumulator_dtype(inputs),
+        ),
+    ]
+
+
+def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
+    """O and lse as a right forward would hand them to the backward: the reference's, rounded."""
+    O, lse = reference.sparse_mla_fwd(
+        inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
+    )
+    O, lse = O.to(inputs.case.dtype), lse.to(accumulator_dtype(inputs))
+    return inputs.lay_out(O), inputs.lay_out(lse)
+
+
+def judge_backward(
+    inputs: SparseMlaInputs,
+    O: Tensor,
+    lse: Tensor,
+    gradients: dict[str, Tensor],
+    operation: str = "mla_bwd",
+) -> list[Comparison]:
+    """The verdicts on gradients named as in the tolerance table, given O and lse.
+
+    The names are dQ, dKV (or "dKV:bf16"), d_sink; or q.grad, kv.grad, attn_sink.grad.
+    """
+    case = inputs.case
+    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    ref_dQ, ref_dKV, ref_d_sink = reference.mla_bwd(*operands, **inputs.options)
+    dQ_size, dKV_size = reference.mla_bwd_magnitude(*operands, **inputs.options)
+    d_kv_dtype = accumulator_dtype(inputs)
+    verdicts = []
+    for name, gradient in gradients.items():
+        limits = tolerance(operation, name, case.dtype)
+        norm = limits.norm if case.judges_norms else None
+        if name in ("dQ", "q.grad"):
+            verdict = compare(
+                name,
+                gradient,
+                ref_dQ,
+                norm_tolerance=norm,
+                magnitude=dQ_size,
+                row_ndims=PER_QUERY_AND_PER_HEAD,
+                zero_rows=empty_queries(inputs),
+                dtype=case.dtype,
+            )
+        elif name in ("dKV", "dKV:bf16", "kv.grad"):
+            dtypes = {"dKV": d_kv_dtype, "dKV:bf16": torch.bfloat16, "kv.grad": case.dtype}
+            verdict = compare(
+                name,
+                gradient,
+                ref_dKV,
+                norm_tolerance=norm,
+                magnitude=dKV_size,
+                zero_rows=unnamed_rows(inputs),
+                dtype=dtypes[name],
+            )
+        else:
+            assert ref_d_sink is not None
+            verdict = compare(
+                name,
+                gradient,
+                ref_d_sink,
+                norm_tolerance=norm,
+                magnitude=reference.mla_bwd_sink_magnitude(*operands, **inputs.options),
+                dtype=torch.float32,
+            )
+        verdicts.append(verdict)
+    return verdicts
+
+
+def check_forward(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
+    """Run and judge `sparse_mla_fwd`."""
+    O, lse = flashdsa.sparse_mla_fwd(
+        inputs.q,
+        inputs.kv,
+        inputs.indices,
+        d_v=inputs.case.d_v,
+        backend=backend,
+        **inputs.options,
+    )
+    return judge_forward(inputs, O, lse)
+
+
+def check_backward(
+    inputs: SparseMlaInputs,
+    backend: str,
+    *,
+    deterministic: bool = False,
+    dkv_dtype: torch.dtype | None = None,
+) -> list[Comparison]:
+    """Run and judge `mla_bwd` on the reference's O and lse."""
+    O, lse = forward_results(inputs)
+    results = flashdsa.mla_bwd(
+        inputs.q,
+        inputs.kv,
+        inputs.do,
+        lse,
+        O,
+        inputs.indices,
+        deterministic=deterministic,
+        dkv_dtype=dkv_dtype,
+        backend=backend,
+        **inputs.options,
+    )
+    names = ["dQ", "dKV:bf16" if dkv_dtype == torch.bfloat16 else "dKV", "d_sink"]
+    return judge_backward(inputs, O, lse, dict(zip(names, results, strict=False)))
+
+
+def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
+    """Run and judge `sparse_mla`: O, and the gradients of `sum(O * dO)` in the inputs' dtypes."""
+    q, kv = inputs.q.detach().requires_grad_(), inputs.kv.detach().requires_grad_()
+    sink = None if inputs.attn_sink is None else inputs.attn_sink.detach().requires_grad_()
+    options = {**inputs.options, "attn_sink": sink}
+    O = flashdsa.sparse_mla(q, kv, inputs.indices, d_v=inputs.case.d_v, backend=backend, **options)
+    O.backward(inputs.do)
+    # The backward got the forward's own lse, which sparse_mla does not return; the forward is
+    # bit-identical from run to run.
+    with torch.no_grad():
+        _, lse = flashdsa.sparse_mla_fwd(
+            q, kv, inputs.indices, d_v=inputs.case.d_v, backend=backend, **options
+        )
+    verdicts = judge_forward(inputs, O.detach(), lse, operation="sparse_mla")[:1]
+    gradients = {"q.grad": q.grad, "kv.grad": kv.grad}
+    if sink is not None:
+        gradients["attn_sink.grad"] = sink.grad
+    present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    assert present.keys() == gradients.keys(), f"no gradient for {gradients.keys() - present}"
+    return verdicts + judge_backward(inputs, O.detach(), lse, present, operation="sparse_mla")

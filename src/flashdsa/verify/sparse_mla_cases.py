@@ -1,0 +1,237 @@
+"""Sparse MLA cases: what each one is about, and the inputs that it stands for."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.reference import valid_slots
+from flashdsa.verify.layouts import strided_copy
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+
+def invalid_values(num_keys: int) -> list[int]:
+    """Index values that name no kv row."""
+    return [-1, num_keys, INT32_MIN, num_keys + 7, INT32_MAX, -2]
+
+
+def length_values(topk: int) -> list[int]:
+    """Values of topk_length, inside and outside [0, topk]."""
+    return [max(1, topk // 2), 0, topk, -5, topk + 9, 1, INT32_MAX, INT32_MIN]
+
+
+@dataclass(frozen=True)
+class SparseMlaCase:
+    """Dimensions and features of one call; data are standard normal unless a field says else."""
+
+    name: str
+    num_queries: int
+    num_keys: int
+    num_heads: int
+    topk: int
+    d_qk: int = 576
+    d_v: int = 512
+    dtype: torch.dtype = torch.bfloat16
+    sm_scale: float | None = None
+    duplicates: bool = False
+    """Slots name few rows, each many times."""
+    invalid: bool = False
+    """About a third of the slots hold `invalid_values`."""
+    empty_rows: bool = False
+    """Every third query, from the first on, has no valid slot."""
+    topk_length: bool = False
+    """Lengths go round `length_values`."""
+    attn_sink: str | None = None
+    """None, "finite" (near the lse, so that it matters) or "infinite" (+inf, -inf, finite, ...)."""
+    logit_scale: float = 1.0
+    """Logits spread over about [-logit_scale, logit_scale] where it is not 1."""
+    logit_shift: float = 0.0
+    """Every logit is near this; q and kv are then multiples of 1/4, so that dot products are exact
+    in fp32 in any order and only the scaling rounds."""
+    poison: bool = False
+    """kv rows that no valid slot names hold NaN, +inf and -inf; rows 0 and S_kv - 1, where clamped
+    and wrapped indices land, are among them, and slots past topk_length name them."""
+    strided: bool = False
+    kv_3d: bool = False
+    indices_3d: bool = False
+    cancels: bool = False
+    """dS all but vanishes (a single key, say), so norms of gradients say nothing; rows still do."""
+
+    @property
+    def judges_norms(self) -> bool:
+        """Whether the contract's norm rule applies: standard-normal data, default scale."""
+        plain = self.logit_scale == 1.0 and self.logit_shift == 0.0
+        return plain and self.sm_scale is None and not self.cancels
+
+
+@dataclass(frozen=True)
+class SparseMlaInputs:
+    """q `[S, H, d_qk]`, kv, indices, do (dO) `[S, H, d_v]`, and a case's optional operands."""
+
+    case: SparseMlaCase
+    q: Tensor
+    kv: Tensor
+    indices: Tensor
+    do: Tensor
+    topk_length: Tensor | None
+    attn_sink: Tensor | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments common to forward and backward."""
+        return {
+            "sm_scale": self.case.sm_scale,
+            "topk_length": self.topk_length,
+            "attn_sink": self.attn_sink,
+        }
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        """x on the inputs' device, strided where the case says so."""
+        x = x.to(self.q.device)
+        return strided_copy(x) if self.case.strided else x
+
+
+def _draw_indices(case: SparseMlaCase, lengths: list[int], generator: torch.Generator) -> Tensor:
+    """int32 `[S, topk]`."""
+    n, topk = case.num_keys, case.topk
+    reserved = [0, n - 1] if case.poison and n >= 3 else []
+    usable = torch.tensor([row for row in range(n) if row not in reserved], dtype=torch.int64)
+    bad = torch.tensor(invalid_values(n), dtype=torch.int64)
+    table = torch.full((case.num_queries, topk), -1, dtype=torch.int64)
+    for s in range(case.num_queries):
+        if len(usable) and case.duplicates:
+            pool = usable[torch.randperm(len(usable), generator=generator)][: len(usable) // 4 + 1]
+            table[s] = pool[torch.randint(len(pool), (topk,), generator=generator)]
+        elif len(usable):
+            rows = usable[torch.randperm(len(usable), generator=generator)][:topk]
+            table[s, : len(rows)] = rows
+        if case.invalid or (case.empty_rows and s % 3 == 0):
+            replaced = torch.rand(topk, generator=generator) < 0.3
+            if case.empty_rows and s % 3 == 0:
+                replaced[:] = True
+            drawn = torch.randint(len(bad), (topk,), generator=generator)
+            table[s] = torch.where(replaced, bad[drawn], table[s])
+        if reserved:
+            beyond = torch.arange(topk) >= lengths[s]
+            table[s] = torch.where(beyond, torch.tensor(reserved)[torch.arange(topk) % 2], table[s])
+    return table.to(torch.int32)
+
+
+def _draw_sink(case: SparseMlaCase, generator: torch.Generator) -> Tensor | None:
+    if case.attn_sink is None:
+        return None
+    sink = torch.randn(case.num_heads, generator=generator) + math.log(case.topk) + case.logit_shift
+    if case.attn_sink == "infinite":
+        sink[0::3], sink[1::3] = torch.inf, -torch.inf
+    return sink
+
+
+def make_sparse_mla_inputs(
+    case: SparseMlaCase, seed: int, device: str | torch.device = "cpu"
+) -> SparseMlaInputs:
+    """The inputs of one case; the same (case, seed) gives the same values on every device."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q = normal(case.num_queries, case.num_heads, case.d_qk)
+    kv = normal(case.num_keys, case.d_qk)
+    do = normal(case.num_queries, case.num_heads, case.d_v)
+    if case.logit_scale != 1.0:
+        q = q * (case.logit_scale / 3)  # a default logit is N(0, 1): 3 sigma reach the scale
+    if case.logit_shift != 0.0:
+        q, kv = (q * 4).round() / 4, (kv * 4).round() / 4
+        wanted = abs(case.logit_shift) * math.sqrt(case.d_qk)
+        q[..., -1] = math.copysign(2.0 ** round(math.log2(wanted)), case.logit_shift)
+        kv[..., -1] = 1.0
+
+    values = length_values(case.topk)
+    lengths = [values[s % len(values)] for s in range(case.num_queries)]
+    if not case.topk_length:
+        lengths = [case.topk] * case.num_queries
+    indices = _draw_indices(case, lengths, generator)
+    topk_length = torch.tensor(lengths, dtype=torch.int32) if case.topk_length else None
+    sink = _draw_sink(case, generator)
+
+    if case.poison:
+        named = {r for rows in valid_slots(indices, case.num_keys, topk_length) for r in rows}
+        poisons = (torch.nan, torch.inf, -torch.inf)
+        for row in range(case.num_keys):
+            if row not in named:
+                kv[row] = poisons[row % 3]
+
+    def finish(x: Tensor, dtype: torch.dtype) -> Tensor:
+        x = x.to(device=device, dtype=dtype)
+        return strided_copy(x) if case.strided else x
+
+    return SparseMlaInputs(
+        case=case,
+        q=finish(q, case.dtype),
+        kv=finish(kv[:, None, :] if case.kv_3d else kv, case.dtype),
+        indices=finish(indices[:, None, :] if case.indices_3d else indices, torch.int32),
+        do=finish(do, case.dtype),
+        topk_length=None if topk_length is None else topk_length.to(device),
+        attn_sink=None if sink is None else sink.to(device),
+    )
+
+
+_ALL_FEATURES: dict[str, Any] = {
+    "duplicates": True,
+    "invalid": True,
+    "empty_rows": True,
+    "topk_length": True,
+    "attn_sink": "infinite",
+    "poison": True,
+    "strided": True,
+    "kv_3d": True,
+    "indices_3d": True,
+}
+_FP32, _FP64 = torch.float32, torch.float64
+
+# fmt: off
+SPARSE_MLA_CASES: list[SparseMlaCase] = [
+    # name, S, S_kv, H, topk
+    SparseMlaCase("plain", 5, 300, 64, 128),
+    SparseMlaCase("model sizes", 2, 4096, 128, 2048),
+    SparseMlaCase("odd sizes", 3, 77, 3, 33),
+    SparseMlaCase("one slot, one head", 3, 9, 1, 1, cancels=True),
+    SparseMlaCase("more slots than keys", 3, 20, 4, 64),
+    SparseMlaCase("more slots than keys, duplicates", 3, 20, 4, 64, duplicates=True),
+    SparseMlaCase("duplicates", 4, 64, 16, 96, duplicates=True),
+    SparseMlaCase("invalid indices", 5, 200, 16, 64, invalid=True),
+    SparseMlaCase("rows without a valid slot", 5, 100, 8, 48, empty_rows=True),
+    SparseMlaCase("no row has a valid slot", 1, 50, 8, 40, empty_rows=True),
+    SparseMlaCase("topk_length", 9, 128, 8, 40, topk_length=True),
+    SparseMlaCase("poisoned rows", 4, 150, 16, 64, invalid=True, poison=True),
+    SparseMlaCase("poisoned rows past topk_length", 9, 100, 8, 40, topk_length=True, poison=True),
+    SparseMlaCase("sink", 5, 120, 16, 64, attn_sink="finite"),
+    SparseMlaCase("infinite sinks", 5, 120, 16, 64, attn_sink="infinite", empty_rows=True),
+    SparseMlaCase("sinks on rows without a valid slot", 4, 30, 3, 16, attn_sink="infinite",
+                  empty_rows=True, topk_length=True),
+    SparseMlaCase("logits to 1e4", 5, 150, 16, 64, logit_scale=1e4),
+    SparseMlaCase("logits near +1e4", 5, 150, 16, 64, logit_shift=1e4),
+    SparseMlaCase("logits near -1e4", 5, 150, 16, 64, logit_shift=-1e4),
+    SparseMlaCase("logits near -1e4, sink", 5, 150, 16, 64, logit_shift=-1e4, attn_sink="finite"),
+    SparseMlaCase("scale 0", 3, 90, 8, 32, sm_scale=0.0),
+    SparseMlaCase("scale 0.3", 3, 90, 8, 32, sm_scale=0.3),
+    SparseMlaCase("strided", 4, 90, 8, 48, strided=True),
+    SparseMlaCase("3-D kv and indices", 4, 90, 8, 48, kv_3d=True, indices_3d=True),
+    SparseMlaCase("one key", 2, 1, 4, 5, duplicates=True, cancels=True),
+    SparseMlaCase("no key", 2, 0, 4, 5),
+    SparseMlaCase("no query", 0, 10, 4, 5),
+    SparseMlaCase("every feature", 10, 130, 16, 70, **_ALL_FEATURES),
+    SparseMlaCase("small dims", 4, 40, 5, 24, d_qk=24, d_v=16),
+    SparseMlaCase("d_qk = d_v + 1", 4, 40, 5, 24, d_qk=17, d_v=16),
+    SparseMlaCase("fp32", 4, 150, 16, 96, dtype=_FP32),
+    SparseMlaCase("fp32, every feature", 10, 130, 6, 70, dtype=_FP32, **_ALL_FEATURES),
+    SparseMlaCase("fp32, small dims, sink", 6, 40, 5, 24, d_qk=24, d_v=16, dtype=_FP32,
+                  attn_sink="finite"),
+    SparseMlaCase("fp64", 4, 150, 16, 96, dtype=_FP64),
+    SparseMlaCase("fp64, every feature", 10, 130, 6, 70, dtype=_FP64, **_ALL_FEATURES),
+    SparseMlaCase("fp64, logits to 1e4", 5, 150, 16, 64, dtype=_FP64, logit_scale=1e4),
+]
+# fmt: on

@@ -1,0 +1,108 @@
+"""How right is right: every limit of the contract, keyed by (operation, output, dtype).
+
+The dtype is that of the operation's main input (q, k); an output that is asked for in another
+precision has its own name ("dKV:bf16").
+
+Where the numbers come from
+    bf16    one rounding of the output to 8 significand bits has a relative rms of about 0.9e-3;
+            P and dS are rounded to bf16 once more before they enter a tensor core, which adds in
+            quadrature.  Peers measured on an H200: FlashMLA O 1.9e-3; cuDNN Frontend dQ 2.0e-3,
+            dKV 2.35e-3.  Hence 2.5e-3; and 3.5e-3 where dKV is itself rounded to bf16 at the end.
+            d_sink is a sum over queries of terms of both signs: 1e-2.
+    fp32    2^-24 per operation, times the growth of sums of a few thousand terms: 1e-5.
+    fp64    2^-53 per operation, likewise: 1e-11.
+    norms   hold on standard-normal data with the default scale only: other data may cancel.
+    rows    on any data, `||row error|| <= 1e-2 * max(||row||, 1e-2 * ||magnitude row||,
+            1e-6 * largest ||magnitude row||)`.  One lost contribution among n like ones moves a
+            row by about 1/sqrt(n) of itself: 1e-2 sees one among ten thousand.  The second term is
+            what cancellation allows: 1e-4 of what was summed.
+    lse     1e-4 + 4e-7 |ref|: an absolute part for the sum of fp32 exponentials, and a few fp32
+            ulps (6e-8) for a logit that is itself a long dot product.
+    scores  c * scale * sum_h |w_h| relu(q_h . k): c is fp32 accumulation over 128 and over 64
+            terms (1e-5), or the shorter accumulator of Hopper's fp8 tensor cores (3e-4).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+ROW_TOLERANCE = 1e-2
+ROW_CANCELLATION = 1e-2
+"""Share of the magnitude row that counts as the row's own size."""
+ROW_FLOOR = 1e-6
+"""Share of the largest magnitude row that counts as any row's size."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of one output; a limit that does not apply to it is None."""
+
+    norm: float | None = None
+    """Of `||out - ref|| / ||ref||`, on standard-normal data."""
+    row: float | None = None
+    """Of the per-row rule, on any data."""
+    absolute: float | None = None
+    relative: float | None = None
+    """Of `|out - ref| <= absolute + relative * |ref|`, element by element."""
+
+
+_BF16, _FP32, _FP64 = torch.bfloat16, torch.float32, torch.float64
+
+_EXACT_ENOUGH = {
+    _FP32: Tolerance(norm=1e-5, row=ROW_TOLERANCE),
+    _FP64: Tolerance(norm=1e-11, row=ROW_TOLERANCE),
+}
+_BF16_OUT = {_BF16: Tolerance(norm=2.5e-3, row=ROW_TOLERANCE), **_EXACT_ENOUGH}
+_BF16_TWICE = {_BF16: Tolerance(norm=3.5e-3, row=ROW_TOLERANCE), **_EXACT_ENOUGH}
+_LSE = Tolerance(absolute=1e-4, relative=4e-7)
+
+_BY_DTYPE: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
+    ("sparse_mla_fwd", "O"): _BF16_OUT,
+    ("sparse_mla_fwd", "lse"): {
+        _BF16: _LSE,
+        _FP32: _LSE,
+        # An fp64 lse must not have passed through fp32 (relative 6e-8): gradcheck needs it.
+        _FP64: Tolerance(absolute=1e-11, relative=1e-11),
+    },
+    ("mla_bwd", "dQ"): _BF16_OUT,
+    ("mla_bwd", "dKV"): _BF16_OUT,
+    ("mla_bwd", "dKV:bf16"): {dtype: Tolerance(3.5e-3, ROW_TOLERANCE) for dtype in _BF16_OUT},
+    ("mla_bwd", "d_sink"): {
+        _BF16: Tolerance(norm=1e-2, row=ROW_TOLERANCE),
+        _FP32: Tolerance(norm=1e-5, row=ROW_TOLERANCE),
+        # d_sink is fp32 whatever the inputs are: its own rounding is 6e-8.
+        _FP64: Tolerance(norm=1e-6, row=ROW_TOLERANCE),
+    },
+    ("sparse_mla", "O"): _BF16_OUT,
+    ("sparse_mla", "q.grad"): _BF16_OUT,
+    ("sparse_mla", "kv.grad"): _BF16_TWICE,
+    ("sparse_mla", "attn_sink.grad"): {
+        _BF16: Tolerance(norm=1e-2, row=ROW_TOLERANCE),
+        _FP32: Tolerance(norm=1e-5, row=ROW_TOLERANCE),
+        _FP64: Tolerance(norm=1e-6, row=ROW_TOLERANCE),
+    },
+}
+
+TOLERANCES: dict[tuple[str, str, torch.dtype], Tolerance] = {
+    (operation, output, dtype): tolerance
+    for (operation, output), by_dtype in _BY_DTYPE.items()
+    for dtype, tolerance in by_dtype.items()
+}
+
+SCORE_TOLERANCES: dict[str, float] = {
+    "cpu": 1e-5,
+    "sm90": 3e-4,
+    "sm100": 3e-4,
+    "emulate-sm90": 3e-4,
+    "emulate-sm100": 3e-4,
+}
+"""c of the indexer's score rule, by backend."""
+
+
+def tolerance(operation: str, output: str, dtype: torch.dtype) -> Tolerance:
+    """The limits of one output.
+
+    Raises:
+        KeyError: the table has none; nothing is judged by a guess.
+    """
+    return TOLERANCES[operation, output, dtype]

@@ -1,0 +1,1 @@
+"""Tests of the custom ops and the public functions' argument rules."""

@@ -1,0 +1,106 @@
+"""Wrong arguments of the attention operations: the right exception, naming argument and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashdsa
+from tests.ops import inputs
+
+
+def _forward_arguments() -> dict[str, Any]:
+    x = inputs.attention(torch.bfloat16)
+    return {"q": x.q, "kv": x.kv, "indices": x.indices, "d_v": x.d_v}
+
+
+def _backward_arguments() -> dict[str, Any]:
+    arguments = _forward_arguments()
+    out, lse = flashdsa.sparse_mla_fwd(**arguments)
+    del arguments["d_v"]
+    return {**arguments, "dO": torch.ones_like(out), "lse": lse, "O": out}
+
+
+def _int32(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+# q is (3, 2, 12), kv (7, 12), indices (3, 6), d_v 8.
+SHARED = [
+    ("q", [[1.0]], TypeError, r"q: expected a torch.Tensor; got list"),
+    ("q", torch.zeros(3, 2, 12, dtype=torch.float16), TypeError, "q: expected dtype .*float16"),
+    ("q", torch.zeros(3, 12).bfloat16(), ValueError, r"q: expected shape \[S, H, d_qk\]; got 2"),
+    ("q", torch.zeros(3, 0, 12).bfloat16(), ValueError, r"q: expected .*H >= 1.*\[3, 0, 12\]"),
+    ("kv", None, TypeError, "kv: expected a torch.Tensor; got NoneType"),
+    ("kv", torch.zeros(7, 12), TypeError, "kv: expected dtype bfloat16; got float32"),
+    ("kv", torch.zeros(7, 2, 12).bfloat16(), ValueError, r"kv: expected one kv head.*\[7, 2, 12\]"),
+    ("kv", torch.zeros(7, 13).bfloat16(), ValueError, r"kv: expected shape .*\[7, 12\]; got .*13"),
+    ("kv", torch.zeros(12).bfloat16(), ValueError, r"kv: expected shape .*; got 1 dimensions"),
+    ("kv", torch.zeros(12, 7).bfloat16().t(), ValueError, r"kv: expected a contiguous last.*1, 7"),
+    ("indices", torch.zeros(3, 6), TypeError, "indices: expected dtype int32; got float32"),
+    ("indices", _int32(3, 6).long(), TypeError, "indices: expected dtype int32; got int64"),
+    ("indices", _int32(4, 6), ValueError, r"indices: expected shape .*\[3, 6\]; got .*\[4, 6\]"),
+    ("indices", _int32(3, 0), ValueError, "indices: expected topk >= 1 columns; got 0"),
+    ("indices", _int32(3, 2, 6), ValueError, r"indices: expected one kv head.*\[3, 2, 6\]"),
+    ("indices", _int32(6, 3).t(), ValueError, "indices: expected a contiguous last dimension"),
+    ("indices", _int32(3, 6).to("meta"), ValueError, "indices: expected device cpu .*; got meta"),
+    ("topk_length", torch.zeros(3), TypeError, "topk_length: expected dtype int32; got float32"),
+    ("topk_length", _int32(2), ValueError, r"topk_length: expected shape \[S\] = \[3\]; got .*2"),
+    ("attn_sink", torch.zeros(2).bfloat16(), TypeError, "attn_sink: expected dtype float32; got"),
+    ("attn_sink", torch.zeros(2).double(), TypeError, "attn_sink: expected dtype float32; got"),
+    ("attn_sink", torch.zeros(3), ValueError, r"attn_sink: expected shape \[H\] = \[2\]; got .*3"),
+    ("sm_scale", "1", TypeError, "sm_scale: expected a float or None; got str"),
+    ("sm_scale", float("nan"), ValueError, "sm_scale: expected a finite number; got nan"),
+    ("backend", "gpu", ValueError, "backend: expected one of auto, cpu, .*; got 'gpu'"),
+    ("backend", "sm90", NotImplementedError, "backend 'sm90'"),
+]
+FORWARD_ONLY = [
+    ("d_v", 0, ValueError, "d_v: expected at least 1; got 0"),
+    ("d_v", 13, ValueError, "d_v: expected at most q's last dimension, 12.*; got 13"),
+    ("d_v", 8.0, TypeError, "d_v: expected an integer; got float"),
+]
+BACKWARD_ONLY = [
+    ("dO", torch.zeros(3, 2, 8), TypeError, "dO: expected dtype bfloat16; got float32"),
+    ("dO", torch.zeros(3, 2).bfloat16(), ValueError, r"dO: expected shape \[S, H, d_v\]; got 2"),
+    ("dO", torch.zeros(3, 2, 13).bfloat16(), ValueError, r"dO: expected .* in \[1, 12\].*; got 13"),
+    ("dO", torch.zeros(3, 8, 2).bfloat16().mT, ValueError, "dO: expected a contiguous last dim"),
+    ("O", torch.zeros(3, 2, 9).bfloat16(), ValueError, r"O: expected shape .*\[3, 2, 8\]; got"),
+    ("O", torch.zeros(3, 2, 8), TypeError, "O: expected dtype bfloat16; got float32"),
+    ("lse", torch.zeros(3, 2).bfloat16(), TypeError, "lse: expected dtype float32; got bfloat16"),
+    ("lse", torch.zeros(2, 3), ValueError, r"lse: expected shape \[S, H\] = \[3, 2\]; got"),
+    ("lse", torch.zeros(3, 2).to("meta"), ValueError, "lse: expected device cpu .*; got meta"),
+    ("dkv_dtype", "fp32", TypeError, "dkv_dtype: expected a torch.dtype or None; got str"),
+    ("dkv_dtype", torch.float16, TypeError, "dkv_dtype: expected float32 or bfloat16 or None"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), SHARED + FORWARD_ONLY)
+def test_forward(name: str, value: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.sparse_mla_fwd(**{**_forward_arguments(), name: value})
+    with pytest.raises(error, match=message):
+        flashdsa.sparse_mla(**{**_forward_arguments(), name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), SHARED + BACKWARD_ONLY)
+def test_backward(name: str, value: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.mla_bwd(**{**_backward_arguments(), name: value})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dkv_dtype", "expected"),
+    [
+        (torch.float32, torch.bfloat16, "float32"),
+        (torch.float64, torch.float32, "float64"),
+    ],
+)
+def test_dkv_dtype_must_fit_the_inputs(
+    dtype: torch.dtype, dkv_dtype: torch.dtype, expected: str
+) -> None:
+    x = inputs.attention(dtype)
+    out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
+    with pytest.raises(TypeError, match=f"dkv_dtype: expected {expected} or None"):
+        flashdsa.mla_bwd(x.q, x.kv, out, lse, out, x.indices, dkv_dtype=dkv_dtype)

@@ -1,0 +1,83 @@
+"""Gradients: checked numerically in float64, in the inputs' dtypes, once differentiable."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashdsa
+from tests.ops import inputs
+
+
+@pytest.mark.parametrize("with_length", [False, True])
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_gradcheck_in_float64(with_sink: bool, with_length: bool) -> None:
+    x = inputs.attention(torch.float64)
+    sink = x.attn_sink.double().requires_grad_() if with_sink else None
+    length = x.topk_length if with_length else None
+
+    def attend(q: torch.Tensor, kv: torch.Tensor, attn_sink: torch.Tensor | None) -> torch.Tensor:
+        return flashdsa.sparse_mla(
+            q, kv, x.indices, d_v=x.d_v, topk_length=length, attn_sink=attn_sink
+        )
+
+    args = (x.q.requires_grad_(), x.kv.requires_grad_(), sink)
+    assert torch.autograd.gradcheck(attend, args)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_gradients_have_the_inputs_dtypes_and_shapes(dtype: torch.dtype) -> None:
+    x = inputs.attention(dtype)
+    q, kv = x.q.requires_grad_(), x.kv[:, None].clone().requires_grad_()
+    sink = x.attn_sink.requires_grad_()
+    flashdsa.sparse_mla(q, kv, x.indices[:, None], d_v=x.d_v, attn_sink=sink).sum().backward()
+    for tensor in (q, kv, sink):
+        assert tensor.grad is not None
+        assert tensor.grad.dtype == tensor.dtype
+        assert tensor.grad.shape == tensor.shape
+
+
+def test_autograd_gives_what_mla_bwd_gives() -> None:
+    x = inputs.attention(torch.float32)
+    q, kv, sink = (t.requires_grad_() for t in (x.q, x.kv, x.attn_sink))
+    out, lse = flashdsa.sparse_mla_fwd(q, kv, x.indices, d_v=x.d_v, attn_sink=sink)
+    dO = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, kv, sink), dO)
+    with torch.no_grad():
+        direct = flashdsa.mla_bwd(q, kv, dO, lse, out, x.indices, attn_sink=sink)
+    assert len(direct) == 3
+    for got, expected in zip(grads, direct, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_lse_and_indices_are_not_differentiable() -> None:
+    x = inputs.attention(torch.float32)
+    out, lse = flashdsa.sparse_mla_fwd(x.q.requires_grad_(), x.kv, x.indices, d_v=x.d_v)
+    assert out.requires_grad
+    assert not lse.requires_grad
+    assert not x.indices.requires_grad
+
+
+def test_double_backward_is_a_clear_error() -> None:
+    x = inputs.attention(torch.float64)
+    q = x.q.requires_grad_()
+    out = flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v)
+    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="mla_bwd: no gradient of a gradient"):
+        dq.sum().backward()
+
+
+def test_expanded_output_gradient_is_taken() -> None:
+    x = inputs.attention(torch.float32)
+    q = x.q.requires_grad_()
+    flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v).sum().backward()  # a stride-0 gradient
+    assert q.grad is not None
+    assert q.grad[1:].abs().sum() > 0
+
+
+def test_only_the_wanted_gradients_are_set() -> None:
+    x = inputs.attention(torch.float32)
+    kv = x.kv.requires_grad_()
+    flashdsa.sparse_mla(x.q, kv, x.indices, d_v=x.d_v).sum().backward()
+    assert kv.grad is not None
+    assert x.q.grad is None

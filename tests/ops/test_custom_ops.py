@@ -1,0 +1,104 @@
+"""torch's own checks of each custom op: schema, fake implementation, autograd, AOT dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import flashdsa
+from flashdsa.ops import attention as attention_ops
+from flashdsa.ops import indexer as indexer_ops
+from tests.ops import inputs
+
+
+@pytest.fixture(autouse=True)
+def _compare_float8_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.allclose, by which opcheck sees mutated arguments, lacks float8: compare as fp32."""
+    allclose = torch.allclose
+
+    def allclose_with_float8(a: torch.Tensor, b: torch.Tensor, **options: Any) -> bool:
+        if a.dtype == torch.float8_e4m3fn:
+            a, b = a.float(), b.float()
+        return allclose(a, b, **options)
+
+    monkeypatch.setattr(torch, "allclose", allclose_with_float8)
+
+
+def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, ...]:
+    x = inputs.attention(dtype)
+    q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
+    length, sink = (x.topk_length, x.attn_sink.requires_grad_(grad)) if optional else (None, None)
+    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu")
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("optional", [False, True], ids=["plain", "sink_and_length"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_opcheck_sparse_mla_fwd(dtype: torch.dtype, optional: bool, grad: bool) -> None:
+    opcheck(attention_ops.sparse_mla_fwd, _forward_args(dtype, grad, optional))
+
+
+@pytest.mark.parametrize("dkv_dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("optional", [False, True], ids=["plain", "sink_and_length"])
+def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
+    x = inputs.attention(torch.bfloat16)
+    length, sink = (x.topk_length, x.attn_sink) if optional else (None, None)
+    out, lse = flashdsa.sparse_mla_fwd(
+        x.q, x.kv, x.indices, d_v=x.d_v, topk_length=length, attn_sink=sink
+    )
+    args = (x.q, x.kv, torch.randn_like(out), lse, out, x.indices, length, sink)
+    opcheck(attention_ops.mla_bwd, (*args, 0.3, True, dkv_dtype, "cpu"))
+
+
+def _indexer_out() -> tuple[Any, ...]:
+    return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, True, "cpu")
+
+
+def _written_cache() -> tuple[Any, ...]:
+    slots = torch.tensor([70, -1, 3], dtype=torch.int32)
+    return (torch.randn(3, 128).bfloat16(), slots, inputs.indexer().k_index_cache_fp8, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (indexer_ops.dsa_topk_indexer, _indexer_out),
+        (indexer_ops.indexer_logits, lambda: (*inputs.indexer(), 200, "cpu")),
+        (
+            indexer_ops.topk_indices,
+            lambda: (torch.randn(2, 9), torch.tensor([9, 3], dtype=torch.int32), 4, True, "cpu"),
+        ),
+        (indexer_ops.quantize_index_k, lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
+        (
+            indexer_ops.quantize_index_q,
+            lambda: (torch.randn(2, 4, 128).bfloat16(), torch.randn(2, 4), "cpu"),
+        ),
+        (indexer_ops.write_index_k_cache, _written_cache),
+        (
+            indexer_ops.read_index_k_cache,
+            lambda: (inputs.indexer().k_index_cache_fp8, torch.tensor([0, 200]), "cpu"),
+        ),
+    ],
+    ids=lambda value: getattr(value, "_name", ""),
+)
+def test_opcheck_indexer(op: Any, args: Callable[[], tuple[Any, ...]]) -> None:
+    opcheck(op, args())
+
+
+def test_fakes_give_the_shapes_and_dtypes_of_the_real_ones_beyond_2_31_elements() -> None:
+    with torch.device("meta"):
+        q = torch.empty(60_000, 128, 576, dtype=torch.bfloat16)
+        kv = torch.empty(4_000_000, 1, 576, dtype=torch.bfloat16)
+        indices = torch.empty(60_000, 2048, dtype=torch.int32)
+    out, lse = flashdsa.sparse_mla_fwd(q, kv, indices)
+    assert out.shape == (60_000, 128, 512)
+    assert out.numel() > 2**31
+    assert lse.dtype == torch.float32
+    dq, dkv = flashdsa.mla_bwd(q, kv, out, lse, out, indices)
+    assert dq.shape == q.shape
+    assert dkv.shape == kv.shape
+    assert dkv.dtype == torch.float32

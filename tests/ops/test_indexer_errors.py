@@ -1,0 +1,243 @@
+"""Wrong arguments of the indexer's operations: the right exception, and nothing written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashdsa
+from tests.ops import inputs
+
+POISON = 123
+
+
+def _int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def _arguments() -> dict[str, Any]:
+    return inputs.indexer()._asdict()
+
+
+# q (2, 4, 128), cache (5, 64, 1, 132), weights (2, 4), seq_lens [130, 70], block_table (2, 3).
+CACHE = inputs.indexer().k_index_cache_fp8
+INPUTS = [
+    ("q_index_fp8", 3, TypeError, "q_index_fp8: expected a torch.Tensor; got int"),
+    ("q_index_fp8", torch.zeros(2, 4, 128), TypeError, "q_index_fp8: expected dtype float8_e4m3fn"),
+    (
+        "q_index_fp8",
+        torch.zeros(2, 4, 64).to(torch.float8_e4m3fn),
+        ValueError,
+        r"q_index_fp8: expected shape \[B, H, 128\] = \[2, 4, 128\]; got .*64",
+    ),
+    (
+        "q_index_fp8",
+        torch.zeros(2, 0, 128).to(torch.float8_e4m3fn),
+        ValueError,
+        "q_index_fp8: expected .* H >= 1; got H = 0",
+    ),
+    ("k_index_cache_fp8", CACHE.float(), TypeError, "k_index_cache_fp8: expected dtype uint8 or"),
+    ("k_index_cache_fp8", CACHE[:, :32], ValueError, r"k_index_cache_fp8: expected shape .*64, 1,"),
+    ("k_index_cache_fp8", CACHE[0], ValueError, "k_index_cache_fp8: expected shape .*; got 3 dim"),
+    (
+        "k_index_cache_fp8",
+        torch.zeros(5, 128, 1, 132, dtype=torch.uint8)[:, ::2],
+        ValueError,
+        "k_index_cache_fp8: expected each page's bytes to be contiguous",
+    ),
+    ("weights", torch.zeros(2, 4).bfloat16(), TypeError, "weights: expected dtype float32; got bf"),
+    ("weights", torch.zeros(2, 5), ValueError, r"weights: expected shape \[B, H\] = \[2, 4\]"),
+    ("weights", torch.zeros(4, 2).t(), ValueError, "weights: expected a contiguous last dimension"),
+    ("seq_lens", torch.tensor([1, 2]), TypeError, "seq_lens: expected dtype int32; got int64"),
+    ("seq_lens", _int32(1), ValueError, r"seq_lens: expected shape \[B\] = \[2\]; got .*\[1\]"),
+    ("seq_lens", _int32(1, 2).to("meta"), ValueError, "seq_lens: expected device cpu .*; got meta"),
+    (
+        "seq_lens",
+        _int32(5, -1),
+        ValueError,
+        r"seq_lens: expected values >= 0; got seq_lens\[1\] = -1",
+    ),
+    (
+        "seq_lens",
+        _int32(193, 1),
+        ValueError,
+        r"block_table: expected at least 4 pages for seq_lens\[0\] = 193; got a table of 3 pages",
+    ),
+    ("block_table", torch.zeros(2, 3), TypeError, "block_table: expected dtype int32; got float32"),
+    ("block_table", _int32(1, 2, 3), ValueError, "block_table: expected shape .*; got 1 dim"),
+    ("block_table", _int32(1)[None].expand(3, 3), ValueError, "block_table: expected shape"),
+    (
+        "block_table",
+        torch.stack([_int32(0, 1, 2), _int32(0, 5, 0)]),
+        ValueError,
+        r"block_table: expected page ids in \[0, 5\); got block_table\[1, 1\] = 5",
+    ),
+    (
+        "block_table",
+        torch.stack([_int32(0, -1, 2), _int32(0, 1, 0)]),
+        ValueError,
+        r"block_table: expected page ids in \[0, 5\); got block_table\[0, 1\] = -1",
+    ),
+    ("backend", "gpu", ValueError, "backend: expected one of"),
+    ("backend", "sm100", NotImplementedError, "backend 'sm100'"),
+]
+OUTPUT = [
+    (torch.zeros(2, 16), TypeError, "topk_indices: expected dtype int32; got float32"),
+    (torch.zeros(3, 16).int(), ValueError, r"topk_indices: expected shape .*\[2, 16\]; got .*\[3"),
+    (torch.zeros(2, 0).int(), ValueError, "topk_indices: expected shape .* topk >= 1; got 0"),
+    (torch.zeros(16, 2).int().t(), ValueError, "topk_indices: expected a contiguous last dim"),
+    (torch.zeros(2, 16).int().to("meta"), ValueError, "topk_indices: expected device cpu"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), INPUTS)
+def test_indexer_inputs(name: str, value: object, error: type[Exception], message: str) -> None:
+    arguments = {**_arguments(), name: value}
+    out = torch.full((2, 16), POISON, dtype=torch.int32)
+    with pytest.raises(error, match=message):
+        flashdsa.dsa_topk_indexer(**arguments, topk_indices=out)
+    assert (out == POISON).all(), "something was written before the error"
+    with pytest.raises(error, match=message):
+        flashdsa.indexer_logits(**arguments, max_len=200)
+
+
+@pytest.mark.parametrize(("out", "error", "message"), OUTPUT)
+def test_indexer_output(out: torch.Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.dsa_topk_indexer(**_arguments(), topk_indices=out)
+
+
+def test_page_ids_in_unused_slots_may_be_anything() -> None:
+    arguments = _arguments()
+    arguments["block_table"][1, 2] = -7  # row 1 has 70 tokens: two pages
+    out = torch.full((2, 16), -POISON, dtype=torch.int32)
+    flashdsa.dsa_topk_indexer(**arguments, topk_indices=out)
+    assert (out >= 0).all()
+
+
+def test_launch_without_checks_clamps_and_skips() -> None:
+    arguments = _arguments()
+    arguments["seq_lens"] = _int32(10_000, -5)
+    arguments["block_table"] = torch.stack([_int32(2, 9, 1), _int32(0, 0, 0)])
+    out = torch.full((2, 200), POISON, dtype=torch.int32)
+    flashdsa.dsa_topk_indexer_launch(*arguments.values(), out)
+    good = torch.cat([torch.arange(2 * 64, 3 * 64), torch.arange(64, 2 * 64)]).int()
+    assert torch.equal(out[0], torch.cat([good, torch.full((72,), -1, dtype=torch.int32)]))
+    assert (out[1] == -1).all()
+    ranked = torch.full((2, 100), POISON, dtype=torch.int32)
+    flashdsa.dsa_topk_indexer_launch(*arguments.values(), ranked)
+    assert set(ranked[0].tolist()) <= set(good.tolist())
+    assert len(set(ranked[0].tolist())) == 100
+
+
+@pytest.mark.parametrize(
+    ("max_len", "error", "message"),
+    [
+        (0, ValueError, "max_len: expected at least 1; got 0"),
+        (129, ValueError, "max_len: expected at least the longest of seq_lens, 130; got 129"),
+        (1.5, TypeError, "max_len: expected an integer; got float"),
+    ],
+)
+def test_max_len(max_len: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.indexer_logits(**_arguments(), max_len=max_len)
+
+
+@pytest.mark.parametrize(
+    ("scores", "lengths", "topk", "error", "message"),
+    [
+        (torch.zeros(2, 9).double(), _int32(1, 2), 3, TypeError, "scores: expected dtype float32"),
+        (torch.zeros(9), _int32(1), 3, ValueError, r"scores: expected shape \[B, max_len\]; got 1"),
+        (torch.zeros(9, 2).t(), _int32(1, 2), 3, ValueError, "scores: expected a contiguous last"),
+        (torch.zeros(2, 9), torch.zeros(2), 3, TypeError, "lengths: expected dtype int32"),
+        (torch.zeros(2, 9), _int32(1), 3, ValueError, r"lengths: expected shape \[B\] = \[2\]"),
+        (torch.zeros(2, 9), _int32(1, 10), 3, ValueError, r"lengths: .*got lengths\[1\] = 10"),
+        (torch.zeros(2, 9), _int32(-1, 1), 3, ValueError, r"lengths: .*got lengths\[0\] = -1"),
+        (torch.zeros(2, 9), _int32(1, 1), 0, ValueError, "topk: expected at least 1; got 0"),
+        (torch.zeros(2, 9), _int32(1, 1), True, TypeError, "topk: expected an integer; got bool"),
+    ],
+)
+def test_topk_indices(
+    scores: torch.Tensor, lengths: torch.Tensor, topk: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.topk_indices(scores, lengths, topk)
+
+
+@pytest.mark.parametrize(
+    ("k", "error", "message"),
+    [
+        (
+            torch.zeros(3, 128).half(),
+            TypeError,
+            "k: expected dtype bfloat16 or float32; got float16",
+        ),
+        (torch.zeros(3, 64), ValueError, r"k: expected shape \[T, 128\] = \[3, 128\]; got .*64"),
+        (torch.zeros(128), ValueError, r"k: expected shape \[T, 128\]; got 1 dimensions"),
+        (torch.zeros(128, 128).t(), ValueError, "k: expected a contiguous last dimension"),
+        ("k", TypeError, "k: expected a torch.Tensor; got str"),
+    ],
+)
+def test_quantize_index_k(k: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.quantize_index_k(k)
+
+
+@pytest.mark.parametrize(
+    ("q", "weights", "error", "message"),
+    [
+        (torch.zeros(2, 4, 64), torch.zeros(2, 4), ValueError, r"q: expected shape \[B, H, 128\]"),
+        (torch.zeros(2, 4, 128), torch.zeros(2, 3), ValueError, r"weights: expected .*\[2, 4\]"),
+        (torch.zeros(2, 4, 128).int(), torch.zeros(2, 4), TypeError, "q: expected dtype bfloat16"),
+        (torch.zeros(2, 4, 128), torch.zeros(2, 4).half(), TypeError, "weights: expected dtype fl"),
+    ],
+)
+def test_quantize_index_q(
+    q: torch.Tensor, weights: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.quantize_index_q(q, weights)
+
+
+@pytest.mark.parametrize(
+    ("slots", "error", "message"),
+    [
+        (torch.tensor([0, 320]), ValueError, r"slots: expected slots in \[0, 320\), .*; got 320"),
+        (torch.tensor([0, -2]), ValueError, r"slots: expected slots in \[0, 320\), .*; got -2"),
+        (torch.tensor([7, 7]), ValueError, "slots: expected distinct slots; got 7 2 times"),
+        (torch.tensor([0.0, 1.0]), TypeError, "slots: expected dtype int32 or int64; got float32"),
+        (torch.tensor([1]), ValueError, r"slots: expected shape \[T\], one a key = \[2\]; got .*1"),
+        (torch.tensor([[1, 2]]), ValueError, r"slots: expected shape \[T\]; got 2 dimensions"),
+    ],
+)
+def test_write_index_k_cache(slots: torch.Tensor, error: type[Exception], message: str) -> None:
+    cache = torch.full_like(CACHE, POISON)
+    with pytest.raises(error, match=message):
+        flashdsa.write_index_k_cache(torch.randn(2, 128), slots, cache)
+    assert (cache == POISON).all(), "something was written before the error"
+
+
+@pytest.mark.parametrize("slot", [-1, 320])
+def test_read_index_k_cache(slot: int) -> None:
+    with pytest.raises(ValueError, match=rf"slots: expected slots in \[0, 320\), .*; got {slot}"):
+        flashdsa.read_index_k_cache(CACHE, torch.tensor([0, slot]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_heads": 0}, ValueError, "num_heads: expected at least 1; got 0"),
+        ({"topk": 1.5}, TypeError, "topk: expected an integer; got float"),
+        ({"backend": "sm90"}, NotImplementedError, "backend 'sm90'"),
+    ],
+)
+def test_compile_kernel(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.compile_kernel(**arguments)
+
+
+def test_compile_kernel_warms_up() -> None:
+    flashdsa.compile_kernel(backend="cpu")
+    flashdsa.compile_kernel(num_heads=16, topk=512)

@@ -1,0 +1,128 @@
+"""Dispatch: what a call needs is held against what is declared; the choice is explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+
+from flashdsa.backends.catalog import registry as catalog
+from flashdsa.backends.features import AtLeast, Features, MultipleOf, OneOf
+from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.problem import Operation, Problem
+from flashdsa.settings import BACKENDS
+
+PROBLEM = Problem(
+    Operation.MLA_BWD, "cuda", "bfloat16", num_heads=128, d_qk=576, d_v=512, topk=2048
+)
+SM90 = Features(
+    devices=("cuda",),
+    dtypes=("bfloat16",),
+    num_heads=OneOf((64, 128)),
+    d_qk=OneOf((576,)),
+    d_v=OneOf((512,)),
+    topk=MultipleOf(32),
+)
+CPU = Features(devices=("cpu",), dtypes=("bfloat16", "float32"), attn_sink=True)
+
+
+@pytest.fixture
+def registry() -> Registry:
+    table = Registry()
+    table.register(Implementation(Operation.MLA_BWD, "cpu", "math:sqrt", CPU))
+    table.register(Implementation(Operation.MLA_BWD, "sm90", "math:exp", SM90))
+    table.register(Implementation(Operation.MLA_BWD, "sm90", "math:log", SM90, priority=1))
+    return table
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
+
+
+def test_auto_takes_the_able_one_with_the_highest_priority(registry: Registry) -> None:
+    assert registry.select(PROBLEM).entry == "math:log"
+    on_cpu = dataclasses.replace(PROBLEM, device="cpu")
+    assert registry.select(on_cpu).backend == "cpu"
+
+
+def test_environment_replaces_auto_only(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
+    with pytest.raises(NotImplementedError, match="backend 'cpu' cannot serve"):
+        registry.select(PROBLEM)
+    assert registry.select(PROBLEM, "sm90").backend == "sm90"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "cpu"}, "device: needs cpu, has cuda"),
+        ({"dtype": "float32"}, "dtype: needs float32, has bfloat16"),
+        ({"num_heads": 16}, "num_heads: needs 16, has 64, 128"),
+        ({"d_qk": 512}, "d_qk: needs 512, has 576"),
+        ({"d_v": 256}, "d_v: needs 256, has 512"),
+        ({"topk": 33}, "topk: needs 33, has multiples of 32"),
+        ({"attn_sink": True}, "attn_sink: needed, not there"),
+        ({"topk_length": True}, "topk_length: needed, not there"),
+        ({"deterministic": True}, "deterministic: needed, not there"),
+        ({"sorted": True}, "sorted: needed, not there"),
+    ],
+)
+def test_explicit_choice_says_which_feature_is_missing(
+    registry: Registry, change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(NotImplementedError, match="mla_bwd: backend 'sm90' cannot serve") as error:
+        registry.select(dataclasses.replace(PROBLEM, **change), "sm90")  # type: ignore[arg-type]
+    assert message in str(error.value)
+
+
+def test_backend_without_implementation_says_what_is_available(registry: Registry) -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"backend 'sm100' has no implementation .* available: cpu, sm90"
+    ):
+        registry.select(PROBLEM, "sm100")
+
+
+def test_auto_that_finds_nothing_gives_every_reason(registry: Registry) -> None:
+    with pytest.raises(NotImplementedError, match=r"cpu: dtype: needs float64.*sm90: device: .*"):
+        registry.select(dataclasses.replace(PROBLEM, device="cpu", dtype="float64"))
+
+
+def test_unknown_backend_is_a_value_error(registry: Registry) -> None:
+    with pytest.raises(ValueError, match=r"backend: expected one of auto, cpu, .*; got 'tpu'"):
+        registry.select(PROBLEM, "tpu")
+    with pytest.raises(ValueError, match=r"backend: expected one of cpu"):
+        registry.register(Implementation(Operation.MLA_BWD, "auto", "math:exp", SM90))
+
+
+def test_auto_says_once_what_it_chose_and_why(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="flashdsa.dispatch"):
+        registry.select(PROBLEM)
+        registry.select(PROBLEM)
+        registry.select(PROBLEM, "sm90")
+    assert len(caplog.messages) == 1
+    assert "mla_bwd: auto chose backend 'sm90' for cuda tensors" in caplog.text
+    assert "cpu passed over (device: needs cuda, has cpu)" in caplog.text
+    assert "sm90 passed over (lower priority)" in caplog.text
+
+
+def test_int_sets_contain_and_print() -> None:
+    assert 1 in AtLeast(1)
+    assert 0 not in AtLeast(1)
+    assert str(AtLeast(1)) == ">= 1"
+    assert 64 in MultipleOf(32)
+    assert 0 not in MultipleOf(32)
+    assert 128 in OneOf((64, 128))
+    assert 96 not in OneOf((64, 128))
+
+
+def test_catalog_serves_every_operation_on_the_cpu_from_code_that_exists() -> None:
+    for operation in Operation:
+        (implementation,) = [i for i in catalog.implementations(operation) if i.backend == "cpu"]
+        assert callable(implementation.load())
+    assert {i.backend for i in catalog.implementations()} <= set(BACKENDS)
