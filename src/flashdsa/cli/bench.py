@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flashdsa.cli.console import json_option, new_console, new_table, progress_bar
+from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _print_result(result: BenchResult) -> None:
     console = new_console()
     if result.rows:
         table = new_table(
-            f"Speed, {result.threads} threads",
-            [("operation", "left"), ("problem", "left")]
+            [("operation", "left"), ("problem", "wrap")]
             + [(h, "right") for h in ("ms", "p10", "p90", "rate", "ceiling", "of it")],
         )
         for row in result.rows:
@@ -116,18 +115,17 @@ def _print_result(result: BenchResult) -> None:
             times = [f"{1e3 * value:.3g}" for value in seconds]
             rates = [f"{row.rate:.1f} {row.unit}", f"{row.ceiling_rate:.1f}", f"{row.ratio:.2g}"]
             table.add_row(row.op, _sizes(row.problem), *times, *rates)
-        console.print(table)
+        print_table(console, f"Speed, {result.threads} threads", table)
     if result.memory:
         headings = ("inputs", "outputs", "extra")
         table = new_table(
-            "Peak memory in MiB",
-            [("operation", "left"), ("problem", "left")] + [(h, "right") for h in headings],
+            [("operation", "left"), ("problem", "wrap")] + [(h, "right") for h in headings],
         )
         for used in result.memory:
             counts = (used.input_bytes, used.output_bytes, used.extra_peak_bytes)
             mib = [f"{count / _MIB:.1f}" for count in counts]
             table.add_row(used.op, _sizes(used.problem), *mib)
-        console.print(table)
+        print_table(console, "Peak memory in MiB", table)
 
 
 def _sizes(problem: dict[str, int | str]) -> str:

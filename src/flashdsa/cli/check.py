@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flashdsa.cli.console import json_option, new_console, new_table, print_json, progress_bar
+from flashdsa.cli.console import (
+    json_option,
+    new_console,
+    new_table,
+    print_json,
+    print_table,
+    progress_bar,
+)
 from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS
 
@@ -34,6 +41,7 @@ OPERATIONS = ("sparse_mla", *(operation.value for operation in Operation))
     "operations",
     multiple=True,
     type=click.Choice(OPERATIONS),
+    metavar="NAME",
     help="Check only this operation; may be repeated.  [default: all]",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: a fresh one]")
@@ -45,6 +53,12 @@ def check(backend: str, operations: tuple[str, ...], seed: int | None, as_json: 
     any row is over its limit.
 
     \b
+    Operations
+      sparse_mla_fwd mla_bwd sparse_mla
+      dsa_topk_indexer indexer_logits topk_indices
+      quantize_index_k quantize_index_q write_index_k_cache read_index_k_cache
+
+    \b
     Columns
       case     which inputs: sizes, dtype, and the special values planted
       output   which result of the operation
@@ -52,6 +66,7 @@ def check(backend: str, operations: tuple[str, ...], seed: int | None, as_json: 
                where other rules apply; 0 where the answer must be exact (index sets, bytes)
       limit    what the contract allows
       of it    error / limit
+      s        seconds of the whole case, reference included
 
     \b
     Examples
@@ -82,7 +97,8 @@ def _print_rows(rows: list[CheckRow], backend: str, seed: int, failed: int) -> N
     console = new_console()
     console.print(f"Backend {backend} against float64, seed {seed}\n")
     for operation in dict.fromkeys(row.operation for row in rows):
-        console.print(_operation_table(operation, [r for r in rows if r.operation == operation]))
+        table = _operation_table([row for row in rows if row.operation == operation])
+        print_table(console, operation, table)
     for row in rows:
         if not row.passed:
             click.echo(f"{row.operation}, {row.case}: {row.message}")
@@ -93,10 +109,10 @@ def _print_rows(rows: list[CheckRow], backend: str, seed: int, failed: int) -> N
         click.echo(f"all {len(rows)} within their limits")
 
 
-def _operation_table(operation: str, rows: list[CheckRow]) -> Table:
-    headings = [("case", "left"), ("output", "left")]
-    headings += [(h, "right") for h in ("error", "limit", "of it", "seconds", "")]
-    table = new_table(operation, headings)
+def _operation_table(rows: list[CheckRow]) -> Table:
+    headings = [("case", "wrap"), ("output", "left")]
+    headings += [(h, "right") for h in ("error", "limit", "of it", "s", "")]
+    table = new_table(headings)
     before = ""
     for row in rows:
         same_case, before = row.case == before, row.case

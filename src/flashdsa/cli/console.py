@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_COLUMNS = 100
+PLAIN_SECONDS = 10.0
 OnProgress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what runs now)."""
 
@@ -48,23 +50,28 @@ def new_console(stderr: bool = False) -> Console:
     return console
 
 
-def new_table(title: str | None, columns: Iterable[tuple[str, str]]) -> Table:
-    """A plain table; each column is (heading, "left" or "right"). The first column never wraps."""
+def new_table(columns: Iterable[tuple[str, str]]) -> Table:
+    """A plain table; each column is (heading, "left" or "right" or "wrap": left, in many lines)."""
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for place, (heading, justify) in enumerate(columns):
-        right = justify == "right"
-        table.add_column(heading, justify="right" if right else "left", no_wrap=right or place == 0)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading, kind in columns:
+        justify: Literal["left", "right"] = "right" if kind == "right" else "left"
+        table.add_column(heading, justify=justify, no_wrap=kind != "wrap")
     return table
+
+
+def print_table(console: Console, title: str, table: Table) -> None:
+    """A bold title, the table under it, an empty line."""
+    console.print(title, style="bold", markup=False)
+    console.print(table)
+    console.print()
 
 
 @contextmanager
 def progress_bar() -> Iterator[OnProgress]:
-    """A bar on stderr. Where stderr is no terminal nothing is drawn."""
+    """A bar on stderr; where stderr is no terminal, a line every PLAIN_SECONDS instead."""
     from rich.progress import (
         BarColumn,
         Progress,
@@ -72,22 +79,36 @@ def progress_bar() -> Iterator[OnProgress]:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
+    console = new_console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_progress()
+        return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=24),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
-        TextColumn("left:"),
+        TextColumn("left"),
         TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    console = new_console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def on_progress(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
         yield on_progress
+
+
+def _plain_progress() -> OnProgress:
+    last = time.monotonic()
+
+    def on_progress(done: int, total: int, what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_SECONDS:
+            last = time.monotonic()
+            click.echo(f"{done / max(total, 1):4.0%} {what}", err=True)
+
+    return on_progress

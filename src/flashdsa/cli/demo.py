@@ -14,7 +14,7 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("--steps", type=_COUNT, default=150, show_default=True, help="Training steps.")
+@click.option("--steps", type=_COUNT, default=200, show_default=True, help="Training steps.")
 @click.option("--window", type=_COUNT, default=1280, show_default=True, help="Bytes of a context.")
 @click.option(
     "--queries",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashdsa.cli.console import new_console, new_table
+from flashdsa.cli.console import new_console, new_table, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,74 +37,70 @@ def _print_set_up(console: Console, result: DemoResult) -> None:
         f"  sparse  each query selects {options.topk} of {options.smallest_context} to "
         f"{options.window} keys"
     )
-    console.print(f"  took    {result.seconds:.0f} s for {len(result.steps)} training steps\n")
+    parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in result.seconds_by_part.items())
+    console.print(f"  took    {result.seconds:.0f} s for {len(result.steps)} steps ({parts})\n")
 
 
 def _print_losses(console: Console, result: DemoResult) -> None:
     headings = [("", "left"), ("sparse", "right"), ("dense, same weights", "right")]
-    table = new_table("Loss on held-out text, nats per byte", headings)
+    table = new_table(headings)
     for label, record in (("before training", result.before), ("after training", result.after)):
         table.add_row(label, f"{record.sparse_loss:.3f}", f"{record.dense_loss:.3f}")
-    console.print(table)
+    print_table(console, "Loss on held-out text, nats per byte", table)
 
 
 def _print_captured_mass(console: Console, result: DemoResult) -> None:
     choices = ("indexer", "recent", "random", "best")
     titles = ("the indexer's", "the newest", "random", "best possible")
     table = new_table(
-        f"Share of dense attention that {result.options.topk} selected keys hold",
         [("", "left"), *((title, "right") for title in titles)],
     )
     for label, record in (("before training", result.before), ("after training", result.after)):
         shares = [getattr(record.captured, choice) for choice in choices]
         table.add_row(label, *(f"{share:.1%}" for share in shares))
-    console.print(table)
+    print_table(
+        console, f"Share of dense attention that {result.options.topk} selected keys hold", table
+    )
 
 
 def _print_differences(console: Console, result: DemoResult) -> None:
     headings = [("output", "left"), ("largest", "right"), ("relative", "right")]
-    table = new_table("Difference of sparse from dense attention, trained weights", headings)
+    table = new_table(headings)
     for row in result.differences:
         table.add_row(row.output, f"{row.max_abs:.1e}", f"{row.relative:.1e}")
-    console.print(table)
+    print_table(console, "Difference of sparse from dense attention, trained weights", table)
 
 
 def _print_errors(console: Console, result: DemoResult) -> None:
-    names = ("relative error", "limit", "worst row", "limit", "")
     headings = [(name, "left") for name in ("operation", "output", "dtype")]
-    headings += [(name, "right") for name in names]
-    table = new_table("Errors against float64, on the trained layer's tensors", headings)
+    headings += [(name, "right") for name in ("whole output", "worst row", "limit", "")]
+    table = new_table(headings)
     for row in result.errors:
         table.add_row(
             row.operation,
             row.output,
             row.dtype,
             f"{row.relative_error:.1e}",
-            _limit(row.relative_limit),
-            f"{row.worst_row:.1e}",
-            _limit(row.worst_row_limit),
+            f"{row.worst:.1e}",
+            f"{row.limit:.1e}" if row.limit else "exact",
             "[green]ok[/]" if row.passed else "[bold red]FAILED[/]",
         )
-    console.print(table)
-
-
-def _limit(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1e}"
+    print_table(console, "Relative errors against float64, on the trained layer's tensors", table)
 
 
 def _print_examples(console: Console, result: DemoResult) -> None:
     """Held-out queries and the far key that each attended to most; text is printed escaped."""
     if not result.examples:
         return
-    headings = [("the query reads", "left"), ("looks back at", "left"), ("followed by", "left")]
+    headings = [("the query reads", "wrap"), ("looks back at", "wrap"), ("followed by", "wrap")]
     headings += [("bytes back", "right"), ("weight", "right")]
-    table = new_table("Where queries look far back", headings)
+    table = new_table(headings)
     for example in result.examples:
         texts = (example.query_text, example.key_text, example.followed_by)
         table.add_row(
             *(_quoted(text) for text in texts), str(example.distance), f"{example.attention:.0%}"
         )
-    console.print(table)
+    print_table(console, "Where queries look far back", table)
 
 
 def _quoted(text: str) -> str:

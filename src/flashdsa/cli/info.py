@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flashdsa.cli.console import json_option, new_console, new_table, print_json
+from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,26 +68,26 @@ def info(as_json: bool) -> None:
 def _print_machine(console: Console, machine: dict[str, Any], found: dict[str, str | None]) -> None:
     gpus = [f"{g['name']} ({g['capability'][0]}.{g['capability'][1]})" for g in machine["gpus"]]
     cores = f"{machine['logical_cores']} cores, {machine['memory_bytes'] / 2**30:.1f} GiB"
-    table = new_table("Machine and versions", [("", "left"), ("", "left")])
+    table = new_table([("", "left"), ("", "wrap")])
     table.show_header = False
     table.add_row("CPU", f"{machine['cpu']}, {cores}")
     table.add_row("GPU", ", ".join(gpus) or "none that torch can use")
     table.add_row("system", machine["system"])
     for name, version in found.items():
         table.add_row(name, version or "not installed")
-    console.print(table)
+    print_table(console, "Machine and versions", table)
 
 
 def _print_settings(console: Console, settings: list[tuple[str, str, str]]) -> None:
-    table = new_table("Settings", [("variable", "left"), ("value", "left"), ("meaning", "left")])
+    table = new_table([("variable", "left"), ("value", "left"), ("meaning", "wrap")])
     for row in settings:
         table.add_row(*row)
-    console.print(table)
+    print_table(console, "Settings", table)
 
 
 def _print_implementations(console: Console, rows: list[dict[str, Any]]) -> None:
     headings = ("operation", "backend", "dtypes", "sizes", "options", "runs here")
-    table = new_table("Implementations", [(heading, "left") for heading in headings])
+    table = new_table([(heading, "wrap") for heading in headings])
     for row in rows:
         if not row["implemented"]:
             continue
@@ -101,7 +101,7 @@ def _print_implementations(console: Console, rows: list[dict[str, Any]]) -> None
             ", ".join(options) or "-",
             "yes" if row["runs_here"] else "no: " + "; ".join(row["why_not"]),
         )
-    console.print(table)
+    print_table(console, "Implementations", table)
 
 
 def _sizes(features: dict[str, Any]) -> str:
@@ -113,9 +113,7 @@ def _sizes(features: dict[str, Any]) -> str:
 
 def _print_missing(console: Console, rows: list[dict[str, Any]]) -> None:
     """Backends that lack operations, one line each: which, and what the machine lacks for them."""
-    table = new_table(
-        "Not in this version", [(h, "left") for h in ("backend", "operations", "why")]
-    )
+    table = new_table([(h, "wrap") for h in ("backend", "operations", "why")])
     operations = len({row["operation"] for row in rows})
     for backend in dict.fromkeys(row["backend"] for row in rows):
         missing = [r for r in rows if r["backend"] == backend and not r["implemented"]]
@@ -124,4 +122,4 @@ def _print_missing(console: Console, rows: list[dict[str, Any]]) -> None:
             names = f"all {operations}" if len(missing) == operations else names
             table.add_row(backend, names, "; ".join(missing[0]["why_not"]))
     if table.row_count:
-        console.print(table)
+        print_table(console, "Not in this version", table)

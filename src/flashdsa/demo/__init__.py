@@ -1,4 +1,4 @@
-"""The demo: a small byte model with DeepSeek Sparse Attention, trained on text that Python ships."""
+"""The demo: a small byte model with DeepSeek Sparse Attention, trained on Python's own text."""
 
 from flashdsa.demo.options import DemoOptions
 from flashdsa.demo.result import DemoResult

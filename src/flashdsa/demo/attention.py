@@ -60,12 +60,13 @@ def dense_probabilities(projections: Projections, rows: Tensor) -> Tensor:
     q = projections.q[:, rows].float()
     logits = torch.einsum("bshd,btd->bhst", q, projections.kv.float()) * SM_SCALE
     position = rows + window - num_queries  # [n]
-    future = torch.arange(window, device=rows.device) > position[:, None]  # [n, T]
-    return logits.masked_fill(future, -torch.inf).softmax(dim=-1)
+    future = torch.arange(window) > position[:, None]  # [n, T]
+    visible: Tensor = logits.masked_fill(future, -torch.inf)
+    return visible.softmax(dim=-1)
 
 
 def dense_attended(projections: Projections) -> Tensor:
     """Dense attention's latents [batch, S, H, 512], float32."""
-    rows = torch.arange(projections.q.shape[1], device=projections.q.device)
+    rows = torch.arange(projections.q.shape[1])
     probabilities = dense_probabilities(projections, rows)
     return torch.einsum("bhst,btc->bshc", probabilities, projections.kv[..., :D_LATENT].float())

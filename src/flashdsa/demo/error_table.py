@@ -28,7 +28,7 @@ class LayerTensors(NamedTuple):
     q: Tensor  # [S, H, 576] bf16
     kv: Tensor  # [num_pages * 64, 576] bf16, NaN in spare rows
     indices: Tensor  # [S, topk] int32
-    dO: Tensor  # [S, H, 512] bf16, the language loss's gradient
+    d_out: Tensor  # [S, H, 512] bf16, the language loss's gradient
     operands: IndexerOperands
 
 
@@ -48,17 +48,17 @@ def _layer_tensors(
 ) -> LayerTensors:
     tokens, targets = cut_windows(text, torch.zeros(1, 1, dtype=torch.int64), options.window)
     generator = torch.Generator().manual_seed(options.seed)
-    pool = PagePool.shuffled(1, options.window, generator, options.device)
+    pool = PagePool.shuffled(1, options.window, generator)
     output = run_sparse(
         model,
         indexer,
-        tokens.to(options.device),
+        tokens,
         pool,
         num_queries=options.num_queries,
         topk=options.topk,
         backend=options.backend,
     )
-    loss = language_loss(output.logits, targets.to(options.device))
+    loss = language_loss(output.logits, targets)
     (d_attended,) = torch.autograd.grad(loss, output.attended)
     q, kv = sparse_operands(output.projections, pool)
     operands = quantise(pool, output.index_inputs)
@@ -78,7 +78,7 @@ def _attention_rows(tensors: LayerTensors, backend: str) -> list[ErrorRow]:
     lse_limits = tolerance("sparse_mla_fwd", "lse", q.dtype)
     assert lse_limits.absolute is not None and lse_limits.relative is not None
     unnamed = torch.ones(kv.shape[0], dtype=torch.bool)
-    unnamed[indices[indices >= 0].long().cpu()] = False
+    unnamed[indices[indices >= 0].long()] = False
     # The norm rule is for standard-normal data; these are a trained layer's, so rows are judged.
     comparisons = [
         ("sparse_mla_fwd", O, compare("O", O, O64, norm_tolerance=None, magnitude=O_size)),
@@ -102,7 +102,7 @@ def _attention_rows(tensors: LayerTensors, backend: str) -> list[ErrorRow]:
 def _indexer_rows(tensors: LayerTensors, backend: str) -> list[ErrorRow]:
     topk = tensors.indices.shape[1]
     rows = torch.linspace(0, len(tensors.indices) - 1, SCORED_QUERIES).long()
-    rows = rows.unique().to(tensors.indices.device)
+    rows = rows.unique()
     operands = tensors.operands
     some = operands._replace(
         q_index_fp8=operands.q_index_fp8[rows],

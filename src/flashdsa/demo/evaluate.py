@@ -54,10 +54,9 @@ class Evaluator:
         self.options = options
         last = len(text) - options.window - 1
         starts = torch.linspace(0, last, options.eval_windows).long()[:, None]
-        tokens, targets = cut_windows(text, starts, options.window)
-        self.tokens, self.targets = tokens.to(options.device), targets.to(options.device)
+        self.tokens, self.targets = cut_windows(text, starts, options.window)
         generator = torch.Generator().manual_seed(options.seed)
-        self.pool = PagePool.shuffled(len(starts), options.window, generator, options.device)
+        self.pool = PagePool.shuffled(len(starts), options.window, generator)
 
     @torch.no_grad()
     def evaluate(self, model: ByteModel, indexer: LightningIndexer, step: int) -> Evaluation:
@@ -76,7 +75,7 @@ class Evaluator:
         logits = model.read_out(output.projections.hidden, attended)
         positions = self.pool.positions_of(output.indices, options.num_queries)
         chosen = _as_mask(positions, options.window).unflatten(0, (-1, options.num_queries))
-        rows = torch.arange(options.num_queries, device=chosen.device)
+        rows = torch.arange(options.num_queries)
         attention = dense_probabilities(output.projections, rows).mean(dim=1)  # [batch, S, T]
         first_query = options.window - options.num_queries
         record = HeldOutRecord(
@@ -99,8 +98,8 @@ class Evaluator:
 def captured_mass(chosen: Tensor, attention: Tensor, topk: int) -> CapturedMass:
     """chosen [batch, S, T] bool, attention [batch, S, T] with rows summing to 1."""
     num_queries, window = chosen.shape[1:]
-    query = torch.arange(window - num_queries, window, device=chosen.device)[:, None]  # [S, 1]
-    key = torch.arange(window, device=chosen.device)
+    query = torch.arange(window - num_queries, window)[:, None]  # [S, 1]
+    key = torch.arange(window)
     recent = (key <= query) & (key > query - topk)  # [S, T]
 
     def share(mask: Tensor) -> float:
@@ -116,7 +115,7 @@ def captured_mass(chosen: Tensor, attention: Tensor, topk: int) -> CapturedMass:
 
 def _as_mask(positions: Tensor, window: int) -> Tensor:
     """positions [rows, topk], -1 for none -> bool [rows, window]."""
-    mask = torch.zeros((positions.shape[0], window + 1), dtype=torch.bool, device=positions.device)
+    mask = torch.zeros((positions.shape[0], window + 1), dtype=torch.bool)
     mask.scatter_(1, positions.remainder(window + 1).long(), True)  # -1 lands in the extra column
     return mask[:, :window]
 
@@ -134,9 +133,9 @@ def _examples(
 
     Only printable ASCII bytes count: a space found is no story.
     """
-    batch, num_queries, window = chosen.shape
-    query = torch.arange(window - num_queries, window, device=chosen.device)
-    far = torch.arange(window, device=chosen.device) <= query[:, None] - topk  # [S, T]
+    num_queries, window = chosen.shape[1:]
+    query = torch.arange(window - num_queries, window)
+    far = torch.arange(window) <= query[:, None] - topk  # [S, T]
     right = tokens[:, None, :] == targets[:, -num_queries:, None]  # [batch, S, T]
     printable = ((tokens > ord(" ")) & (tokens < ASCII_END))[:, None, :]  # [batch, 1, T]
     weight = torch.where(chosen & far & right & printable, attention, 0)

@@ -41,7 +41,7 @@ class LightningIndexer(nn.Module):
         """
         hidden, key_input = hidden.detach(), key_input.detach()
         num_queries, num_keys = hidden.shape[1], key_input.shape[1]
-        position = torch.arange(num_keys, device=hidden.device)
+        position = torch.arange(num_keys)
         q_index = torch.einsum("bsd,dhk->bhsk", hidden, self.w_q)
         q_index = rotate_some(q_index, position[-num_queries:]).transpose(1, 2)
         k_index = rotate_some(normalise(key_input @ self.w_k), position)
@@ -83,7 +83,7 @@ def quantise(pool: PagePool, inputs: IndexerInputs) -> IndexerOperands:
     cache = pool.empty_index_cache()
     keys = inputs.k_index.flatten(0, 1).bfloat16()  # [batch * T, D_INDEX]
     write_index_k_cache(keys, pool.slots.flatten(), cache)
-    seq_lens = torch.arange(pool.window - num_queries + 1, pool.window + 1, device=cache.device)
+    seq_lens = torch.arange(pool.window - num_queries + 1, pool.window + 1)
     return IndexerOperands(
         q_index_fp8,
         cache,
@@ -97,6 +97,6 @@ def quantise(pool: PagePool, inputs: IndexerInputs) -> IndexerOperands:
 def select(operands: IndexerOperands, topk: int, backend: str) -> Tensor:
     """The physical ids [B, topk] int32 of each query's best keys, in the pool's page order."""
     num_rows = len(operands.seq_lens)
-    indices = torch.empty((num_rows, topk), dtype=torch.int32, device=operands.seq_lens.device)
+    indices = torch.empty((num_rows, topk), dtype=torch.int32)
     dsa_topk_indexer(*operands, indices, backend=backend)
     return indices

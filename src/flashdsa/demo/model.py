@@ -65,12 +65,13 @@ class ByteModel(nn.Module):
         tokens [batch, T] int64. A key is made of the bytes *before* its position and of its own
         byte, so a query that looks for its own recent bytes finds what followed them earlier.
         """
-        embedded = self.embed[tokens]  # [batch, T, D_EMBED]
+        # Not `self.embed[tokens]`, whose backward adds in an order that varies from run to run.
+        embedded = functional.embedding(tokens, self.embed)  # [batch, T, D_EMBED]
         local = torch.cat([shift(embedded, back) for back in range(LOCAL_BYTES)], dim=-1)
         hidden = normalise(local @ self.mix)  # [batch, T, D_MODEL]
         key_input = torch.cat([shift(hidden, 1), embedded], dim=-1)
         latent = normalise(key_input @ self.w_kv)  # [batch, T, D_LATENT]
-        position = torch.arange(tokens.shape[1], device=tokens.device)
+        position = torch.arange(tokens.shape[1])
         k_rope = rotate(hidden @ self.w_k_rope, position)  # [batch, T, D_ROPE]
         kv = torch.cat([latent, k_rope], dim=-1)
 
@@ -110,7 +111,7 @@ def shift(x: Tensor, back: int) -> Tensor:
 def rotate(x: Tensor, position: Tensor) -> Tensor:
     """Rotary embedding of x [..., T, D] (pairs of neighbours) at position [T]."""
     d = x.shape[-1]
-    frequency = ROPE_BASE ** (-torch.arange(0, d, 2, device=x.device) / d)
+    frequency = ROPE_BASE ** (-torch.arange(0, d, 2) / d)
     angle = position[:, None] * frequency  # [T, D / 2]
     cos, sin = angle.cos(), angle.sin()
     even, odd = x[..., 0::2], x[..., 1::2]

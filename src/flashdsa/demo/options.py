@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+LARGEST_SEED = 2**63 - 1
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -29,7 +31,6 @@ class DemoOptions:
     eval_windows: int = 4
     picture: Path = Path("out/demo.png")
     backend: str = "auto"
-    device: str = "cpu"
 
     @property
     def smallest_context(self) -> int:
@@ -42,8 +43,8 @@ class DemoOptions:
         counts = ("steps", "window", "num_queries", "topk", "num_heads", "batch")
         for name in (*counts, "eval_every", "eval_windows"):
             value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {value}")
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
         if self.num_queries > self.window:
             raise ValueError(
                 f"num_queries: expected at most window = {self.window}, got {self.num_queries}"
@@ -53,7 +54,9 @@ class DemoOptions:
                 f"topk: expected less than the smallest context, window - num_queries + 1 = "
                 f"{self.smallest_context}, so that queries really select; got {self.topk}"
             )
-        if not self.learning_rate > 0:
+        if not isinstance(self.seed, int) or not 0 <= self.seed <= LARGEST_SEED:
+            raise ValueError(f"seed: expected an integer in [0, 2^63), got {self.seed!r}")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
             raise ValueError(f"learning_rate: expected a number > 0, got {self.learning_rate}")
         if self.picture.suffix not in PICTURE_SUFFIXES:
             raise ValueError(

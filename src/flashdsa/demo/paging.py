@@ -29,9 +29,7 @@ class PagePool:
     position: Tensor  # [num_pages * PAGE_SIZE] int64: physical row -> position, -1 where unused
 
     @classmethod
-    def shuffled(
-        cls, batch: int, window: int, generator: torch.Generator, device: str = "cpu"
-    ) -> PagePool:
+    def shuffled(cls, batch: int, window: int, generator: torch.Generator) -> PagePool:
         """Give every window its pages in random physical order, with spare pages in between."""
         pages_per_window = -(-window // PAGE_SIZE)
         num_pages = batch * pages_per_window + SPARE_PAGES
@@ -43,14 +41,7 @@ class PagePool:
         position = owner.clone()
         owner[slots] = torch.arange(batch)[:, None].expand_as(slots)
         position[slots] = token.expand_as(slots)
-        return cls(
-            window,
-            num_pages,
-            block_table.to(device, torch.int32),
-            slots.to(device),
-            owner.to(device),
-            position.to(device),
-        )
+        return cls(window, num_pages, block_table.int(), slots, owner, position)
 
     @property
     def batch(self) -> int:
@@ -68,7 +59,7 @@ class PagePool:
     def empty_index_cache(self) -> Tensor:
         """[num_pages, 64, 1, 132] uint8, every byte 0xFF: NaN keys and NaN scales."""
         shape = (self.num_pages, PAGE_SIZE, 1, BYTES_PER_TOKEN)
-        return torch.full(shape, 0xFF, dtype=torch.uint8, device=self.slots.device)
+        return torch.full(shape, 0xFF, dtype=torch.uint8)
 
     def tables_per_query(self, num_queries: int) -> Tensor:
         """[batch * num_queries, pages_per_window] int32: a query uses its window's pages."""
@@ -79,7 +70,7 @@ class PagePool:
 
         -1 stays -1. An id of a row that is not the query's window's raises RuntimeError.
         """
-        window_of_query = torch.arange(self.batch, device=indices.device)
+        window_of_query = torch.arange(self.batch)
         expected = window_of_query.repeat_interleave(num_queries)[:, None]  # [S, 1]
         valid = indices >= 0
         row = indices.clamp_min(0).long()

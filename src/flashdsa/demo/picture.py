@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -36,16 +37,15 @@ MAP_QUERIES = 112  # rows of the maps: the last queries, so that single choices 
 SMOOTHED_STEPS = 15
 EXAMPLE_COLUMNS = (0.02, 0.255, 0.395, 0.625, 0.8)  # of the figure's width
 EXAMPLE_TOP, EXAMPLE_PITCH = 0.1, 0.029  # of the figure's height
-FONT = {"font.family": "DejaVu Sans", "font.size": 11}
+FONT: dict[str, Any] = {"font.family": "DejaVu Sans", "font.size": 11}
+MONOSPACE = "DejaVu Sans Mono"
 
 
 def draw_picture(
     options: DemoOptions, steps: Sequence[StepRecord], evaluations: Sequence[Evaluation]
 ) -> None:
     """Write `options.picture`, making its folder; the first and last evaluation give the maps."""
-    import matplotlib
-
-    with matplotlib.rc_context(FONT):
+    with style.context(["default", FONT]):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, facecolor="white")
         FigureCanvasAgg(figure)
         _draw(figure, options, steps, evaluations)
@@ -197,13 +197,18 @@ def _choice_map(axes: Axes, choice: ChoiceMap, when: str, topk: int) -> None:
         fontweight="bold",
     )
     axes.set_ylabel("query position (byte)")
-    corner = {"transform": axes.transAxes, "ha": "right", "va": "top", "color": MUTED}
+    corner: dict[str, Any] = {
+        "transform": axes.transAxes,
+        "ha": "right",
+        "va": "top",
+        "color": MUTED,
+    }
     axes.text(0.995, 0.97, "future", **corner)
     _plain(axes)
 
 
 def _map_legend(axes: Axes, options: DemoOptions) -> None:
-    dot = {"linestyle": "", "marker": "o", "markersize": 7}
+    dot: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 7}
     handles = [
         Patch(color=CHOSEN, label=f"chosen ({options.topk} per query)"),
         Line2D([], [], color=CAUGHT, label="attended, chosen", **dot),
@@ -245,7 +250,7 @@ def _example_lines(figure: Figure, examples: Sequence[Example]) -> None:
         colours = (INK, INK, INK, CAUGHT, INK)
         for x, cell, colour in zip(EXAMPLE_COLUMNS, cells, colours, strict=True):
             height = EXAMPLE_TOP - line * EXAMPLE_PITCH
-            figure.text(x, height, cell, family="DejaVu Sans Mono", color=colour)
+            figure.text(x, height, cell, family=MONOSPACE, color=colour)
 
 
 def _plain(axes: Axes) -> None:

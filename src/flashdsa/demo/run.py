@@ -68,8 +68,8 @@ def run_demo(options: DemoOptions, on_progress: Progress | None = None) -> DemoR
         _require_enough_text(corpus, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = ByteModel(options.num_heads).to(options.device)
-        indexer = LightningIndexer().to(options.device)
+        model = ByteModel(options.num_heads)
+        indexer = LightningIndexer()
     ticker.tell("looking at the untrained model", finished=1)
     evaluator = Evaluator(corpus.held_out, options)
     with clock.part("evaluation"):
@@ -80,7 +80,7 @@ def run_demo(options: DemoOptions, on_progress: Progress | None = None) -> DemoR
     with clock.part("errors"):
         errors = error_table(model, indexer, corpus.held_out, options)
     ticker.tell("drawing the picture", finished=1)
-    before, after = evaluations[0], evaluations[-1]
+    after = evaluations[-1]
     with clock.part("picture"):
         draw_picture(options, steps, evaluations)
     ticker.tell("done", finished=1)

@@ -69,7 +69,7 @@ def indexer_loss(output: SparseOutput, rows: Tensor) -> Tensor:
 def _future(output: SparseOutput, rows: Tensor) -> Tensor:
     num_queries, window = output.projections.q.shape[1], output.projections.kv.shape[1]
     position = rows + window - num_queries
-    return torch.arange(window, device=rows.device) > position[:, None]  # [n, T]
+    return torch.arange(window) > position[:, None]  # [n, T]
 
 
 class Trainer:
@@ -96,19 +96,19 @@ class Trainer:
         """Select, attend, go back through both losses, update."""
         options = self.options
         tokens, targets = sample_windows(self.text, options.batch, options.window, self.generator)
-        pool = PagePool.shuffled(options.batch, options.window, self.generator, options.device)
+        pool = PagePool.shuffled(options.batch, options.window, self.generator)
         output = run_sparse(
             self.model,
             self.indexer,
-            tokens.to(options.device),
+            tokens,
             pool,
             num_queries=options.num_queries,
             topk=options.topk,
             backend=options.backend,
         )
         rows = torch.randperm(options.num_queries, generator=self.generator)[:KL_QUERIES]
-        language = language_loss(output.logits, targets.to(options.device))
-        divergence = indexer_loss(output, rows.to(options.device))
+        language = language_loss(output.logits, targets)
+        divergence = indexer_loss(output, rows)
         self.optimiser.zero_grad()
         (language + divergence).backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)

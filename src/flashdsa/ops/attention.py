@@ -133,7 +133,7 @@ def _(  # noqa: PLR0913 - the operation has these operands
     return (
         q.new_empty(q.shape),
         kv.new_empty(kv.shape, dtype=dkv_dtype or sums),
-        q.new_empty(0 if attn_sink is None else q.shape[1], dtype=sums),
+        q.new_empty(0, dtype=sums) if attn_sink is None else torch.empty_like(attn_sink),
     )
 
 
@@ -162,8 +162,7 @@ def _forward_backward(ctx: Any, dO: Tensor, _: Tensor) -> tuple[Tensor | None, .
         kv.dtype,
         ctx.backend,
     )
-    d_sink = None if attn_sink is None else d_sink.to(attn_sink.dtype)
-    return dq, dkv, None, None, d_sink, None, None, None, None
+    return dq, dkv, None, None, None if attn_sink is None else d_sink, None, None, None, None
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:

@@ -3,6 +3,7 @@
 INVARIANT: only a satisfied `error <= limit` passes, so a NaN never passes silently.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,11 @@ class Comparison:
         if self.norm_limit is not None and (norm_failed or not row_failed):
             return self.norm_error, self.norm_limit
         return self.row_error, 0.0 if self.row_limit is None else self.row_limit
+
+
+def failures(verdicts: Iterable[Comparison]) -> list[str]:
+    """The messages of the comparisons that did not pass."""
+    return [verdict.message for verdict in verdicts if not verdict.passed]
 
 
 def _failure(output: str, message: str, first_bad: Coordinate | None = None) -> Comparison:

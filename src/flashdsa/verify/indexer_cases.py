@@ -113,7 +113,8 @@ def make_indexer_inputs(
     """The inputs of one case; the same (case, seed) gives the same values on every device.
 
     Whatever lies beyond a row's length would win if it were read: the unused tokens of a row's
-    last page and the pages that no row uses have the largest keys and enormous scales.
+    last page resemble its query, those of unused pages have the largest keys, and their scales are
+    enormous.
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads = len(case.seq_lens), case.num_heads
@@ -122,18 +123,23 @@ def make_indexer_inputs(
     codes, scale = _draw_tokens(case, num_pages * PAGE_TOKENS, generator)
     table = _draw_table(case, num_pages, generator)
 
+    raw_q = torch.randn(batch, heads, KEY_BYTES, generator=generator)
+    raw_weights = torch.randn(batch, heads, generator=generator).abs()
+    if case.negative_weights:  # every other head's, and a single head's in every other row
+        raw_weights[0::2, 0::2] *= -1
+        raw_weights[1::2, 1::2] *= -1
+    q, weights = quantize_index_q(raw_q, raw_weights)
+
     visible = torch.zeros(num_pages * PAGE_TOKENS, dtype=torch.bool)
+    tempting = torch.full_like(codes, 0x7E)
     for b, length in enumerate(case.seq_lens):
         for column, page in enumerate(table[b, : -(-length // PAGE_TOKENS)].tolist()):
             count = min(PAGE_TOKENS, length - column * PAGE_TOKENS)
-            visible[page * PAGE_TOKENS : page * PAGE_TOKENS + count] = True
-    codes[~visible], scale[~visible] = 0x7E, 1e6
-
-    raw_q = torch.randn(batch, heads, KEY_BYTES, generator=generator)
-    raw_weights = torch.randn(batch, heads, generator=generator)
-    q, weights = quantize_index_q(
-        raw_q, raw_weights if case.negative_weights else raw_weights.abs()
-    )
+            start = page * PAGE_TOKENS
+            visible[start : start + count] = True
+            tempting[start + count : start + PAGE_TOKENS] = q[b, weights[b].argmax()]
+    codes = torch.where(visible[:, None], codes, tempting)
+    scale = torch.where(visible, scale, 1e6)
 
     def finish(x: Tensor) -> Tensor:
         return strided_copy(x.to(device)) if case.strided else x.to(device)

@@ -1,7 +1,7 @@
 """Sparse MLA cases: what each one is about, and the inputs that it stands for."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,8 +49,10 @@ class SparseMlaCase:
     logit_scale: float = 1.0
     """Logits spread over about [-logit_scale, logit_scale] where it is not 1."""
     logit_shift: float = 0.0
-    """Every logit is near this; q and kv are then multiples of 1/4, so that dot products are exact
-    in fp32 in any order and only the scaling rounds."""
+    """Every logit is near this."""
+    rounded_dots: bool = False
+    """False: where logits are large, q and kv lie on a grid that makes dot products exact in fp32
+    in any order, so that what is judged is the softmax.  True: they are any values."""
     poison: bool = False
     """kv rows that no valid slot names hold NaN, +inf and -inf; rows 0 and S_kv - 1, where clamped
     and wrapped indices land, are among them, and slots past topk_length name them."""
@@ -78,6 +80,24 @@ class SparseMlaInputs:
     do: Tensor
     topk_length: Tensor | None
     attn_sink: Tensor | None
+
+    def to(self, device: str | torch.device) -> "SparseMlaInputs":
+        """The same values on a device, laid out in the same way."""
+
+        def move(x: Tensor) -> Tensor:
+            return strided_copy(x.to(device)) if self.case.strided else x.to(device)
+
+        if torch.device(device).type == self.q.device.type:
+            return self
+        return replace(
+            self,
+            q=move(self.q),
+            kv=move(self.kv),
+            indices=move(self.indices),
+            do=move(self.do),
+            topk_length=None if self.topk_length is None else self.topk_length.to(device),
+            attn_sink=None if self.attn_sink is None else self.attn_sink.to(device),
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -143,8 +163,12 @@ def make_sparse_mla_inputs(
     do = normal(case.num_queries, case.num_heads, case.d_v)
     if case.logit_scale != 1.0:
         q = q * (case.logit_scale / 3)  # a default logit is N(0, 1): 3 sigma reach the scale
+    if (case.logit_scale != 1.0 or case.logit_shift != 0.0) and not case.rounded_dots:
+        # Multiples of 1/4 times multiples of q_step, 8 bits each: sums stay below 2^24 steps.
+        q_step = 2.0 ** math.floor(math.log2(max(case.logit_scale / 3, 1))) / 32
+        q_step = max(q_step, 0.25)
+        q, kv = (q / q_step).round() * q_step, (kv * 4).round() / 4
     if case.logit_shift != 0.0:
-        q, kv = (q * 4).round() / 4, (kv * 4).round() / 4
         wanted = abs(case.logit_shift) * math.sqrt(case.d_qk)
         q[..., -1] = math.copysign(2.0 ** round(math.log2(wanted)), case.logit_shift)
         kv[..., -1] = 1.0
@@ -212,9 +236,11 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("infinite sinks", 5, 120, 16, 64, attn_sink="infinite", empty_rows=True),
     SparseMlaCase("sinks on rows without a valid slot", 4, 30, 3, 16, attn_sink="infinite",
                   empty_rows=True, topk_length=True),
-    SparseMlaCase("logits to 1e4", 5, 150, 16, 64, logit_scale=1e4),
-    SparseMlaCase("logits near +1e4", 5, 150, 16, 64, logit_shift=1e4),
-    SparseMlaCase("logits near -1e4", 5, 150, 16, 64, logit_shift=-1e4),
+    SparseMlaCase("logits to 1e4", 6, 500, 32, 128, logit_scale=1e4),
+    SparseMlaCase("logits to 1e4, rounded dots", 6, 500, 32, 128, logit_scale=1e4,
+                  rounded_dots=True),
+    SparseMlaCase("logits near +1e4", 6, 500, 32, 128, logit_shift=1e4),
+    SparseMlaCase("logits near -1e4", 6, 500, 32, 128, logit_shift=-1e4),
     SparseMlaCase("logits near -1e4, sink", 5, 150, 16, 64, logit_shift=-1e4, attn_sink="finite"),
     SparseMlaCase("scale 0", 3, 90, 8, 32, sm_scale=0.0),
     SparseMlaCase("scale 0.3", 3, 90, 8, 32, sm_scale=0.3),

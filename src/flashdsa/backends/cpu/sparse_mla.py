@@ -10,6 +10,9 @@ from torch import Tensor
 from flashdsa.backends.cpu.gather import gather_rows
 from flashdsa.backends.cpu.tiling import Tile, query_tiles, spans
 
+LARGE_LOGIT = 64.0
+"""From here on the rounding of an fp32 dot product, some 1e-6 of it, would show in exp(s)."""
+
 
 def forward(
     q: Tensor,
@@ -75,13 +78,13 @@ def _attend(
     acc = scaled_q.new_zeros(queries, num_heads, d_v)
     for first, last in spans(indices.shape[1], tile.k_block):
         gathered = gather_rows(kv, indices[:, first:last], first, topk_length, scaled_q.dtype)
-        s = torch.bmm(scaled_q, gathered.rows.transpose(1, 2))  # (queries, H, keys)
+        s = _logits(scaled_q, gathered.rows.transpose(1, 2))  # (queries, H, keys)
         if gathered.valid is not None:
             s.masked_fill_(~gathered.valid[:, None], -math.inf)
-        new_max = torch.maximum(row_max, s.amax(-1))
+        new_max = torch.maximum(row_max, s.amax(-1).to(row_max.dtype))
         # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp(-inf) = 0.
         shift = new_max.masked_fill(new_max == -math.inf, 0)
-        p = s.sub_(shift[..., None]).exp_()
+        p = s.sub_(shift[..., None]).exp_().to(row_max.dtype)
         rescale = (row_max - shift).exp_()
         row_sum = row_sum * rescale + p.sum(-1)
         acc = acc.mul_(rescale[..., None]).baddbmm_(p, gathered.rows[..., :d_v])
@@ -103,7 +106,7 @@ def backward(  # noqa: PLR0913 - the operation has these operands
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink (H,) or empty.
+    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink like the sink or empty.
 
     With P = exp(s - lse'), lse' = logaddexp(lse, sink), delta = sum_d O dO:
     dS = P (dP - delta) sm_scale, dQ = dS K, dKV = dS^T Q + [P^T dO, 0]  (FlashAttention-2,
@@ -116,8 +119,9 @@ def backward(  # noqa: PLR0913 - the operation has these operands
     dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
     dkv = torch.zeros(kv.shape[0], d_qk, dtype=dtype)
     d_sink = torch.zeros(0 if attn_sink is None else num_heads, dtype=dtype)
+    sink_dtype = dtype if attn_sink is None else attn_sink.dtype
     if kv.shape[0] == 0:
-        return dq, dkv.to(dkv_dtype), d_sink
+        return dq, dkv.to(dkv_dtype), d_sink.to(sink_dtype)
     bytes_per_key = dtype.itemsize * (4 * num_heads + 2 * d_qk) + kv.element_size() * d_qk
     for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key):
         rows = slice(tile.first, tile.last)
@@ -143,7 +147,7 @@ def backward(  # noqa: PLR0913 - the operation has these operands
             dkv,
             tile,
         ).to(q.dtype)
-    return dq, dkv.to(dkv_dtype), d_sink
+    return dq, dkv.to(dkv_dtype), d_sink.to(sink_dtype)
 
 
 def _backward_tile(
@@ -169,8 +173,8 @@ def _backward_tile(
         keys_t = rows.transpose(1, 2)
         ds_and_p = q.new_empty(queries, both_heads, last - first)
         ds, p = ds_and_p[:, :num_heads], ds_and_p[:, num_heads:]
-        s = torch.bmm(q, keys_t).mul_(sm_scale)
-        torch.sub(s, lse[..., None], out=p).exp_()
+        s = _logits(q * sm_scale, keys_t)
+        p.copy_(s.sub_(lse[..., None])).exp_()
         if valid is not None:
             p.masked_fill_(~valid[:, None], 0)
         dp = torch.bmm(d_out, keys_t[:, :d_v])
@@ -185,6 +189,15 @@ def _backward_tile(
             # INVARIANT: only rows that a valid slot names are added to; 0 * Inf stays out.
             dkv.index_add_(0, row_ids[valid], dkv_rows[valid])
     return dq
+
+
+def _logits(scaled_q: Tensor, keys_t: Tensor) -> Tensor:
+    """Logits (queries, H, keys); in float64 when so large that fp32 sums would blur exp(s)."""
+    s = torch.bmm(scaled_q, keys_t)
+    low, high = s.aminmax()
+    if s.dtype == torch.float32 and max(-low, high) > LARGE_LOGIT:
+        return torch.bmm(scaled_q.double(), keys_t.double())
+    return s
 
 
 def _sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,50 @@
+"""`flashdsa bench`: files written, the JSON on stdout, sizes that reach the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+from flashdsa.bench.result import parse_result, read_result
+
+Run = Callable[..., Result]
+TINY = ("--s", "2", "--s-kv", "128", "--h", "2", "--topk", "32", "--repeats", "1")
+
+
+def test_json_on_stdout_is_the_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = run("bench", "topk", *TINY, "--out", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert parse_result(document) == read_result(path)
+    (row,) = document["rows"]
+    assert row["problem"] == {"B": 2, "seq_len": 128, "topk": 32, "dtype": "float32"}
+    assert path.with_suffix(".png").stat().st_size > 1000
+
+
+def test_text_shows_the_ratio_and_where_the_files_are(run: Run, tmp_path: Path) -> None:
+    result = run("bench", "sparse_mla_fwd", *TINY, "--dtype", "bfloat16", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    for part in ("of it", "GFLOPS", "bfloat16", "result:", "chart:"):
+        assert part in result.output
+    (path,) = tmp_path.glob("*-sparse_mla_fwd.json")
+    assert read_result(path).rows[0].problem["dtype"] == "bfloat16"
+    assert list(tmp_path.glob("*-sparse_mla_fwd.png"))
+
+
+def test_quick_never_enlarges(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    run("bench", "topk", *TINY, "--quick", "--out", str(path))
+    (row,) = read_result(path).rows
+    assert (row.problem["B"], row.problem["seq_len"], row.repeats) == (2, 128, 1)
+
+
+def test_an_output_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    result = run("bench", "topk", *TINY, "--out", str(tmp_path / "file" / "result.json"))
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert str(tmp_path) in line

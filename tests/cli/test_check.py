@@ -1,0 +1,88 @@
+"""`flashdsa check`: its table, its JSON, its exit code when a row fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+import flashdsa.verify.check
+from flashdsa.cli.check import OPERATIONS
+from flashdsa.verify.check import CheckRow
+
+Run = Callable[..., Result]
+
+
+def some_rows(passed: bool = True, error: float = 1e-3) -> list[CheckRow]:
+    return [
+        CheckRow(
+            "mla_bwd", "a case", "dQ", error, 2.5e-3, passed, 0.1, "dQ: far off" * (not passed)
+        ),
+        CheckRow("topk_indices", "another", "positions", 0.0, 0.0, True, 0.1, ""),
+    ]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replaces the checks; holds what they were asked for. Set "rows" to change their result."""
+    asked: dict[str, Any] = {"rows": some_rows()}
+
+    def fake(**keywords: Any) -> list[CheckRow]:
+        asked.update(keywords)
+        rows: list[CheckRow] = asked["rows"]
+        return rows
+
+    monkeypatch.setattr(flashdsa.verify.check, "run_checks", fake)
+    return asked
+
+
+def test_operations_are_those_that_the_checks_know() -> None:
+    assert set(OPERATIONS) == set(flashdsa.verify.check.OPERATIONS)
+
+
+def test_help_lists_the_operations(run: Run) -> None:
+    words = run("check", "--help").output.split()
+    assert set(OPERATIONS) <= set(words)
+
+
+def test_a_real_check_passes(run: Run) -> None:
+    result = run("check", "--operation", "quantize_index_k", "--operation", "topk_indices")
+    assert result.exit_code == 0
+    assert "within their limits" in result.output and "seed" in result.output
+
+
+def test_options_reach_the_checks_and_the_seed_is_fresh(run: Run, asked: dict[str, Any]) -> None:
+    document = json.loads(run("check", "--json", "--operation", "mla_bwd").stdout)
+    assert asked["operations"] == ("mla_bwd",)
+    assert (asked["backend"], document["seed"]) == ("cpu", asked["seed"])
+    again = json.loads(run("check", "--json").stdout)
+    assert asked["operations"] is None
+    assert again["seed"] != document["seed"]
+    assert json.loads(run("check", "--json", "--seed", "7").stdout)["seed"] == 7
+
+
+def test_json_is_the_rows(run: Run, asked: dict[str, Any]) -> None:
+    document = json.loads(run("check", "--json").stdout)
+    assert document["failed"] == 0
+    assert document["rows"][0]["operation"] == "mla_bwd"
+    assert document["rows"][0]["error"] == 1e-3
+
+
+def test_a_failed_row_gives_exit_code_1_and_how_to_repeat_it(
+    run: Run, asked: dict[str, Any]
+) -> None:
+    asked["rows"] = some_rows(passed=False)
+    result = run("check", "--seed", "5")
+    assert result.exit_code == 1
+    assert "FAILED" in result.output and "dQ: far off" in result.output
+    assert "1 of 2 failed; repeat with: flashdsa check --backend cpu --seed 5" in result.output
+
+
+def test_nan_is_still_json(run: Run, asked: dict[str, Any]) -> None:
+    asked["rows"] = some_rows(passed=False, error=float("nan"))
+    result = run("check", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout, parse_constant=pytest.fail)["rows"][0]["error"] == "nan"

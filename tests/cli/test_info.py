@@ -1,0 +1,59 @@
+"""`flashdsa info`: a row for every operation and backend, with the reason for every no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from click.testing import Result
+
+from flashdsa.bench.machine import Gpu, Machine
+from flashdsa.cli.availability import reason_against
+from flashdsa.problem import Operation
+from flashdsa.settings import BACKENDS, Settings
+
+Run = Callable[..., Result]
+
+
+def machine_with(*gpus: Gpu) -> Machine:
+    return Machine("some CPU", 2, 2, 2**34, 3000, "Linux", gpus)
+
+
+def test_json_has_a_row_for_every_operation_and_backend(run: Run) -> None:
+    document = json.loads(run("info", "--json").stdout)
+    rows = document["implementations"]
+    assert {(row["operation"], row["backend"]) for row in rows} == {
+        (operation.value, backend) for operation in Operation for backend in BACKENDS[1:]
+    }
+    for row in rows:
+        assert row["runs_here"] == (not row["why_not"])
+        assert row["implemented"] == (row["features"] is not None)
+        assert row["runs_here"] == (row["backend"] == "cpu")
+
+
+def test_json_has_machine_versions_and_settings(run: Run) -> None:
+    document = json.loads(run("info", "--json").stdout)
+    assert document["machine"]["logical_cores"] >= 1
+    assert document["versions"]["torch"]
+    assert [row["variable"] for row in document["settings"]] == [
+        row[0] for row in Settings().rows()
+    ]
+
+
+def test_text_shows_operations_and_missing_backends_in_100_columns(run: Run) -> None:
+    output = run("info").output
+    for word in ("sparse_mla_fwd", "FLASHDSA_BACKEND", "sm100", "has no implementation"):
+        assert word in output
+    assert max(len(line) for line in output.splitlines()) <= 100
+
+
+def test_a_gpu_backend_needs_its_own_capability() -> None:
+    hopper = Gpu("NVIDIA H200", (9, 0), 2**37)
+    assert reason_against("sm90", machine_with(hopper)) is None
+    assert reason_against("cpu", machine_with()) is None
+    assert reason_against("sm100", machine_with(hopper)) == (
+        "needs a GPU of compute capability 10.0; found NVIDIA H200 (9.0)"
+    )
+    assert reason_against("sm90", machine_with()) == (
+        "needs a GPU of compute capability 9.0; found no GPU"
+    )

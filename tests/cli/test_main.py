@@ -1,0 +1,96 @@
+"""What every command has in common: help, version, one-line errors, quick start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+import flashdsa
+from flashdsa.cli import main
+from flashdsa.errors import ArgumentValueError
+
+COMMANDS = ("demo", "info", "check", "bench")
+Run = Callable[..., Result]
+
+
+def test_the_list_above_is_complete() -> None:
+    assert set(COMMANDS) == set(main.cli.commands)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    for part in ("Examples", f"flashdsa {command}", "--json"):
+        assert part in result.output
+    assert max(len(line) for line in result.output.splitlines()) <= 100
+
+
+def test_top_help_names_every_command_and_the_exit_codes(run: Run) -> None:
+    output = run("--help").output
+    assert all(f"flashdsa {command}" in output for command in COMMANDS)
+    assert "Exit codes" in output
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").output == f"flashdsa {flashdsa.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ArgumentValueError("q: expected\n  shape"),
+        ValueError("q: expected shape"),
+        OSError(13, "q: expected shape"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main.cli.commands["info"], "callback", fail)
+    result = run("info")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("flashdsa: error: ") and "q: expected shape" in line
+
+
+def test_a_bug_is_not_dressed_up_as_a_user_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main.cli.commands["info"], "callback", lambda **_: {}["missing"])
+    assert isinstance(run("info").exception, KeyError)
+
+
+@pytest.mark.parametrize("command", ["check", "bench", "demo"])
+def test_a_backend_that_cannot_run_is_one_line(run: Run, command: str) -> None:
+    result = run(command, "--backend", "emulate-sm100")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert "emulate-sm100" in line and "available: cpu" in line
+
+
+def test_an_unknown_setting_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHDSA_BACKEND", "abacus")
+    result = run("info")
+    assert result.exit_code == 2
+    assert "FLASHDSA_BACKEND: expected one of auto, cpu" in result.stderr
+
+
+def test_python_m_starts_quickly_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['flashdsa', '--help']\n"
+        "import atexit, runpy\n"
+        "atexit.register(lambda: print('TORCH' if 'torch' in sys.modules else 'LEAN'))\n"
+        "runpy.run_module('flashdsa', run_name='__main__')"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: flashdsa") and done.stdout.endswith("LEAN\n")
+    # A loaded machine may be slow; importing torch takes more than this on its own there.
+    assert time.perf_counter() - start < 5

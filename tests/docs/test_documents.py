@@ -1,0 +1,73 @@
+"""The documents: their Python runs, their links lead somewhere, their sizes hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import flashdsa
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+)
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def links(path: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [t.partition("#")[0] for t in targets if not t.startswith(("http", "#", "mailto:"))]
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_readme_python_runs() -> None:
+    (block,) = python_blocks(ROOT / "README.md")
+    assert len(block.strip().splitlines()) <= 12
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["out"].shape == (16, 8, 512)
+    assert names["q"].grad.isfinite().all() and names["kv"].grad.any()
+
+
+def test_quick_start_python_runs() -> None:
+    names: dict[str, object] = {"__name__": "quickstart"}
+    for block in python_blocks(ROOT / "docs" / "guides" / "quickstart.md"):
+        exec(compile(block, "quickstart.md", "exec"), names)
+    assert (names["picked"] >= 0).all()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_lead_to_files(path: Path) -> None:
+    missing = [target for target in links(path) if not (path.parent / target).exists()]
+    assert not missing
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = set(links(folder / "README.md"))
+    records = {path.name for path in folder.glob("0*.md")}
+    assert listed == records
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert all(f"decisions/{record}" in navigation for record in records)
+    for record in records:
+        text = (folder / record).read_text()
+        assert all(f"**{part}.**" in text for part in ("Context", "Decision", "Consequences"))
+
+
+def test_documents_stay_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60
+
+
+def test_every_public_name_is_in_the_api_page() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text()
+    assert set(re.findall(r"::: flashdsa\.api\.(\w+)", text)) == set(flashdsa.__all__)

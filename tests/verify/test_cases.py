@@ -1,0 +1,104 @@
+"""The cases' inputs are what the cases say: names, poison, features, determinism."""
+
+import math
+
+import pytest
+import torch
+
+from flashdsa import reference
+from flashdsa.verify.cases import (
+    INDEXER_CASES,
+    SPARSE_MLA_CASES,
+    make_indexer_inputs,
+    make_sparse_mla_inputs,
+)
+from flashdsa.verify.layouts import strided_copy
+from flashdsa.verify.sparse_mla_cases import INT32_MAX, INT32_MIN
+
+
+@pytest.mark.parametrize("cases", [SPARSE_MLA_CASES, INDEXER_CASES], ids=["mla", "indexer"])
+def test_names_are_unique(cases):
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("case", SPARSE_MLA_CASES, ids=lambda case: case.name)
+def test_sparse_mla_inputs_keep_the_case_s_promise(case, seed):
+    inputs = make_sparse_mla_inputs(case, seed)
+    again = make_sparse_mla_inputs(case, seed)
+    torch.testing.assert_close(inputs.kv, again.kv, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(inputs.q, again.q) and torch.equal(inputs.indices, again.indices)
+    assert inputs.q.shape == (case.num_queries, case.num_heads, case.d_qk)
+    assert inputs.do.shape == (case.num_queries, case.num_heads, case.d_v)
+    assert inputs.q.dtype == inputs.kv.dtype == inputs.do.dtype == case.dtype
+    assert inputs.indices.dtype == torch.int32 and inputs.indices.shape[-1] == case.topk
+    assert (inputs.kv.ndim, inputs.indices.ndim) == (2 + case.kv_3d, 2 + case.indices_3d)
+
+    named = reference.valid_slots(inputs.indices, case.num_keys, inputs.topk_length)
+    flat = inputs.indices.reshape(case.num_queries, case.topk)
+    values = set(flat.flatten().tolist())
+    if case.invalid:
+        assert {-1, case.num_keys, case.num_keys + 7, INT32_MIN, INT32_MAX} <= values
+    if case.duplicates and case.topk > 1:
+        assert any(len(set(rows)) < len(rows) for rows in named)
+    if case.empty_rows:
+        assert not named[0]
+    if case.attn_sink == "infinite":
+        assert {math.inf, -math.inf} <= set(inputs.attn_sink.tolist())
+    if case.poison:
+        rows = inputs.kv.reshape(case.num_keys, case.d_qk)
+        finite = torch.isfinite(rows).all(dim=1)
+        used = {row for rows in named for row in rows}
+        assert set(finite.nonzero().flatten().tolist()) == used
+        assert rows.isnan().any() and rows.isposinf().any() and rows.isneginf().any()
+        if case.topk_length:
+            assert values & set((~finite).nonzero().flatten().tolist())
+    if case.strided:
+        assert not inputs.q.is_contiguous() and inputs.q.stride(-1) == 1
+    if case.logit_scale != 1.0 or case.logit_shift != 0.0:
+        _, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=case.d_v)
+        wanted = max(case.logit_scale, abs(case.logit_shift))
+        assert 0.5 * wanted < lse.abs().max() < 2 * wanted
+
+
+@pytest.mark.parametrize("case", INDEXER_CASES, ids=lambda case: case.name)
+def test_indexer_inputs_keep_the_case_s_promise(case, seed):
+    inputs = make_indexer_inputs(case, seed)
+    assert inputs.q.shape == (len(case.seq_lens), case.num_heads, 128)
+    assert inputs.q.dtype == torch.float8_e4m3fn
+    assert inputs.seq_lens.tolist() == list(case.seq_lens)
+    assert (inputs.output_buffer() == 0x7B7B7B7B).all()
+    if not case.seq_lens:
+        return
+    scores = reference.indexer_logits(*inputs.operands, inputs.max_len)
+    for b, length in enumerate(case.seq_lens):
+        row = scores[b, :length]
+        assert case.nan_keys or not row.isnan().any()
+        assert row.isnan().any() or not case.nan_keys or length < 30
+        if case.plateaus and length > 30:
+            assert len(set(row[~row.isnan()].tolist())) <= 5 + case.repeated_pages
+        if case.zero_scores:
+            assert (row == 0).all()
+            assert torch.signbit(row).any() and not torch.signbit(row).all()
+        if case.repeated_pages and length > 64:
+            pages = inputs.block_table[b, : -(-length // 64)].tolist()
+            assert len(set(pages)) < len(pages)
+        if case.seq_lens[b] % 64:
+            # The first token past the end would win, or lose, by a landslide if it were read.
+            longer = torch.zeros_like(inputs.seq_lens)
+            longer[b] = length + 1
+            beyond = reference.indexer_logits(
+                *inputs.operands[:3], longer, inputs.block_table, length + 1
+            )[b, length]
+            shared = case.repeated_pages
+            assert shared or beyond.abs() > 1e3 * row[~row.isnan()].abs().max()
+    if case.negative_weights and not case.zero_scores:
+        assert (scores[torch.isfinite(scores)] < 0).any()
+
+
+def test_a_strided_copy_has_the_values_amid_poison(seed):
+    x = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(seed))
+    view = strided_copy(x)
+    assert torch.equal(view, x) and not view.is_contiguous() and view.stride(-1) == 1
+    around = view._base
+    assert around is not None and int(around.isnan().sum()) == around.numel() - x.numel()

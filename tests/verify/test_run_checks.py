@@ -1,0 +1,61 @@
+"""`run_checks` reports what it ran, says when it is wrong, and tells its progress."""
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa.verify.check import OPERATIONS, run_checks
+
+FAST = ["topk_indices", "quantize_index_k", "read_index_k_cache"]
+
+
+def test_a_right_backend_passes_and_progress_counts_up():
+    told = []
+    rows = run_checks("cpu", FAST, seed=3, on_progress=lambda *event: told.append(event))
+    assert {row.operation for row in rows} == set(FAST)
+    assert all(row.passed and row.error <= row.limit for row in rows)
+    assert [done for done, _, _ in told] == list(range(len(told)))
+    assert {total for _, total, _ in told} == {len(told) - 1}
+    assert told[0][2].startswith("topk_indices: ") and told[-1][2] == "done"
+
+
+def test_every_operation_is_checked_and_within_the_contract(seed):
+    rows = run_checks("cpu", seed=seed)
+    assert {row.operation for row in rows} == set(OPERATIONS)
+    assert [row.message for row in rows if not row.passed] == []
+
+
+def test_a_wrong_backend_is_reported_not_raised(monkeypatch):
+    right = flashdsa.topk_indices
+
+    def off_by_one(*args, **options):
+        return right(*args, **options) + 1
+
+    monkeypatch.setattr(flashdsa, "topk_indices", off_by_one, raising=False)
+    rows = run_checks("cpu", ["topk_indices"])
+    assert rows and not any(row.passed for row in rows)
+    assert all(row.error > row.limit for row in rows)
+
+
+def test_a_nan_is_reported_as_a_failure(monkeypatch):
+    right = flashdsa.indexer_logits
+
+    def all_nan(*args, **options):
+        return torch.full_like(right(*args, **options), torch.nan)
+
+    monkeypatch.setattr(flashdsa, "indexer_logits", all_nan, raising=False)
+    rows = run_checks("cpu", ["indexer_logits"])
+    assert not any(row.passed for row in rows)
+
+
+def test_the_seed_decides_the_inputs():
+    errors = [
+        [row.error for row in run_checks("cpu", ["indexer_logits"], seed=seed)]
+        for seed in (1, 1, 2)
+    ]
+    assert errors[0] == errors[1] != errors[2]
+
+
+def test_an_unknown_operation_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"no sparse_mlaa; expected some of sparse_mla_fwd"):
+        run_checks("cpu", ["sparse_mlaa"])
