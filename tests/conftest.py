@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import os
+
+# Read when torch is imported: threads that spin while they wait are slow on busy cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from collections.abc import Generator
 from typing import Any
+
+# Threads that wait must sleep: where other work shares the cores, spinning ones slow the tests
+# many times over.  Read when torch is imported, hence before it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch

@@ -83,6 +83,9 @@ def test_indexer_inputs_keep_the_case_s_promise(case, seed):
         if case.repeated_pages and length > 64:
             pages = inputs.block_table[b, : -(-length // 64)].tolist()
             assert len(set(pages)) < len(pages)
+        if case.one_sequence:
+            used, widest = -(-length // 64), case.seq_lens.index(max(case.seq_lens))
+            assert torch.equal(inputs.block_table[b, :used], inputs.block_table[widest, :used])
         if case.seq_lens[b] % 64:
             # The first token past the end would win, or lose, by a landslide if it were read.
             longer = torch.zeros_like(inputs.seq_lens)
@@ -90,7 +93,7 @@ def test_indexer_inputs_keep_the_case_s_promise(case, seed):
             beyond = reference.indexer_logits(
                 *inputs.operands[:3], longer, inputs.block_table, length + 1
             )[b, length]
-            shared = case.repeated_pages
+            shared = case.repeated_pages or case.one_sequence
             assert shared or beyond.abs() > 1e3 * row[~row.isnan()].abs().max()
     if case.negative_weights and not case.zero_scores:
         assert (scores[torch.isfinite(scores)] < 0).any()

@@ -176,6 +176,13 @@ def test_rows_that_must_be_zero_admit_not_even_a_rounding_error():
     assert "exactly 0" in verdict.message
 
 
+def test_what_underflows_in_the_output_s_dtype_may_be_zero():
+    ref = torch.full((2, 2), 2.5e-173, dtype=torch.float64)
+    assert compare("x", torch.zeros(2, 2), ref, norm_tolerance=1e-3).passed
+    assert not compare("x", torch.zeros(2, 2).double(), ref, norm_tolerance=1e-3).passed
+    assert not compare("x", torch.zeros(2, 2), ref + 1e-29, norm_tolerance=1e-3).passed
+
+
 def test_anything_over_an_all_zero_reference_fails():
     ref = torch.zeros(2, 2, dtype=torch.float64)
     assert compare("x", torch.zeros(2, 2), ref, norm_tolerance=1e-3).passed

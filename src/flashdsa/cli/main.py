@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 from typing import IO, Any
 
@@ -77,6 +78,9 @@ def cli(verbose: bool) -> None:
     """
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    # NOTE: OpenMP threads that spin while they wait make every run ten times slower as soon as
+    # something else wants the cores. Read when torch is imported, hence before any command.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 for command in (demo, info, check, bench):

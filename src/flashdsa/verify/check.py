@@ -65,8 +65,6 @@ _SPARSE_MLA = [
                   invalid=True, empty_rows=True, topk_length=True, poison=True,
                   attn_sink="infinite"),
     SparseMlaCase("logits to 1e4", 6, 500, 32, 128, logit_scale=1e4),
-    SparseMlaCase("logits to 1e4, rounded dots", 6, 500, 32, 128, logit_scale=1e4,
-                  rounded_dots=True),
     SparseMlaCase("logits near -1e4", 6, 500, 32, 128, logit_shift=-1e4),
     SparseMlaCase("fp32", 4, 1000, 32, 256, dtype=torch.float32),
     SparseMlaCase("fp64", 4, 1000, 32, 256, dtype=torch.float64),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdsa.verify.tolerances import ROW_CANCELLATION, ROW_FLOOR, ROW_TOLERANCE
+from flashdsa.verify.tolerances import ROW_CANCELLATION, ROW_FLOOR, ROW_TOLERANCE, UNDERFLOW
 
 Coordinate = tuple[int, ...]
 
@@ -91,6 +91,16 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return torch.where(error == 0, 0.0, error / size)
 
 
+def _norms(rows: Tensor) -> Tensor:
+    """The norm of each row of `[rows, n]`, whose squares may neither overflow nor vanish."""
+    if rows.shape[1] == 0:
+        return rows.new_zeros(rows.shape[0])
+    largest = rows.abs().amax(dim=-1)
+    unit = torch.where(largest == 0, 1.0, largest)
+    scaled: Tensor = (rows / unit[:, None]).norm(dim=-1)
+    return scaled * unit
+
+
 def _rows(x: Tensor, row_ndim: int) -> Tensor:
     """`[rows, elements of a row]`, a row being named by the first `row_ndim` coordinates."""
     return x.reshape(x.shape[:row_ndim].numel(), x.shape[row_ndim:].numel())
@@ -98,12 +108,17 @@ def _rows(x: Tensor, row_ndim: int) -> Tensor:
 
 def _row_errors(difference: Tensor, ref: Tensor, magnitude: Tensor | None, ndim: int) -> Tensor:
     """Each row's `||error||` relative to the size that the contract's row rule gives it."""
-    size = _rows(ref, ndim).norm(dim=-1)
+    size = _norms(_rows(ref, ndim))
     if magnitude is not None:
-        summed = _rows(_finite(magnitude.double()), ndim).norm(dim=-1)
+        summed = _norms(_rows(_finite(magnitude.double()), ndim))
         largest = summed.max() if summed.numel() else torch.tensor(0.0)
         size = torch.maximum(size, torch.maximum(ROW_CANCELLATION * summed, ROW_FLOOR * largest))
-    return _ratio(_rows(difference, ndim).norm(dim=-1), size)
+    return _ratio(_norms(_rows(difference, ndim)), size)
+
+
+def _norm_error(difference: Tensor, ref: Tensor) -> float:
+    """`||difference|| / ||ref||` over all elements."""
+    return float(_ratio(_norms(difference.reshape(1, -1)), _norms(ref.reshape(1, -1)))[0])
 
 
 def compare(
@@ -130,10 +145,12 @@ def compare(
         return misfit
     out64, ref64 = _finite(out.detach().cpu().double()), _finite(ref.double())
     difference = out64 - ref64
+    vanishing = UNDERFLOW * torch.finfo(out.dtype).tiny
+    difference = torch.where(difference.abs() <= vanishing, 0.0, difference)
 
     problems: list[str] = []
     first_bad: Coordinate | None = None
-    norm_error = float(_ratio(difference.norm(), ref64.norm()))
+    norm_error = _norm_error(difference, ref64)
     if norm_tolerance is not None and not norm_error <= norm_tolerance:
         problems.append(f"norm error {norm_error:.3e} > {norm_tolerance:.1e}")
 
@@ -186,7 +203,7 @@ def _elementwise(
     ref64 = _finite(ref.double())
     difference = (_finite(out.detach().cpu().double()) - ref64).abs()
     share = _ratio(difference, _finite(allowed.double()))
-    norm_error = float(_ratio(difference.norm(), ref64.norm()))
+    norm_error = _norm_error(difference, ref64)
     worst = int(share.argmax()) if share.numel() else None
     where = None if worst is None else _coordinate(worst, share.shape)
     worst_share = 0.0 if where is None else float(share[where])

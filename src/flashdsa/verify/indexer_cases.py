@@ -32,6 +32,8 @@ class IndexerCase:
     """Every score is a zero, of either sign."""
     repeated_pages: bool = False
     """One page comes twice in each row, and in every row."""
+    one_sequence: bool = False
+    """Every row walks the same pages, as the queries of one sequence do."""
     nan_keys: bool = False
     """Some keys have a NaN byte, some tokens a NaN scale."""
     int8_cache: bool = False
@@ -101,7 +103,7 @@ def _draw_table(case: IndexerCase, num_pages: int, generator: torch.Generator) -
     start = 0
     for b, count in enumerate(needed):
         table[b, :count] = order[start : start + count]
-        start += count
+        start += 0 if case.one_sequence else count
         if case.repeated_pages and count:
             table[b, 0] = table[b, count // 2] = order[0]
     return table.to(torch.int32)
@@ -118,7 +120,8 @@ def make_indexer_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads = len(case.seq_lens), case.num_heads
-    used = sum(-(-length // PAGE_TOKENS) for length in case.seq_lens)
+    needed = [-(-length // PAGE_TOKENS) for length in case.seq_lens]
+    used = max(needed, default=0) if case.one_sequence else sum(needed)
     num_pages = used + SPARE_PAGES
     codes, scale = _draw_tokens(case, num_pages * PAGE_TOKENS, generator)
     table = _draw_table(case, num_pages, generator)
@@ -190,6 +193,9 @@ INDEXER_CASES: list[IndexerCase] = [
     IndexerCase("zero scores, sorted", (40, 700), 100, zero_scores=True, negative_weights=True,
                 sorted=True),
     IndexerCase("repeated pages", (64, 300, 700), 200, repeated_pages=True),
+    IndexerCase("one sequence", tuple(range(2080, 2120)), 2048, one_sequence=True),
+    IndexerCase("one sequence, short, sorted", (5, 70, 64, 0, 130, 128), 60, one_sequence=True,
+                plateaus=True, sorted=True),
     IndexerCase("NaN keys", (40, 500), 100, nan_keys=True),
     IndexerCase("NaN keys within topk, sorted", (40, 90), 80, nan_keys=True, sorted=True),
     IndexerCase("NaN keys at the cut, sorted", (200, 500), 199, nan_keys=True, sorted=True),

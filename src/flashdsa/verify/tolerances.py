@@ -31,6 +31,8 @@ ROW_CANCELLATION = 1e-2
 """Share of the magnitude row that counts as the row's own size."""
 ROW_FLOOR = 1e-6
 """Share of the largest magnitude row that counts as any row's size."""
+UNDERFLOW = 1e8
+"""Times an output dtype's smallest normal number: what is smaller may have become 0 on the way."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ FEATURES = [
     "plateaus",
     "zero_scores",
     "repeated_pages",
+    "one_sequence",
     "nan_keys",
     "int8_cache",
     "strided",
@@ -109,6 +110,25 @@ def test_tokens_with_the_same_132_bytes_score_bit_identically_wherever_they_lie(
     for token in range(5):
         values = scores[which == token].view(torch.int32)
         assert len(values) > 100 and len(values.unique()) == 1
+
+
+@pytest.mark.parametrize("one_sequence", [False, True], ids=["own pages", "one sequence"])
+def test_a_row_scores_bit_identically_alone_and_in_a_batch(one_sequence, backend, device, seed):
+    case = IndexerCase("batch", (40, 300, 65, 299), 50, one_sequence=one_sequence)
+    inputs = make_indexer_inputs(case, seed, device)
+    together = flashdsa.indexer_logits(*inputs.operands, 300, backend=backend)
+    for b in range(len(case.seq_lens)):
+        one = slice(b, b + 1)
+        alone = flashdsa.indexer_logits(
+            inputs.q[one],
+            inputs.cache,
+            inputs.weights[one],
+            inputs.seq_lens[one],
+            inputs.block_table[one],
+            300,
+            backend=backend,
+        )
+        assert torch.equal(alone, together[one])
 
 
 def test_scores_do_not_depend_on_the_width_asked_for(backend, device, seed):
