@@ -52,6 +52,11 @@ class Settings:
     def rows(self) -> list[tuple[str, str, str]]:
         """(variable, value in force, help) of every setting, for `flashdsa info`."""
         return [
-            (f.metadata["variable"], str(getattr(self, f.name)), f.metadata["help"])
+            (f.metadata["variable"], _as_written(getattr(self, f.name)), f.metadata["help"])
             for f in fields(self)
         ]
+
+
+def _as_written(value: object) -> str:
+    """A value as its variable takes it."""
+    return str(int(value)) if isinstance(value, bool) else str(value)

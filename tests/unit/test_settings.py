@@ -34,4 +34,4 @@ def test_unknown_value_names_variable_and_value(
 
 def test_rows_name_every_variable_with_its_value() -> None:
     rows = Settings(backend="cpu", check=True).rows()
-    assert [row[:2] for row in rows] == [("FLASHDSA_BACKEND", "cpu"), ("FLASHDSA_CHECK", "True")]
+    assert [row[:2] for row in rows] == [("FLASHDSA_BACKEND", "cpu"), ("FLASHDSA_CHECK", "1")]

@@ -249,6 +249,10 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("one key", 2, 1, 4, 5, duplicates=True, cancels=True),
     SparseMlaCase("no key", 2, 0, 4, 5),
     SparseMlaCase("no query", 0, 10, 4, 5),
+    # Beyond what any backend works on at once: several key blocks a query, several query tiles.
+    SparseMlaCase("5000 slots", 3, 3000, 4, 5000, duplicates=True, d_qk=72, d_v=64),
+    SparseMlaCase("5000 slots, every feature", 6, 3000, 4, 5000, d_qk=72, d_v=64, **_ALL_FEATURES),
+    SparseMlaCase("450 queries", 450, 300, 4, 64, topk_length=True, attn_sink="finite"),
     SparseMlaCase("every feature", 10, 130, 16, 70, **_ALL_FEATURES),
     SparseMlaCase("small dims", 4, 40, 5, 24, d_qk=24, d_v=16),
     SparseMlaCase("d_qk = d_v + 1", 4, 40, 5, 24, d_qk=17, d_v=16),

@@ -185,9 +185,10 @@ def test_the_indexer_leaves_its_inputs_as_they_were(backend, device, seed):
         assert torch.equal(operand.view(width), copy.view(width))
 
 
-def test_the_launch_clamps_what_the_checked_call_rejects(backend, device, seed):
+@pytest.mark.parametrize("topk", [150, 400], ids=["topk below lengths", "topk beyond lengths"])
+def test_the_launch_clamps_what_the_checked_call_rejects(topk, backend, device, seed):
     """Negative lengths, tables too narrow, pages outside the cache: harmless, never emitted."""
-    inputs = make_indexer_inputs(IndexerCase("launch", (300,) * 6, 150), seed, device)
+    inputs = make_indexer_inputs(IndexerCase("launch", (300,) * 6, topk), seed, device)
     num_pages = inputs.cache.shape[0]
     table = inputs.block_table[:, :5].clone()
     good = table.clone()
@@ -200,10 +201,10 @@ def test_the_launch_clamps_what_the_checked_call_rejects(backend, device, seed):
     scores = flashdsa.indexer_logits(
         inputs.q, inputs.cache, inputs.weights, clamped, good, 320, backend=backend
     )
-    ids = torch.full((6, 150), POISON, dtype=torch.int32, device=device)
+    ids = torch.full((6, topk), POISON, dtype=torch.int32, device=device)
     flashdsa.dsa_topk_indexer_launch(inputs.q, inputs.cache, inputs.weights, lengths, table, ids)
     expected = reference.dsa_topk_indexer(
-        inputs.q, inputs.cache, inputs.weights, lengths, table, 150, scores=scores
+        inputs.q, inputs.cache, inputs.weights, lengths, table, topk, scores=scores
     )
     assert (expected[2] == -1).all() and (expected[4] == -1).all()
     verdict = judge_selection("ids", ids, expected, exact_order=backend == "cpu")

@@ -89,6 +89,24 @@ def test_a_lone_slot_at_any_place_is_found(backend, device, seed):
     assert failures(judge_forward(inputs, O, lse)) == []
 
 
+@pytest.mark.parametrize("order", ["ascending", "descending", "valid last", "valid first"])
+def test_long_rows_may_meet_their_largest_logit_anywhere(order, backend, device, seed):
+    """6000 slots, more than a backend holds at once: the running maximum moves, or never starts."""
+    case = SparseMlaCase("long", 2, 6000, 4, 6000, d_qk=72, d_v=64)
+    inputs = make_sparse_mla_inputs(case, seed, device)
+    if order.startswith("valid"):
+        inputs.indices[:, 100:] = -1
+        if order == "valid last":
+            inputs.indices.copy_(inputs.indices.flip(1))
+    else:
+        inputs.q.copy_(inputs.q[:1, :1].abs() + 0.5)
+        by_logit = (inputs.kv.float() @ inputs.q[0, 0].float()).argsort()
+        by_logit = by_logit.flip(0) if order == "descending" else by_logit
+        inputs.indices.copy_(by_logit.to(torch.int32).expand(2, -1))
+    O, lse = forward(inputs, backend)
+    assert failures(judge_forward(inputs, O, lse)) == []
+
+
 @pytest.mark.parametrize("width", [(), (1,)], ids=["kv 2-D", "kv 3-D"])
 def test_rows_beyond_2_to_the_31_elements_are_reached(backend, device, seed, width):
     """kv is reserved, not filled: a backend that reads rows no slot names takes gigabytes here."""
