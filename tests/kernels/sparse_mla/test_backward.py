@@ -117,6 +117,14 @@ def test_a_query_without_a_valid_slot_adds_nothing_even_where_it_holds_nan(backe
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
 
 
+def test_an_empty_query_s_nan_does_not_blur_its_neighbours(backend, device, seed):
+    case = next(case for case in SPARSE_MLA_CASES if case.name == "logits near -1e4")
+    inputs = make_sparse_mla_inputs(case, seed, device)
+    inputs.indices[0] = -1
+    inputs.q[0] = torch.nan
+    assert failures(check_autograd(inputs, backend)) == []
+
+
 def test_a_sink_of_plus_infinity_stops_every_gradient_of_its_head(backend, device, seed):
     case = SparseMlaCase("sinks", 3, 40, 2, 20, attn_sink="infinite")
     inputs = make_sparse_mla_inputs(case, seed, device)

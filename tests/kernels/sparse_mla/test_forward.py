@@ -57,6 +57,24 @@ def test_a_query_without_a_valid_slot_ignores_even_its_own_nan(backend, device, 
     assert (O[[0, 3]] == 0).all() and (lse[[0, 3]] == math.inf).all()
 
 
+def test_an_empty_query_s_nan_does_not_blur_its_neighbours(backend, device, seed):
+    case = next(case for case in SPARSE_MLA_CASES if case.name == "logits to 1e4, rounded dots")
+    inputs = make_sparse_mla_inputs(case, seed, device)
+    inputs.indices[0] = -1
+    inputs.q[0] = torch.nan
+    O, lse = forward(inputs, backend)
+    assert failures(judge_forward(inputs, O, lse)) == []
+
+
+@pytest.mark.parametrize("size", [1e6, 1e9, 1e12, 1e20, 1e30])
+def test_finite_inputs_do_not_overflow_however_large_the_logits(size, backend, device, seed):
+    case = SparseMlaCase("huge", 5, 150, 16, 64, logit_scale=size)
+    inputs = make_sparse_mla_inputs(case, seed, device)
+    O, lse = forward(inputs, backend)
+    assert torch.isfinite(O).all() and torch.isfinite(lse).all()
+    assert failures(judge_forward(inputs, O, lse)) == []
+
+
 def test_a_valid_slot_s_nan_reaches_the_queries_that_name_it_and_no_other(backend, device, seed):
     inputs = make_sparse_mla_inputs(SparseMlaCase("nan", 6, 40, 8, 10), seed, device)
     row = int(inputs.indices[2, 3])
