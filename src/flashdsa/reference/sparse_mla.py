@@ -93,9 +93,9 @@ def _forward(
             continue  # no valid slot: O = 0, lse = +inf
         keys = _named_rows(kv, rows)
         values = keys[:, :d_v].abs() if absolute else keys[:, :d_v]
-        logits = scale * q64[s] @ keys.T
+        logits = scale * (q64[s] @ keys.T)
         lse[s] = torch.logsumexp(logits, dim=-1)
-        out[s] = torch.exp(logits - lse[s][:, None]) @ values
+        out[s] = torch.softmax(logits, dim=-1) @ values
         if attn_sink is not None:
             # exp(lse) / (exp(lse) + exp(sink)), with neither exponential overflowing
             out[s] *= torch.sigmoid(lse[s] - _f64(attn_sink))[:, None]
@@ -147,7 +147,7 @@ def _backward_queries(
             keys=keys,
             q=q64[s],
             do=dO64[s],
-            p=torch.exp(scale * q64[s] @ keys.T - log_total[:, None]),
+            p=torch.exp(scale * (q64[s] @ keys.T) - log_total[:, None]),
             dp=dO64[s] @ keys[:, : dO.shape[-1]].T,
             delta=(O64[s] * dO64[s]).sum(dim=-1),
             sink_share=sink_share,

@@ -43,19 +43,20 @@ def forward(
     for tile in query_tiles(num_queries, topk, bytes_per_key):
         rows = slice(tile.first, tile.last)
         acc, row_max, row_sum = _attend(
-            q[rows].to(dtype) * sm_scale,
+            q[rows].to(dtype),
             kv,
             indices[rows],
             d_v,
+            sm_scale,
             None if topk_length is None else topk_length[rows],
             tile,
         )
         empty = row_sum == 0
-        tile_lse = row_max + row_sum.log()  # -inf where the row is empty
-        acc /= row_sum.masked_fill(empty, 1)[..., None]
+        tile_lse = row_max + row_sum.log()  # float64; -inf where the row is empty
+        acc /= row_sum.masked_fill(empty, 1)[..., None].to(dtype)
         if attn_sink is not None:
-            kept = torch.sigmoid(tile_lse - attn_sink.to(dtype)).masked_fill(empty, 0)
-            acc *= kept[..., None]
+            kept = torch.sigmoid(tile_lse - attn_sink).masked_fill(empty, 0)
+            acc *= kept[..., None].to(dtype)
             # A sink of +inf takes everything: 0, also of values that are not finite.
             acc.masked_fill_((attn_sink == math.inf)[:, None], 0)
         out[rows] = acc.to(q.dtype)
@@ -64,30 +65,34 @@ def forward(
 
 
 def _attend(
-    scaled_q: Tensor,
+    q: Tensor,
     kv: Tensor,
     indices: Tensor,
     d_v: int,
+    sm_scale: float,
     topk_length: Tensor | None,
     tile: Tile,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile."""
-    queries, num_heads, _ = scaled_q.shape
-    row_max = scaled_q.new_full((queries, num_heads), -math.inf)
-    row_sum = scaled_q.new_zeros(queries, num_heads)
-    acc = scaled_q.new_zeros(queries, num_heads, d_v)
+    """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile.
+
+    Maximum and sum are float64: a maximum rounded to fp32 would shift logits computed in float64.
+    """
+    queries, num_heads, _ = q.shape
+    row_max = q.new_full((queries, num_heads), -math.inf, dtype=torch.float64)
+    row_sum = torch.zeros_like(row_max)
+    acc = q.new_zeros(queries, num_heads, d_v)
     for first, last in spans(indices.shape[1], tile.k_block):
-        gathered = gather_rows(kv, indices[:, first:last], first, topk_length, scaled_q.dtype)
-        s = _logits(scaled_q, gathered.rows.transpose(1, 2))  # (queries, H, keys)
+        gathered = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
+        s = _logits(q, gathered.rows.transpose(1, 2), sm_scale)  # (queries, H, keys)
         if gathered.valid is not None:
             s.masked_fill_(~gathered.valid[:, None], -math.inf)
-        new_max = torch.maximum(row_max, s.amax(-1).to(row_max.dtype))
+        new_max = torch.maximum(row_max, s.amax(-1).double())
         # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp(-inf) = 0.
         shift = new_max.masked_fill(new_max == -math.inf, 0)
-        p = s.sub_(shift[..., None]).exp_().to(row_max.dtype)
+        p = s.sub_(shift[..., None].to(s.dtype)).exp_().to(q.dtype)
         rescale = (row_max - shift).exp_()
         row_sum = row_sum * rescale + p.sum(-1)
-        acc = acc.mul_(rescale[..., None]).baddbmm_(p, gathered.rows[..., :d_v])
+        acc = acc.mul_(rescale[..., None].to(q.dtype)).baddbmm_(p, gathered.rows[..., :d_v])
         row_max = new_max
     return acc, row_max, row_sum
 
@@ -173,7 +178,7 @@ def _backward_tile(
         keys_t = rows.transpose(1, 2)
         ds_and_p = q.new_empty(queries, both_heads, last - first)
         ds, p = ds_and_p[:, :num_heads], ds_and_p[:, num_heads:]
-        s = _logits(q * sm_scale, keys_t)
+        s = _logits(q, keys_t, sm_scale)
         p.copy_(s.sub_(lse[..., None])).exp_()
         if valid is not None:
             p.masked_fill_(~valid[:, None], 0)
@@ -191,13 +196,17 @@ def _backward_tile(
     return dq
 
 
-def _logits(scaled_q: Tensor, keys_t: Tensor) -> Tensor:
-    """Logits (queries, H, keys); in float64 when so large that fp32 sums would blur exp(s)."""
-    s = torch.bmm(scaled_q, keys_t)
+def _logits(q: Tensor, keys_t: Tensor, sm_scale: float) -> Tensor:
+    """Logits (queries, H, keys); in float64 when fp32 sums would blur exp(s), or overflow.
+
+    q is scaled after the product: products of bf16 numbers are exact in fp32, scaled ones are not.
+    """
+    s = torch.bmm(q, keys_t).mul_(sm_scale)
     low, high = s.aminmax()
-    if s.dtype == torch.float32 and max(-low, high) > LARGE_LOGIT:
-        return torch.bmm(scaled_q.double(), keys_t.double())
-    return s
+    if s.dtype == torch.float64 or max(-low, high) <= LARGE_LOGIT:
+        return s
+    # Also where a NaN hides the others' size: aminmax gives NaN then, and no comparison holds.
+    return torch.bmm(q.double(), keys_t.double()).mul_(sm_scale)
 
 
 def _sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
