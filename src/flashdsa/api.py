@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
+from flashdsa.backends.registry import Implementation
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.ops import attention, indexer
 from flashdsa.ops.checks import (
@@ -243,6 +244,15 @@ def dsa_topk_indexer_launch(
     )
 
 
+def _indexers(backend: str) -> list[Implementation]:
+    """The indexer's implementations on a backend, or all with "auto"."""
+    return [
+        implementation
+        for implementation in registry.implementations(Operation.DSA_TOPK_INDEXER)
+        if backend in ("auto", implementation.backend)
+    ]
+
+
 @lru_cache
 def _indexer_launcher(device: str, num_heads: int, topk: int) -> Any:
     problem = Problem(
@@ -270,7 +280,8 @@ def compile_kernel(
     """
     require_positive("num_heads", num_heads)
     require_positive("topk", topk)
-    device = "cuda" if backend in ("auto", "sm90", "sm100") and torch.cuda.is_available() else "cpu"
+    on_gpu = any("cuda" in i.features.devices for i in _indexers(backend))
+    device = "cuda" if on_gpu and torch.cuda.is_available() else "cpu"
     page = torch.zeros(1, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
     dsa_topk_indexer(
         torch.zeros(1, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
