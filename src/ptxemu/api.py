@@ -1,0 +1,271 @@
+"""What a user touches: load PTX, launch kernels on arrays, read the findings."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu import isa
+from ptxemu.check import Checker, Finding
+from ptxemu.errors import ExecutionError, IllegalInstructionError, LaunchError
+from ptxemu.events import Observer
+from ptxemu.fan_out import FanOut
+from ptxemu.isa import registry
+from ptxemu.isa.kernel_rules import check_kernel
+from ptxemu.machine.device import Device, device_for
+from ptxemu.machine.grid import Launch, Machine
+from ptxemu.machine.layout import Layout
+from ptxemu.machine.program import Program
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.sched.policy import Policy
+from ptxemu.sched.scheduler import Scheduler
+from ptxemu.syntax.ast import Function, Parameter
+from ptxemu.syntax.ast import Module as Syntax
+from ptxemu.syntax.inlining import inlined
+from ptxemu.syntax.parser import parse_module
+
+isa.load_all()
+
+Dim3 = int | tuple[int, ...]
+_SCALAR_FORMATS = {"f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
+_UNSIGNED_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+@dataclass(slots=True)
+class LaunchResult:
+    """What one launch did."""
+
+    kernel: str
+    launch: Launch
+    warp_instructions: int
+    async_operations: int
+    findings: list[Finding] = field(default_factory=list)
+    """With `check`: errors, warnings and notes, in the order in which they arose."""
+    printed: list[str] = field(default_factory=list)
+    """What calls of printf wrote, one string a thread's call."""
+
+
+def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
+    """`value` as three positive numbers; missing ones are 1.
+
+    Raises:
+        LaunchError: naming `name`.
+    """
+    parts = (value,) if isinstance(value, int) else tuple(value)
+    if not 1 <= len(parts) <= 3 or any(not isinstance(p, int) or p < 1 for p in parts):
+        raise LaunchError(f"{name}: expected one to three positive integers; got {value!r}")
+    x, y, z = (*parts, 1, 1)[:3]
+    return x, y, z
+
+
+class Module:
+    """A loaded PTX module."""
+
+    def __init__(self, syntax: Syntax, *, device: Device, allow_illegal: bool = False) -> None:
+        self.syntax = syntax
+        self.device = device
+        self.allow_illegal = allow_illegal
+        """Kernels that ptxas would refuse as a whole are loaded all the same."""
+        self._programs: dict[str, Program] = {}
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the entry points."""
+        return list(self.syntax.kernels)
+
+    def program(self, kernel: str) -> Program:
+        """The decoded kernel; its instructions that ptxemu lacks are an error here.
+
+        Raises:
+            UnsupportedInstructionError: it needs what ptxemu does not have.
+            IllegalInstructionError: ptxas would refuse it.
+        """
+        if kernel not in self._programs:
+            problems = check_kernel(self._function(kernel), self.syntax.target)
+            if problems and not self.allow_illegal:
+                raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
+            self._programs[kernel] = Program(self._function(kernel), registry.decode)
+        return self._programs[kernel]
+
+    def _function(self, kernel: str) -> Function:
+        function = self.syntax.kernels.get(kernel)
+        if function is None:
+            raise LaunchError(f"kernel: expected one of {', '.join(self.kernels)}; got {kernel!r}")
+        return function
+
+    def launch(  # noqa: PLR0913 - five of them are the launch's shape
+        self,
+        kernel: str,
+        grid: Dim3,
+        block: Dim3,
+        *,
+        args: Sequence[Any] = (),
+        cluster: Dim3 | None = None,
+        smem: int = 0,
+        policy: Policy | None = None,
+        observer: Observer | None = None,
+        check: bool = False,
+        memory: GlobalMemory | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> LaunchResult:
+        """Run a kernel to its end.
+
+        Args:
+            kernel: name of the entry point.
+            grid: CTAs along x, y, z; block: threads; cluster: CTAs of a cluster (default 1, or
+                what the kernel's .reqnctapercluster says).
+            args: one a parameter: a NumPy array or torch CPU tensor (its memory is used in
+                place), a number, or `bytes` (a struct or a tensor map of 128 bytes).
+            smem: bytes of dynamic shared memory.
+            policy: the schedule; random with seed 0 by default.
+            observer: hears everything that happens.
+            check: look for missing synchronisation; the result has the findings.
+            memory: global memory beyond the arguments, already registered.
+            on_progress: called with (finished clusters, all clusters).
+
+        Raises:
+            LaunchError: a launch that the driver would refuse.
+            ExecutionError: an illegal address, a trap, a deadlock; `findings` of it are what the
+                check had found until then.
+        """
+        function = self._function(kernel)
+        memory = memory if memory is not None else GlobalMemory()
+        parameters = _pack_parameters(function.parameters, args, memory)
+        required = function.directives.get("reqnctapercluster")
+        shape = dim3("cluster", cluster if cluster is not None else (required or 1))
+        launch = Launch(
+            kernel,
+            dim3("grid", grid),
+            dim3("block", block),
+            shape,
+            smem,
+            parameters,
+            explicit_cluster=cluster is not None or required is not None,
+        )
+        layout = Layout(self.syntax, function, smem)
+        _check_launch(launch, layout, function, self.device)
+        checker = Checker(kernel) if check else None
+        if checker is not None:
+            observer = checker if observer is None else FanOut(observer, checker)
+        machine = Machine(self.program(kernel), layout, launch, self.device, memory, observer)
+        try:
+            with np.errstate(all="ignore"):
+                Scheduler(machine, policy or Policy(), on_progress=on_progress).run()
+        except ExecutionError as error:
+            error.findings = checker.findings if checker is not None else []
+            raise
+        result = LaunchResult(kernel, launch, machine.warp_instructions, machine.async_operations)
+        result.printed = machine.printed
+        if checker is not None:
+            checker.finish()
+            result.findings = checker.findings
+        return result
+
+
+def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = False) -> Module:
+    """Load PTX text, or a file that holds it.
+
+    Args:
+        ptx: PTX text, or a `Path` of a file.
+        arch: the device to emulate; the text's `.target` by default.
+        allow_illegal: load kernels that ptxas would refuse as a whole (`isa.kernel_rules`).
+    """
+    text = ptx.read_text() if isinstance(ptx, Path) else ptx
+    name = str(ptx) if isinstance(ptx, Path) else "<ptx>"
+    syntax = parse_module(text, name=name)
+    for kernel in syntax.kernels.values():
+        syntax.functions[kernel.name] = inlined(syntax, kernel)
+    device = device_for(arch or syntax.target)
+    return Module(syntax, device=device, allow_illegal=allow_illegal)
+
+
+def _pack_parameters(
+    parameters: Sequence[Parameter], args: Sequence[Any], memory: GlobalMemory
+) -> bytes:
+    if len(args) != len(parameters):
+        raise LaunchError(f"args: expected {len(parameters)} arguments; got {len(args)}")
+    last = parameters[-1] if parameters else None
+    block = bytearray(last.offset + last.size if last else 0)
+    for parameter, arg in zip(parameters, args, strict=True):
+        packed = _pack(parameter, arg, memory)
+        block[parameter.offset : parameter.offset + len(packed)] = packed
+    return bytes(block)
+
+
+def _pack(parameter: Parameter, arg: Any, memory: GlobalMemory) -> bytes:
+    if isinstance(arg, bytes | bytearray):
+        if len(arg) > parameter.size:
+            raise LaunchError(f"args: {parameter.name} has {parameter.size} bytes; got {len(arg)}")
+        return bytes(arg)
+    if isinstance(arg, bool | int | float | np.generic):
+        code = _SCALAR_FORMATS.get(parameter.type)
+        if code is None:
+            code = _UNSIGNED_FORMATS[parameter.size]
+            arg = int(arg) & ((1 << (8 * parameter.size)) - 1)
+        return struct.pack(f"<{code}", arg)
+    data = array_bytes(arg)
+    memory.register(data, parameter.name)
+    return struct.pack("<Q", int(data.ctypes.data))
+
+
+def array_bytes(array: Any) -> NDArray[np.uint8]:
+    """The bytes of a contiguous NumPy array or torch CPU tensor, without a copy.
+
+    Raises:
+        LaunchError: not an array, not contiguous, or not in host memory.
+    """
+    if hasattr(array, "data_ptr"):
+        if array.device.type != "cpu" or not array.is_contiguous():
+            raise LaunchError("args: expected a contiguous CPU tensor")
+        size = array.numel() * array.element_size()
+        return _host_bytes(array.data_ptr(), size, array)
+    if isinstance(array, np.ndarray):
+        if not array.flags.c_contiguous:
+            raise LaunchError("args: expected a contiguous array")
+        return array.reshape(-1).view(np.uint8)
+    raise LaunchError(f"args: expected an array, a number or bytes; got {type(array).__name__}")
+
+
+def _host_bytes(address: int, size: int, owner: object) -> NDArray[np.uint8]:
+    import ctypes
+
+    buffer = (ctypes.c_uint8 * size).from_address(address)
+    buffer._owner = owner  # type: ignore[attr-defined]  # keeps the tensor alive with the view
+    return np.ctypeslib.as_array(buffer)
+
+
+def _check_launch(launch: Launch, layout: Layout, function: Function, device: Device) -> None:
+    """What the driver refuses, in its words."""
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if threads > device.max_threads_per_cta:
+        raise LaunchError(
+            f"block: at most {device.max_threads_per_cta} threads a CTA; got {threads} "
+            "(CUDA_ERROR_INVALID_VALUE)"
+        )
+    if layout.shared_bytes > device.shared_bytes_per_cta:
+        raise LaunchError(
+            f"smem: at most {device.shared_bytes_per_cta} bytes of shared memory a CTA; got "
+            f"{layout.shared_bytes} ({layout.static_shared_bytes} static) "
+            "(CUDA_ERROR_INVALID_VALUE)"
+        )
+    ctas = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+    if ctas > device.max_nonportable_cluster:
+        raise LaunchError(
+            f"cluster: at most {device.max_nonportable_cluster} CTAs; got {ctas} "
+            "(CUDA_ERROR_INVALID_CLUSTER_SIZE)"
+        )
+    for axis, (size, per_cluster) in enumerate(zip(launch.grid, launch.cluster, strict=True)):
+        if size % per_cluster:
+            raise LaunchError(
+                f"grid: {'xyz'[axis]} = {size} is not a multiple of the cluster's {per_cluster} "
+                "(CUDA_ERROR_INVALID_CLUSTER_SIZE)"
+            )
+    required = function.directives.get("reqntid")
+    if required is not None and tuple(required) + (1,) * (3 - len(required)) != launch.block:
+        raise LaunchError(f"block: the kernel requires {required}; got {launch.block}")

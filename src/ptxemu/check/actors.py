@@ -1,0 +1,271 @@
+"""Agents as the check sees them, and their events: accesses at a point of an agent's own order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.check.vector_clock import GENERIC, NOTHING, Knowledge
+from ptxemu.events import Access, AccessKind, Proxy
+
+if TYPE_CHECKING:
+    from ptxemu.check.shadow import State
+    from ptxemu.syntax.ast import Instruction
+
+COMMIT = "tcgen05.commit"
+"""The operation that completes when those before it have; a commit includes the one before it."""
+MMA = "tcgen05.mma"
+ARRIVAL = "cp.async.mbarrier.arrive"
+"""The operation that completes when a thread's cp.async have; waiting for it waits for them."""
+EventKey: TypeAlias = tuple[int, AccessKind, Proxy, bool, bool]
+"""id of the instruction, kind, proxy, is strong, is silent."""
+_NO_EVENTS: dict[EventKey, Event] = {}
+_NO_INITS: set[Event] = set()
+
+
+class Event:
+    """One access of an agent. Accesses of one instruction between two ticks are one event."""
+
+    __slots__ = (
+        "actor",
+        "clock",
+        "instruction",
+        "is_mbarrier",
+        "is_silent",
+        "kind",
+        "proxy",
+        "strong",
+        "time",
+        "write_state",
+    )
+
+    def __init__(self, actor: Actor, access: Access, strong: bool, time: int) -> None:
+        self.actor = actor
+        self.clock = actor.clock
+        self.instruction: Instruction = access.instruction
+        self.kind = access.kind
+        self.proxy = access.proxy
+        self.strong = strong
+        """Atomic, or with a memory order: no data race with another strong access."""
+        self.time = time
+        """Its place in the run, to tell which of two unordered accesses came first here."""
+        self.is_silent = access.is_silent
+        """It wrote what was there already."""
+        self.is_mbarrier = False
+        """It initialised an mbarrier in these bytes."""
+        self.write_state: State | None = None
+        """The state of bytes that this event was the last to write and nobody read since."""
+
+    @property
+    def action(self) -> str:
+        """For people: "generic write", "async read"..."""
+        if self.is_mbarrier:
+            return "mbarrier.init"
+        kind = "atomic access" if self.kind is AccessKind.ATOMIC else self.kind.value
+        return f"{self.proxy.value} {kind}"
+
+
+class Actor:
+    """An agent: its knowledge, and its clock if it is a warp."""
+
+    __slots__ = (
+        "cta",
+        "ctaid",
+        "events",
+        "home",
+        "inits",
+        "instruction",
+        "know",
+        "slot",
+        "unfenced_tcgen05",
+        "warp",
+    )
+
+    is_warp = False
+    clock = 0
+    """Of a warp; an operation's events all happen at once."""
+
+    def __init__(
+        self, home: int, cta: int, ctaid: tuple[int, ...], warp: int, know: Knowledge, slot: int
+    ) -> None:
+        self.home = home
+        """Index of its cluster."""
+        self.cta = cta
+        """Index of its CTA in the grid."""
+        self.ctaid = ctaid
+        self.warp = warp
+        """Warp number in the CTA; for an operation that of the warp which issued it."""
+        self.know = know
+        self.slot = slot
+        """A warp's column in its cluster's clocks; an operation's bit."""
+        self.instruction: Instruction | None = None
+        """The visible instruction that it executes now, or executed last."""
+        self.events: dict[EventKey, Event] = {}
+        self.inits: set[Event] = set()
+        """Initialisations of mbarriers that it is known to know."""
+        self.unfenced_tcgen05 = False
+        """It learnt something since its last tcgen05.fence::after_thread_sync."""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        raise NotImplementedError
+
+    def event(self, access: Access, strong: bool, time: int) -> Event:
+        """The event that `access` is, or belongs to."""
+        key = (id(access.instruction), access.kind, access.proxy, strong, access.is_silent)
+        event = self.events.get(key)
+        if event is None or event.clock != self.clock:
+            event = self.events[key] = Event(self, access, strong, time)
+        return event
+
+    def knows(self, event: Event, row: int = GENERIC) -> bool:
+        """Whether `event` happened before what this agent does now."""
+        first = event.actor
+        if first is self and (row == GENERIC or not self.is_warp):
+            return True
+        part = self.know.parts.get(first.home)
+        if part is None:
+            return False
+        if first.is_warp:
+            return part.clocks.item(row, first.slot) >= event.clock
+        if row != GENERIC:
+            return bool(part.fenced >> first.slot & 1)
+        if part.done >> first.slot & 1:
+            return True
+        return event.kind is AccessKind.READ and bool(part.reads >> first.slot & 1)
+
+    def knows_issue(self, operation: OperationActor) -> bool:
+        """Whether `operation` was issued before what this agent does now happens."""
+        part = self.know.parts.get(operation.home)
+        return part is not None and (
+            part.clocks.item(GENERIC, operation.issuer_slot) >= operation.issuer_clock
+        )
+
+
+class WarpActor(Actor):
+    """A warp. Its clock ticks whenever others may have learnt what it did until now."""
+
+    __slots__ = ("clock", "released_by_fence", "to_acquire")
+
+    is_warp = True
+
+    def __init__(
+        self, home: int, cta: int, ctaid: tuple[int, ...], warp: int, slot: int, width: int
+    ) -> None:
+        super().__init__(home, cta, ctaid, warp, Knowledge(), slot)
+        self.clock = 0
+        self.released_by_fence: tuple[Knowledge, str] | None = None
+        """What its last fence made fit to be released by a relaxed store, and the scope."""
+        self.to_acquire: Knowledge | None = None
+        """What relaxed loads have seen; its next fence acquires it."""
+        self.know.part(home, width)
+        self.tick()
+
+    @property
+    def label(self) -> str:
+        """For people: "cta (0,0,0) warp 3"."""
+        return f"cta ({','.join(map(str, self.ctaid))}) warp {self.warp}"
+
+    def tick(self) -> None:
+        """What follows is not known to those who have learnt this agent's past."""
+        self.clock += 1
+        self.know.parts[self.home].clocks[GENERIC, self.slot] = self.clock
+
+
+class OperationActor(Actor):
+    """An asynchronous operation; it knows what its issuer knew."""
+
+    __slots__ = (
+        "_known_clocks",
+        "_past",
+        "agent_id",
+        "in_practice",
+        "issued_at",
+        "issuer_clock",
+        "issuer_label",
+        "issuer_slot",
+        "joined",
+        "joined_reads",
+        "kind",
+        "uses_async_proxy",
+    )
+
+    def __init__(
+        self,
+        agent_id: int,
+        kind: str,
+        issuer: WarpActor,
+        bit: int,
+        issued_at: int,
+    ) -> None:
+        super().__init__(
+            issuer.home, issuer.cta, issuer.ctaid, issuer.warp, issuer.know.copy(), bit
+        )
+        self.agent_id = agent_id
+        self.kind = kind
+        self.issuer_label = issuer.label
+        self.issued_at = issued_at
+        generic = kind.startswith(("cp.async", "st.async", "red.async"))
+        self.uses_async_proxy = not generic or "bulk" in kind
+        """cp.async without bulk, st.async and red.async are of the generic proxy."""
+        self.unfenced_tcgen05 = issuer.unfenced_tcgen05
+        self._known_clocks: NDArray[np.int32] | None = None
+        """Of a product that has completed: the warps' clocks that it knew."""
+        self.in_practice = 0
+        """Operations that hardware, but not the ISA, completes before this one."""
+        self.joined = self.joined_reads = False
+        """A warp has waited for it, or for its having read its sources."""
+        self.issuer_slot, self.issuer_clock = issuer.slot, issuer.clock
+        self._past = 0
+        """Of a COMMIT or ARRIVAL that has completed: the operations done then; until the next
+        commit, or the wait."""
+        issuer.tick()
+
+    @property
+    def label(self) -> str:
+        """For people: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
+        return f"{self.kind} #{self.agent_id} issued by {self.issuer_label}"
+
+    def complete_after(self, other: Actor) -> None:
+        """`other` is done before this operation acts: the ISA executes the two in order."""
+        part = self.know.parts.get(other.home)
+        if part is None or not isinstance(other, OperationActor):
+            return
+        past = other.know.parts.get(other.home)
+        part.done |= 1 << other.slot | (other._past if past is None else past.done)
+        if self.kind == other.kind == COMMIT:
+            other._past = 0
+
+    def complete_after_in_practice(self, other: Actor) -> None:
+        """As `complete_after`, though the ISA does not say so."""
+        part = self.know.parts.get(other.home)
+        if part is not None and not part.done >> other.slot & 1:
+            self.complete_after(other)
+            self.in_practice |= 1 << other.slot
+
+    def forget(self) -> None:
+        """It has completed: it does nothing more, and few will ask what it knew."""
+        if self.kind in (COMMIT, ARRIVAL):
+            self._past = self.know.parts[self.home].done
+        elif self.kind == MMA:
+            self._known_clocks = self.know.parts[self.home].clocks[GENERIC].copy()
+        self.know = NOTHING
+        self.events, self.inits = _NO_EVENTS, _NO_INITS
+
+    def knows_issue(self, operation: OperationActor) -> bool:
+        """Whether `operation` was issued before this one."""
+        if self._known_clocks is not None and operation.home == self.home:
+            return bool(self._known_clocks[operation.issuer_slot] >= operation.issuer_clock)
+        return super().knows_issue(operation)
+
+    def is_awaited(self, event: Event) -> bool:
+        """Whether a warp has waited for its access `event`; others may not know of that."""
+        return self.joined or (self.joined_reads and event.kind is AccessKind.READ)
+
+    def take_past(self) -> int:
+        """The operations that are done when this one is."""
+        past, self._past = self._past, 0
+        return past | 1 << self.slot

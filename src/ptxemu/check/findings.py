@@ -1,0 +1,193 @@
+"""Findings: what the check reports, once for each pair of instructions, with a count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ptxemu.errors import Span
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import Actor
+    from ptxemu.syntax.ast import Instruction
+
+LEVELS: dict[str, str] = {
+    "race": "error",
+    "mixed-race": "warning",
+    "missing-wait": "error",
+    "missing-proxy-fence": "error",
+    "missing-proxy-fence-after-read": "warning",
+    "missing-tensormap-fence": "error",
+    "missing-mbarrier-init-fence": "error",
+    "mbarrier-access": "error",
+    "mbarrier-tx-left": "warning",
+    "mbarrier-arrivals-left": "warning",
+    "unordered-mma": "error",
+    "missing-tcgen05-wait": "error",
+    "tmem-dealloc-race": "warning",
+    "same-value-race": "note",
+    "missing-tcgen05-fence": "note",
+    "mma-order-in-practice": "note",
+    "uninitialised-read": "warning",
+    "uninitialised-tmem-read": "error",
+    "uninitialised-async-read": "warning",
+    "async-after-exit": "error",
+    "read-after-exit": "warning",
+    "signal-after-exit": "warning",
+    "dsmem-exit": "error",
+}
+"""Every code of the check itself with its level; the machine's complaints bring their own."""
+UNORDERED = (
+    "race",
+    "same-value-race",
+    "mixed-race",
+    "missing-wait",
+    "unordered-mma",
+    "missing-tcgen05-wait",
+    "tmem-dealloc-race",
+)
+"""Codes of accesses that nothing orders: the schedule decides which of the two comes first, and by
+that which of the codes it is; two instructions give one finding."""
+SHOWN_OPCODE = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One of the two accesses of a finding, or the instruction that a fault is about."""
+
+    kernel: str
+    action: str
+    """ "generic write", "async read", "mbarrier.init"..., "" where there is no access."""
+    agent: str
+    """"cta (0,0,0) warp 3", or the operation and who issued it."""
+    cta: tuple[int, ...] | None
+    warp: int | None
+    """Warp number in the CTA; of an operation that of its issuer."""
+    instruction: str
+    ptx_line: int | None
+    source_file: str | None
+    source_line: int | None
+    pc: int | None
+
+    def __str__(self) -> str:
+        opcode = self.instruction.split(" ", 1)[0].rstrip(";")[:SHOWN_OPCODE]
+        what = " ".join(part for part in (self.action, f"({opcode})" if opcode else "") if part)
+        by = f" by {self.agent}" if self.agent else ""
+        return f"{what}{by}{f' at {self.where}' if self.ptx_line is not None else ''}"
+
+    @property
+    def where(self) -> str:
+        """The PTX line, and the source line where there is one."""
+        if self.ptx_line is None:
+            return "an unknown place"
+        return str(Span(self.ptx_line, self.source_file, self.source_line))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault of the kernel."""
+
+    level: str
+    """error, warning or note."""
+    code: str
+    message: str
+    """One line that names both accesses and what is missing between them."""
+    first: Site | None
+    second: Site | None
+    count: int
+    """How often it happened in the run."""
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For `--json`: only dicts, lists, strings, numbers and None."""
+        found = asdict(self)
+        for site in (found["first"], found["second"]):
+            if site is not None and site["cta"] is not None:
+                site["cta"] = list(site["cta"])
+        return found
+
+
+@dataclass(slots=True)
+class _Entry:
+    level: str
+    code: str
+    message: str
+    first: Site | None
+    second: Site | None
+    instance: int
+    count: int = 1
+
+
+Place = tuple["Actor | None", "Instruction | None", str]
+"""Who did it, with which instruction, and what it was (Event.action)."""
+
+
+class Findings:
+    """Collects findings; of those with the same code and instructions the first is kept."""
+
+    def __init__(self, kernel: str) -> None:
+        self._kernel = kernel
+        self._entries: dict[tuple[str, int, int, str], _Entry] = {}
+
+    def add(
+        self,
+        code: str,
+        first: Place | None,
+        second: Place | None,
+        message: Callable[[Site | None, Site | None], str],
+        *,
+        level: str | None = None,
+        about: str = "",
+        instance: int = -1,
+    ) -> None:
+        """Count a finding; a new one gets the text that `message` makes of its two sites.
+
+        Args:
+            level: of a code that LEVELS lacks.
+            about: tells findings apart that have the same code and instructions.
+            instance: the access that it is about, which counts once; -1 counts always.
+        """
+        pcs = _pc(first), _pc(second)
+        family = code
+        if code in UNORDERED:
+            family, pcs = "unordered", (min(pcs), max(pcs))
+        key = (family, *pcs, about)
+        entry = self._entries.get(key)
+        if entry is not None:
+            if instance < 0 or instance != entry.instance:
+                entry.count += 1
+                entry.instance = instance
+            return
+        sites = self._site(first), self._site(second)
+        level = level if level is not None else LEVELS[code]
+        text = f"{code}: kernel {self._kernel}: {message(*sites)}"
+        self._entries[key] = _Entry(level, code, text, *sites, instance)
+
+    def all(self) -> list[Finding]:
+        """The findings in the order in which they arose."""
+        return [
+            Finding(e.level, e.code, e.message, e.first, e.second, e.count)
+            for e in self._entries.values()
+        ]
+
+    def _site(self, place: Place | None) -> Site | None:
+        if place is None:
+            return None
+        actor, instruction, action = place
+        span = None if instruction is None else instruction.span
+        return Site(
+            self._kernel,
+            action,
+            "" if actor is None else actor.label,
+            None if actor is None else actor.ctaid,
+            None if actor is None else actor.warp,
+            "" if instruction is None else instruction.text,
+            None if span is None else span.ptx_line,
+            None if span is None else span.source_file,
+            None if span is None else span.source_line,
+            None if instruction is None else instruction.pc,
+        )
+
+
+def _pc(place: Place | None) -> int:
+    return -1 if place is None or place[1] is None else place[1].pc

@@ -1,0 +1,143 @@
+"""Lifetimes: who still touches the shared memory or TMEM of a CTA that may have exited.
+
+INVARIANT: a CTA's exit is ordered after everything that one of its warps knew when it exited; an
+access from outside that none of them knew may come after the exit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ptxemu.check.vector_clock import Knowledge
+from ptxemu.events import AccessKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ptxemu.check.actors import Actor, Event
+    from ptxemu.check.findings import Findings, Place, Site
+
+
+class Lifetimes:
+    """Accesses to CTAs' memory by operations and by other CTAs, until the CTA exits."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._labels: dict[int, str] = {}
+        self._touches: dict[int, dict[tuple[Actor, bool], Event]] = {}
+        self._signals: dict[int, dict[Actor, tuple[int, Place]]] = {}
+        self._exits: dict[int, Knowledge] = {}
+        self._barriers: dict[str, dict[int, Any]] = {}
+
+    def started(self, cta: Any) -> None:
+        """A CTA became resident."""
+        self._labels[cta.index] = f"cta ({','.join(map(str, cta.ctaid))})"
+        self._touches[cta.index] = {}
+        self._signals[cta.index] = {}
+
+    def touched(self, cta: int, event: Event) -> None:
+        """An operation, or a warp of another CTA, accessed the CTA's shared memory or TMEM."""
+        touches = self._touches.get(cta)
+        if touches is not None:
+            touches[event.actor, event.kind is AccessKind.READ] = event
+        elif cta in self._exits:
+            self._report_touch(cta, event)
+
+    def signalled(self, cta: int, actor: Actor, place: Place) -> None:
+        """An operation, or a warp of another CTA, arrived on one of the CTA's mbarriers."""
+        signals = self._signals.get(cta)
+        if signals is not None:
+            signals[actor] = (actor.clock, place)
+        elif cta in self._exits:
+            self._report_signal(cta, actor, place)
+
+    def exited(self, cta: Any, warps: Iterable[Actor]) -> None:
+        """All warps of a CTA have exited."""
+        known = Knowledge()
+        for warp in warps:
+            known.unite(warp.know)
+        self._exits[cta.index] = known
+        for event in self._touches.pop(cta.index, {}).values():
+            if not _is_known(known, event.actor, event.clock, reads=event.kind is AccessKind.READ):
+                self._report_touch(cta.index, event)
+        for actor, (clock, place) in self._signals.pop(cta.index, {}).items():
+            if not _is_known(known, actor, clock, reads=False):
+                self._report_signal(cta.index, actor, place)
+        barriers = cta.engines.get("mbarrier")
+        if barriers is not None:
+            self._barriers[self._labels[cta.index]] = barriers.by_offset
+
+    def finish(self) -> None:
+        """The run is over: what do the mbarriers of the exited CTAs look like?"""
+        for label, by_offset in self._barriers.items():
+            for offset, barrier in by_offset.items():
+                self._finish_barrier(f"the mbarrier at shared 0x{offset:x} of {label}", barrier)
+        self._barriers.clear()
+
+    def _finish_barrier(self, name: str, barrier: Any) -> None:
+        if barrier.tx_count:
+            self._findings.add(
+                "mbarrier-tx-left",
+                None,
+                None,
+                lambda a, b: (
+                    f"{name} ends with tx-count {barrier.tx_count} in phase {barrier.phase}: bytes "
+                    "were expected that nothing delivered, or delivered and not expected"
+                ),
+            )
+        elif 0 < barrier.pending < barrier.expected:
+            self._findings.add(
+                "mbarrier-arrivals-left",
+                None,
+                None,
+                lambda a, b: (
+                    f"{name} ends with {barrier.pending} of {barrier.expected} arrivals missing in "
+                    f"phase {barrier.phase}"
+                ),
+            )
+
+    def _report_touch(self, cta: int, event: Event) -> None:
+        label = self._labels[cta]
+        if event.actor.is_warp:
+            self._findings.add(
+                "dsmem-exit",
+                (event.actor, event.instruction, event.action),
+                None,
+                lambda first, _: (
+                    f"{first} of shared memory of {label}, which may have exited: needs a cluster "
+                    f"barrier or an mbarrier between it and the exit of {label}"
+                ),
+            )
+            return
+        # NVIDIA's own kernels exit without waiting for their last stores to have read.
+        is_own_read = event.actor.cta == cta and event.kind is AccessKind.READ
+        self._findings.add(
+            "read-after-exit" if is_own_read else "async-after-exit",
+            (event.actor, event.instruction, event.action),
+            None,
+            lambda first, _: (
+                f"{first} in {label} may happen after the exit of {label}: needs a wait for the "
+                "operation before the exit"
+            ),
+        )
+
+    def _report_signal(self, cta: int, actor: Actor, place: Place) -> None:
+        label = self._labels[cta]
+
+        def message(first: Site | None, _: Site | None) -> str:
+            return (
+                f"{first} on an mbarrier of {label} may happen after its exit: no warp of {label} "
+                "waits for it"
+            )
+
+        self._findings.add("signal-after-exit", place, None, message)
+
+
+def _is_known(known: Knowledge, actor: Actor, clock: int, *, reads: bool) -> bool:
+    part = known.parts.get(actor.home)
+    if part is None:
+        return False
+    if actor.is_warp:
+        return part.clocks.item(0, actor.slot) >= clock
+    bits = part.done | part.reads if reads else part.done
+    return bool(bits >> actor.slot & 1)

@@ -1,0 +1,86 @@
+"""Proxies: which fence makes which accesses known to whom (PTX ISA, "Proxies", "fence")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.check.actors import OperationActor
+from ptxemu.check.vector_clock import (
+    ASYNC_GLOBAL,
+    ASYNC_SHARED,
+    GENERIC,
+    MBARRIER_INIT,
+    TENSORMAP,
+    TENSORMAP_RELEASED,
+)
+from ptxemu.events import AccessKind, Proxy, Space
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import Actor, Event, WarpActor
+
+_ROWS_OF_ASYNC_FENCE = {
+    "proxy.async": (ASYNC_SHARED, ASYNC_GLOBAL),
+    "proxy.async.shared::cta": (ASYNC_SHARED,),
+    "proxy.async.shared::cluster": (ASYNC_SHARED,),
+    "proxy.async.global": (ASYNC_GLOBAL,),
+    "proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster": (ASYNC_SHARED,),
+    "proxy.async::generic.release.sync_restrict::shared::cta.cluster": (ASYNC_SHARED,),
+}
+_ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
+
+
+def apply_fence(warp: WarpActor, kind: str) -> None:
+    """What the warp knows for the generic proxy it now knows for the fence's proxies too."""
+    source, rows = GENERIC, _ROWS_OF_ASYNC_FENCE.get(kind, ())
+    if kind == "mbarrier_init":
+        rows = (MBARRIER_INIT,)
+    elif kind.startswith("proxy.tensormap::generic.release"):
+        rows = (TENSORMAP_RELEASED,)
+    elif kind.startswith("proxy.tensormap::generic.acquire"):
+        source, rows = TENSORMAP_RELEASED, (TENSORMAP,)
+    if not rows:
+        return
+    for part in warp.know.parts.values():
+        for row in rows:
+            np.maximum(part.clocks[row], part.clocks[source], out=part.clocks[row])
+        if ASYNC_SHARED in rows:
+            part.fenced |= part.done
+    warp.tick()
+
+
+def missing_fence(first: Event, second: Event, space: Space) -> tuple[str, str] | None:
+    """The code of the finding and the fence that is missing between two ordered accesses."""
+    if first.proxy is not Proxy.GENERIC or second.proxy is Proxy.GENERIC:
+        return None
+    if second.proxy is Proxy.TENSORMAP:
+        if second.actor.knows(first, TENSORMAP):
+            return None
+        if second.actor.knows(first, TENSORMAP_RELEASED):
+            return "missing-tensormap-fence", "fence.proxy.tensormap::generic.acquire by the issuer"
+        return "missing-tensormap-fence", "fence.proxy.tensormap::generic.release by the writer"
+    row = _ROW_OF_SPACE.get(space)
+    if row is None or second.actor.knows(first, row):
+        return None
+    if first.kind is AccessKind.READ:
+        return "missing-proxy-fence-after-read", "fence.proxy.async"
+    return "missing-proxy-fence", "fence.proxy.async"
+
+
+def knows_init(actor: Actor, init: Event, cta: int) -> tuple[bool, bool]:
+    """Whether `actor` may use an mbarrier of CTA `cta` that `init` initialised.
+
+    Returns:
+        whether the initialisation happened before, and whether it is visible where it must be: to
+        the async proxy, to other CTAs of the cluster.
+    """
+    if init in actor.inits:
+        return True, True
+    fenced = actor.knows(init, MBARRIER_INIT)
+    ordered = fenced or actor.knows(init)
+    is_async = isinstance(actor, OperationActor) and actor.uses_async_proxy
+    visible = fenced or (actor.knows(init, ASYNC_SHARED) if is_async else ordered)
+    if ordered and visible:
+        actor.inits.add(init)
+    return ordered, visible

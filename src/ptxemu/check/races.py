@@ -1,0 +1,235 @@
+"""Races: judges each pair of conflicting accesses, and says which edge is missing between them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ptxemu.check import proxies, tcgen05_order
+from ptxemu.check.actors import Actor, Event, OperationActor
+from ptxemu.check.findings import Findings, Place, Site
+from ptxemu.check.shadow import Ids, Index, Page, Region, State
+from ptxemu.events import AccessKind, Proxy, Space
+
+MAX_READS = 32
+"""Unordered reads of a granule that are remembered; older ones are forgotten."""
+MAX_SUSPECTS = 4
+"""Reads of a granule before any write that are remembered."""
+MAX_ATOMICS = 8
+"""Unordered atomics of a granule that are remembered."""
+
+
+class Spot(NamedTuple):
+    """Which granules an access covers: for the address in a message."""
+
+    space: Space
+    region: Region
+    page: Page
+    granules: Index
+    ids: Ids
+    """The states before the access."""
+
+    def describe(self, state: State) -> str:
+        """The first place whose state was `state`."""
+        position = int(np.argmax(self.ids == state.id))
+        address = self.page.address(self.granules, position)
+        if self.space is Space.TMEM:
+            lane, byte = divmod(address, 2048)
+            return f"{self.region.name} lane {lane} column {byte // 4}"
+        return f"{self.region.name} 0x{address:x}"
+
+
+def place(event: Event) -> Place:
+    """An event as one of a finding's two sites."""
+    return event.actor, event.instruction, event.action
+
+
+class Races:
+    """Applies events to states and reports what the order of events does not allow."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+
+    def apply(self, state: State, event: Event, spot: Spot) -> State:
+        """The state that a granule in `state` has after `event`."""
+        if state.next_event is event:
+            assert state.next_state is not None
+            return state.next_state
+        if event.kind is AccessKind.READ:
+            new = self._read(state, event, spot)
+        else:
+            new = self._write(state, event, spot)
+        state.next_event, state.next_state = event, new
+        return new
+
+    def _read(self, state: State, event: Event, spot: Spot) -> State:
+        actor, reads, suspects = event.actor, state.reads, state.suspects
+        if not state.initialised and not any(s.instruction is event.instruction for s in suspects):
+            suspects = (*suspects[1 - MAX_SUSPECTS :], event)
+        for write in state.writes:
+            if write.actor is not actor or write.proxy is not event.proxy or write.is_mbarrier:
+                self._judge(write, event, state, spot)
+        if len(reads) == 1:
+            only = reads[0]
+            if only.actor is actor and only.clock == event.clock and only.proxy is event.proxy:
+                return state
+        # A write that knows this event knows the reads that this event knows.
+        kept = tuple(read for read in reads if not actor.knows(read))
+        if len(kept) >= MAX_READS:
+            kept = kept[1 - MAX_READS :]
+        return State(state.writes, (*kept, event), initialised=state.initialised, suspects=suspects)
+
+    def _write(self, state: State, event: Event, spot: Spot) -> State:
+        actor, is_atomic = event.actor, event.kind is AccessKind.ATOMIC
+        if is_atomic and not state.initialised:
+            self._uninitialised(state, event, spot)
+        suspects: tuple[Event, ...] = ()
+        for read in state.suspects:
+            if read.actor is actor:
+                suspects = (*suspects, read)
+            elif actor.knows(read):
+                self._uninitialised(state, read, spot)
+        for first in state.writes:
+            if first.actor is not actor or first.proxy is not event.proxy or first.is_mbarrier:
+                self._judge(first, event, state, spot)
+        for first in state.reads:
+            if first.actor is not actor or first.proxy is not event.proxy:
+                self._judge(first, event, state, spot)
+        if is_atomic:
+            kept = tuple(
+                write
+                for write in state.writes
+                if write.kind is AccessKind.ATOMIC and not actor.knows(write)
+            )
+            if kept:
+                return State((*kept[1 - MAX_ATOMICS :], event), ())
+        if suspects:
+            return State((event,), (), suspects=suspects)
+        if event.write_state is None:
+            event.write_state = State((event,), ())
+        return event.write_state
+
+    def _judge(self, first: Event, second: Event, state: State, spot: Spot) -> None:
+        """Report `first` then `second`, of which one writes, unless the order allows it."""
+        if first.strong and second.strong:
+            return
+        if first.is_mbarrier != second.is_mbarrier and _is_plain(first, second):
+            self._mbarrier_access(first, second, state, spot)
+            return
+        if second.actor.knows(first):
+            missing = proxies.missing_fence(first, second, spot.space)
+            if missing is not None:
+                code, fence = missing
+                self._report(code, first, second, f"needs {fence}", state, spot)
+            elif spot.space is Space.TMEM:
+                note = tcgen05_order.note(first, second)
+                if note is not None:
+                    self._report(note[0], first, second, note[1], state, spot)
+            return
+        if second.is_silent and first.actor.is_warp and state.initialised:
+            edge = "harmless, since the second writes what was there already"
+            self._report("same-value-race", first, second, edge, state, spot)
+            return
+        # Of two unordered accesses the one whose operation was issued first is named first, but
+        # a read of what nobody has written yet came too early.
+        if not state.initialised or _start(second) < _start(first):
+            first, second = second, first
+        if spot.space is Space.TMEM and tcgen05_order.is_too_early(first, second):
+            first, second = second, first
+        code, edge = _unordered(first, second, spot.space)
+        self._report(code, first, second, edge, state, spot)
+
+    def _report(
+        self, code: str, first: Event, second: Event, edge: str, state: State, spot: Spot
+    ) -> None:
+        def message(a: Site | None, b: Site | None) -> str:
+            assert a is not None and b is not None
+            between = f", between {a.where} and {b.where}" if "needs" in edge else ""
+            return f"{a}, and {b}, both of {spot.describe(state)}: {edge}{between}"
+
+        now = max(first.time, second.time)
+        self._findings.add(code, place(first), place(second), message, instance=now)
+
+    def _mbarrier_access(self, first: Event, second: Event, state: State, spot: Spot) -> None:
+        def message(a: Site | None, b: Site | None) -> str:
+            return (
+                f"{b} of {spot.describe(state)}, which holds an mbarrier ({a}): an mbarrier is "
+                "opaque; needs mbarrier.inval before its bytes are used for anything else"
+            )
+
+        self._findings.add(
+            "mbarrier-access", place(first), place(second), message, instance=second.time
+        )
+
+    def forget(self, state: State, spot: Spot) -> None:
+        """Granules in `state` cease to exist: nobody will write what was read from them."""
+        for read in state.suspects:
+            self._uninitialised(state, read, spot)
+
+    def _uninitialised(self, state: State, event: Event, spot: Spot) -> None:
+        code = "uninitialised-read" if event.actor.is_warp else "uninitialised-async-read"
+        if spot.space is Space.TMEM:
+            code = "uninitialised-tmem-read"
+
+        def message(a: Site | None, _: Site | None) -> str:
+            return f"{a} of {spot.describe(state)}, which nobody has written"
+
+        self._findings.add(code, place(event), None, message, instance=event.time)
+
+
+def _is_plain(first: Event, second: Event) -> bool:
+    """Whether the one of the two that is no initialisation is no mbarrier instruction either."""
+    other = second if first.is_mbarrier else first
+    return other.instruction.modifiers[0] != "mbarrier"
+
+
+def _start(event: Event) -> int:
+    actor = event.actor
+    return actor.issued_at if isinstance(actor, OperationActor) else event.time
+
+
+def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
+    """The code and the missing edge of two unordered accesses."""
+    if space is Space.TMEM:
+        return tcgen05_order.unordered(first, second)
+    if isinstance(first.actor, OperationActor) and not first.actor.is_awaited(first):
+        edge = f"needs {_completion(first, first.actor)}"
+        if not _same_warp(first.actor, second.actor):
+            edge += ", known to the second"
+        return "missing-wait", edge
+    edge = "needs a barrier, or a release and an acquire"
+    if first.actor.cta != second.actor.cta:
+        edge += " of cluster scope or wider"
+    if second.proxy is Proxy.ASYNC and first.proxy is Proxy.GENERIC:
+        if _writes(first):
+            edge += " (and fence.proxy.async)"
+        elif isinstance(second.actor, OperationActor):
+            wait = _completion(second, second.actor)
+            edge += f" (or, if the read is of what the second writes, {wait} before it)"
+    if (first.strong or second.strong) and space is Space.GLOBAL:
+        return "mixed-race", edge
+    return "race", edge
+
+
+def _writes(event: Event) -> bool:
+    return event.kind is not AccessKind.READ
+
+
+def _same_warp(one: Actor, other: Actor) -> bool:
+    return (one.cta, one.warp) == (other.cta, other.warp)
+
+
+def _completion(event: Event, operation: OperationActor) -> str:
+    """The instruction that waits for an operation."""
+    kind, modifiers = operation.kind, event.instruction.modifiers
+    if kind.startswith("wgmma"):
+        return "wgmma.wait_group"
+    if kind.startswith("tcgen05"):
+        return "tcgen05.commit and a wait on its mbarrier"
+    if "bulk_group" in modifiers:
+        read = ".read" if event.kind is AccessKind.READ else ""
+        return f"cp.async.bulk.wait_group{read}"
+    if kind.startswith("cp.async") and "bulk" not in modifiers:
+        return "cp.async.wait_group"
+    return "a wait on the mbarrier that it completes"

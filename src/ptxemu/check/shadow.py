@@ -1,0 +1,219 @@
+"""Shadow memory: for every word, an interned state of who wrote it last and who read it since.
+
+A shadow array holds numbers of states; states are few compared with words, so that an access is a
+gather, one judgement a distinct state, and a scatter. Bytes that sub-word accesses touch are
+tracked one by one: their page becomes finer when that happens.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.check.actors import Event
+
+Ids: TypeAlias = NDArray[np.int32]
+Index: TypeAlias = "slice | NDArray[np.int64] | tuple[slice, slice]"
+
+WORD_SHIFT = 2
+"""log2 of the bytes of a granule, unless the page has been refined."""
+TMEM_ROW_WORDS = 512
+
+
+class State:
+    """What happened to a granule: unordered last writes (atomics: several), reads since."""
+
+    __slots__ = ("id", "initialised", "next_event", "next_state", "reads", "suspects", "writes")
+
+    def __init__(
+        self,
+        writes: tuple[Event, ...],
+        reads: tuple[Event, ...],
+        *,
+        initialised: bool = True,
+        suspects: tuple[Event, ...] = (),
+    ) -> None:
+        self.id = -1
+        self.writes = writes
+        self.reads = reads
+        self.initialised = initialised
+        self.suspects = suspects
+        """Reads before any write; they race instead if a write comes that does not know them."""
+        self.next_event: Event | None = None
+        """The event that was last applied to this state, with its outcome."""
+        self.next_state: State | None = None
+
+
+class States:
+    """The interned states by number; unused ones are dropped now and then."""
+
+    def __init__(self) -> None:
+        self.uninitialised = State((), (), initialised=False)
+        self.initialised = State((), ())
+        self.table: list[State] = []
+        self.number(self.uninitialised)
+        self.number(self.initialised)
+
+    def number(self, state: State) -> int:
+        """The state's number; it gets one if it has none."""
+        if state.id < 0:
+            state.id = len(self.table)
+            self.table.append(state)
+        return state.id
+
+    def compact(self, pages: list[Page]) -> None:
+        """Renumber the states that `pages` still hold and forget the others."""
+        old, kept = self.table, {0, 1}
+        for page in pages:
+            kept.update(np.unique(page.ids).tolist())
+        renumbered = np.zeros(len(old), dtype=np.int32)
+        self.table = []
+        for state in old:
+            state.next_event = state.next_state = None
+            number, state.id = state.id, -1
+            if number in kept:
+                renumbered[number] = self.number(state)
+        for page in pages:
+            page.ids[:] = renumbered[page.ids]
+
+
+class Page:
+    """State numbers of a piece of memory, one for every 2**shift bytes."""
+
+    __slots__ = ("base", "grid", "ids", "shift")
+
+    def __init__(self, base: int, size: int, state: int) -> None:
+        self.base = base
+        """First byte."""
+        self.shift = WORD_SHIFT
+        self.ids: Ids = np.full(size >> WORD_SHIFT, state, dtype=np.int32)
+        self.grid: Ids | None = None
+        """TMEM: the same numbers by lane and column."""
+
+    def refine(self, shift: int) -> None:
+        """Track granules of 2**shift bytes, if they are larger now."""
+        if shift < self.shift:
+            self.ids = np.repeat(self.ids, 1 << (self.shift - shift))
+            self.shift = shift
+
+    def address(self, index: Index, position: int) -> int:
+        """The first byte of the granule at `position` of what `index` selects."""
+        if isinstance(index, slice):
+            return self.base + (int(index.start) + position << self.shift)
+        if isinstance(index, tuple):
+            lanes, columns = index
+            lane, column = divmod(position, columns.stop - columns.start)
+            word = (lanes.start + lane) * TMEM_ROW_WORDS + columns.start + column
+            return self.base + (int(word) << self.shift)
+        return self.base + (int(index.reshape(-1)[position]) << self.shift)
+
+
+_COUNTS: dict[int, NDArray[np.int64]] = {}
+
+
+def _count(n: int) -> NDArray[np.int64]:
+    """arange(n), made once."""
+    found = _COUNTS.get(n)
+    if found is None:
+        found = _COUNTS[n] = np.arange(n, dtype=np.int64)
+    return found
+
+
+class Region:
+    """One address space: global memory, or the shared memory or TMEM of a CTA."""
+
+    __slots__ = ("_bits", "_initial", "is_tmem", "name", "pages")
+
+    def __init__(self, name: str, page_bits: int, initial: int, *, is_tmem: bool = False) -> None:
+        self.name = name
+        """For people: "shared memory of cta (0,0,0)"."""
+        self._bits = page_bits
+        self._initial = initial
+        self.is_tmem = is_tmem
+        self.pages: dict[int, Page] = {}
+
+    def page(self, number: int) -> Page:
+        """The page with that number; memory that nobody touched has none yet."""
+        page = self.pages.get(number)
+        if page is None:
+            size = 1 << self._bits
+            page = self.pages[number] = Page(number * size, size, self._initial)
+            if self.is_tmem:
+                page.grid = page.ids.reshape(-1, TMEM_ROW_WORDS)
+        return page
+
+    def select(
+        self, starts: NDArray[np.int64], size: int, *, distinct: bool
+    ) -> list[tuple[Page, Ids, Index]]:
+        """The granules of an access: pages, their arrays, and the indices into these.
+
+        Args:
+            starts, size: pieces (see `events.Access`).
+            distinct: no byte is in two pieces, so that pieces without gaps are one range.
+        """
+        count = len(starts)
+        low = int(starts[0]) if count == 1 else int(starts.min())
+        high = (low if count == 1 else int(starts.max())) + size
+        first = low >> self._bits
+        if first == (high - 1) >> self._bits:
+            page = self.page(first)
+            if size & 3:
+                page.refine(0 if size & 1 else 1)
+            shift, low = page.shift, low - page.base
+            if distinct and count * size == high - page.base - low:
+                return [(page, page.ids, slice(low >> shift, high - page.base >> shift))]
+            if page.grid is not None and count >= 8 and size & 3 == 0:
+                block = _tmem_block(starts, size, low)
+                if block is not None:
+                    return [(page, page.grid, block)]
+            return [(page, page.ids, _granules(starts - page.base, size, shift))]
+        return self._select_pages(starts, size, range(first, ((high - 1) >> self._bits) + 1))
+
+    def _select_pages(
+        self, starts: NDArray[np.int64], size: int, numbers: range
+    ) -> list[tuple[Page, Ids, Index]]:
+        selected: list[tuple[Page, Ids, Index]] = []
+        span = 1 << self._bits
+        for number in numbers:
+            begin = number * span
+            low = np.maximum(starts, begin)
+            high = np.minimum(starts + size, begin + span)
+            here = high > low
+            if not here.any():
+                continue
+            page = self.page(number)
+            if size & 3:
+                page.refine(0 if size & 1 else 1)
+            low, high = low[here] - begin, high[here] - begin
+            for length in np.unique(high - low).tolist():
+                pieces = low[high - low == length]
+                if len(pieces) == 1:
+                    start = int(pieces[0])
+                    index: Index = slice(start >> page.shift, start + length >> page.shift)
+                else:
+                    index = _granules(pieces, length, page.shift)
+                selected.append((page, page.ids, index))
+        return selected
+
+
+def _granules(starts: NDArray[np.int64], size: int, shift: int) -> NDArray[np.int64]:
+    """Indices of all granules of pieces that start at `starts`."""
+    first = starts >> shift
+    count = size >> shift
+    return first if count == 1 else first[:, None] + _count(count)
+
+
+def _tmem_block(starts: NDArray[np.int64], size: int, low: int) -> tuple[slice, slice] | None:
+    """Consecutive lanes with the same columns as two slices; None for any other shape."""
+    row = TMEM_ROW_WORDS << WORD_SHIFT
+    count = len(starts)
+    if int(starts[-1]) - int(starts[0]) != (count - 1) * row or int(starts[0]) != low:
+        return None
+    if not np.array_equal(starts - starts[0], _count(count) * row):
+        return None
+    lane, byte = divmod(low, row)
+    if byte + size > row:
+        return None
+    return slice(lane, lane + count), slice(byte >> 2, (byte + size) >> 2)

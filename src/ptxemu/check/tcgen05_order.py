@@ -1,0 +1,65 @@
+"""Order of tcgen05 instructions in TMEM (PTX ISA, "TensorCore 5th Generation Memory Consistency
+Model Operations").
+
+Pairs that the ISA executes in order know each other (`operation.details["ordered_after"]`, see
+`checker`); what is left unordered here lacks a commit, a wait or one and the same issuing thread.
+"""
+
+from __future__ import annotations
+
+from ptxemu.check.actors import Actor, Event, OperationActor
+
+DEALLOC = ("tcgen05", "dealloc")
+
+
+def kind_of(actor: Actor) -> str:
+    """ "tcgen05.mma", "tcgen05.ld"...; "" for a warp."""
+    return actor.kind if isinstance(actor, OperationActor) else ""
+
+
+def is_too_early(load: Event, product: Event) -> bool:
+    """Whether a tcgen05.ld was issued before an MMA by a thread that the MMA's does not know of.
+
+    Then it is not tcgen05.wait::ld that is missing: the load should have waited for the MMA.
+    """
+    first, second = load.actor, product.actor
+    return (
+        isinstance(first, OperationActor)
+        and first.kind == "tcgen05.ld"
+        and kind_of(second).startswith("tcgen05.mma")
+        and not second.knows_issue(first)
+    )
+
+
+def unordered(first: Event, second: Event) -> tuple[str, str]:
+    """The code and the missing edge for two accesses to TMEM that nothing orders."""
+    before, after = kind_of(first.actor), kind_of(second.actor)
+    if DEALLOC in (first.instruction.modifiers[:2], second.instruction.modifiers[:2]):
+        return "tmem-dealloc-race", "needs a barrier behind the last use of the columns"
+    if before.startswith("tcgen05.mma") and after.startswith("tcgen05.mma"):
+        return "unordered-mma", (
+            "the ISA executes MMAs on one accumulator in order only from one thread with the same "
+            "shape and cta_group: needs tcgen05.commit and a wait on its mbarrier"
+        )
+    if before in ("tcgen05.ld", "tcgen05.st"):
+        wait = before.replace(".", ".wait::")
+        assert isinstance(first.actor, OperationActor)
+        if first.actor.is_awaited(first) or not second.actor.knows_issue(first.actor):
+            return "race", f"needs a barrier or an mbarrier behind {wait}"
+        return "missing-tcgen05-wait", f"needs {wait}"
+    if before:
+        return "missing-wait", "needs tcgen05.commit and a wait on its mbarrier"
+    return "race", "needs a barrier or an mbarrier"
+
+
+def note(first: Event, second: Event) -> tuple[str, str] | None:
+    """The code and the missing edge of an ordered pair that is sound, if only on hardware."""
+    one, other = first.actor, second.actor
+    if isinstance(other, OperationActor) and other.in_practice >> one.slot & 1:
+        return "mma-order-in-practice", (
+            "hardware executes the two in order, but the ISA names no such pair: needs "
+            "tcgen05.commit and a wait on its mbarrier"
+        )
+    if other.unfenced_tcgen05 and (one.cta, one.warp) != (other.cta, other.warp):
+        return "missing-tcgen05-fence", "needs tcgen05.fence::after_thread_sync"
+    return None

@@ -1,0 +1,98 @@
+"""What an agent knows of the others' past: vector clocks of warps, sets of finished operations.
+
+Knowledge is kept by cluster, because almost all of it concerns the agent's own: the clocks of a
+cluster's warps are a small matrix, its asynchronous operations are bits of Python integers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+GENERIC = 0
+"""Row of a Part's clocks: what happened before, for the generic proxy."""
+ASYNC_SHARED = 1
+"""Generic accesses to shared memory that are ordered for the async proxy too."""
+ASYNC_GLOBAL = 2
+"""Generic accesses to global memory that are ordered for the async proxy too."""
+MBARRIER_INIT = 3
+"""mbarrier initialisations that a fence.mbarrier_init made known to cluster and async proxy."""
+TENSORMAP = 4
+"""Generic accesses that are ordered for the tensormap proxy too."""
+TENSORMAP_RELEASED = 5
+"""Generic accesses that a fence released to the tensormap proxy; another fence acquires them."""
+ROWS = 6
+
+
+class Part:
+    """What is known of the agents of one cluster.
+
+    A warp's event at clock c is known when clocks[row, slot of the warp] >= c; an operation has
+    one event, known when its bit is set.
+    """
+
+    __slots__ = ("clocks", "done", "fenced", "reads")
+
+    def __init__(self, width: int) -> None:
+        self.clocks: NDArray[np.int32] = np.zeros((ROWS, width), dtype=np.int32)
+        self.done = 0
+        """Operations that are known to have completed."""
+        self.reads = 0
+        """Operations that are known to have read their sources (besides those that are done)."""
+        self.fenced = 0
+        """Operations done whose generic-proxy writes are ordered for the async proxy too."""
+
+    def copy(self) -> Part:
+        """A copy that may change on its own."""
+        new = Part.__new__(Part)
+        new.clocks = self.clocks.copy()
+        new.done, new.reads, new.fenced = self.done, self.reads, self.fenced
+        return new
+
+    def unite(self, other: Part) -> None:
+        """Learn all that `other` holds."""
+        np.maximum(self.clocks, other.clocks, out=self.clocks)
+        self.done |= other.done
+        self.reads |= other.reads
+        self.fenced |= other.fenced
+
+
+class Knowledge:
+    """What an agent, or a token that agents meet at, knows of every cluster."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Part] = {}
+
+    def part(self, home: int, width: int) -> Part:
+        """The part of cluster `home`, which has `width` warps."""
+        part = self.parts.get(home)
+        if part is None:
+            part = self.parts[home] = Part(width)
+        return part
+
+    def copy(self) -> Knowledge:
+        """A copy that may change on its own."""
+        new = Knowledge()
+        new.parts = {home: part.copy() for home, part in self.parts.items()}
+        return new
+
+    def unite(self, other: Knowledge) -> None:
+        """Learn all that `other` holds."""
+        for home, part in other.parts.items():
+            mine = self.parts.get(home)
+            if mine is None:
+                self.parts[home] = part.copy()
+            else:
+                mine.unite(part)
+
+    def unite_row(self, other: Knowledge, row: int) -> None:
+        """Learn one row of clocks only (a relaxed arrival after fence.mbarrier_init)."""
+        for home, part in other.parts.items():
+            mine = self.part(home, part.clocks.shape[1])
+            np.maximum(mine.clocks[row], part.clocks[row], out=mine.clocks[row])
+
+
+NOTHING = Knowledge()
+"""What an operation that is over knows; shared, so it must not learn."""

@@ -1,0 +1,1 @@
+"""The command line: `ptxemu info | run | check | exec`."""

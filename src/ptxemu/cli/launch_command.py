@@ -1,0 +1,249 @@
+"""`ptxemu run` and `ptxemu check`: launch a kernel of a PTX file on seeded inputs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu import api
+from ptxemu.check import Finding
+from ptxemu.cli import argument_spec, report
+from ptxemu.cli.argument_spec import Argument
+from ptxemu.cli.progress import Progress
+from ptxemu.errors import ExecutionError, LaunchError
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.sched.policy import Policy
+
+_SHOWN_ELEMENTS = 6
+
+_HELP = {
+    "run": "Launch a kernel on random, seeded inputs and show what it did to its arrays.",
+    "check": (
+        "Launch a kernel on random, seeded inputs and report missing synchronisation: races, "
+        "missing waits and proxy fences, deadlocks, out-of-bounds accesses.\n"
+        "Exit code 1 if an error is found."
+    ),
+}
+_EXAMPLE = """
+example:
+  ptxemu {command} axpy.ptx --grid 4 --block 256 \\
+      --arg f32[1024]=random --arg f32[1024]=zeros --arg f32=2.5 --arg i32=1024"""
+
+
+def add_parser(commands: Any, name: str, *, check: bool) -> None:
+    """Add `run` or `check` to the parser."""
+    parser = commands.add_parser(
+        name,
+        help="launch a kernel" + (" and look for missing synchronisation" if check else ""),
+        description=_HELP[name] + "\n" + _EXAMPLE.format(command=name),
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("ptx", type=Path, help="a PTX file")
+    add_launch_options(parser)
+    parser.add_argument("--arch", help="device: sm_90a or sm_100a (default: the PTX's .target)")
+    add_schedule_options(parser)
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the arrays there as .npy")
+    parser.add_argument("--json", action="store_true", help="machine-readable report")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_finding_options(parser)
+    parser.set_defaults(carry_out=carry_out, check=check)
+
+
+def add_launch_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say how a kernel of a PTX file is launched."""
+    parser.add_argument("--kernel", help="entry point (not needed if there is only one)")
+    parser.add_argument(
+        "--grid", type=_dim3, default=(1, 1, 1), help="CTAs: X or X,Y,Z (default 1)"
+    )
+    parser.add_argument("--block", type=_dim3, help="threads: X or X,Y,Z (default: .reqntid)")
+    parser.add_argument("--cluster", type=_dim3, help="CTAs of a cluster: X or X,Y,Z")
+    parser.add_argument("--smem", type=int, default=0, help="bytes of dynamic shared memory")
+    parser.add_argument(
+        "--arg", action="append", default=[], metavar="SPEC", help=argument_spec.HELP
+    )
+
+
+def add_schedule_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose the schedule."""
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and schedule (default 0)")
+    parser.add_argument(
+        "--async",
+        dest="asynchronous",
+        choices=("random", "eager", "late"),
+        default="random",
+        help="when asynchronous work happens (default random)",
+    )
+    parser.add_argument(
+        "--sms",
+        type=int,
+        metavar="N",
+        help="multiprocessors of the device (default: the real number; with few of them a\n"
+        "persistent kernel goes around its loop on a small problem)",
+    )
+
+
+def add_finding_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose which findings are shown."""
+    parser.add_argument("--notes", action="store_true", help="also show findings of level note")
+    parser.add_argument(
+        "--all", action="store_true", help=f"show all findings, not the first {report.MOST_SHOWN}"
+    )
+
+
+def limit_of(options: argparse.Namespace) -> int | None:
+    """How many findings to show."""
+    return None if options.all else report.MOST_SHOWN
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    """The schedule that the options ask for."""
+    return Policy(asynchronous=options.asynchronous, seed=options.seed)
+
+
+def prepare(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
+    """The launch that the options ask for, and its arguments.
+
+    Raises:
+        LaunchError, ValueError: naming the option that is wrong.
+    """
+    module = api.load(options.ptx, arch=options.arch)
+    kernel = _kernel(module, options.kernel)
+    rng = np.random.default_rng(options.seed)
+    arguments = [argument_spec.parse(text, rng) for text in options.arg]
+    _check_count(module, kernel, arguments)
+    memory = GlobalMemory()
+    for index, argument in enumerate(arguments):
+        if argument.array is not None:
+            argument.before = argument.array.copy()
+            memory.register(api.array_bytes(argument.array), f"argument {index} ({argument.text})")
+    block = options.block or _required_block(module, kernel)
+    values = tuple(argument.value for argument in arguments)
+    grid, cluster, smem = options.grid, options.cluster, options.smem
+    return LaunchSetup(module, kernel, grid, block, values, memory, cluster, smem), arguments
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Launch and report; 1 if the check found an error."""
+    setup, arguments = prepare(options)
+    kernel = setup.kernel
+    progress = Progress(quiet=options.quiet)
+    launches: list[api.LaunchResult] = []
+    failure: str | None = None
+    findings: Sequence[Finding]
+    try:
+        result = setup.launch(
+            policy=policy_of(options),
+            check=options.check,
+            on_progress=lambda done, total: progress(kernel, done, total),
+        )
+        launches.append(result)
+        findings = result.findings
+    except ExecutionError as error:
+        failure, findings = str(error), error.findings
+    finally:
+        progress.finish()
+    if options.save is not None:
+        _save(options.save, arguments)
+    if options.json:
+        arrays = [_array_facts(i, a) for i, a in enumerate(arguments) if a.array is not None]
+        sys.stdout.write(report.as_json(launches, findings, arrays=arrays, failure=failure))
+    else:
+        lines = report.launch_lines(launches)
+        for index, argument in enumerate(arguments):
+            if argument.array is not None:
+                lines += _array_lines(index, argument)
+        lines += report.finding_lines(findings, with_notes=options.notes, limit=limit_of(options))
+        if failure is not None:
+            lines.append(f"failed: kernel {kernel}: {failure}")
+        lines.append(report.summary_line(launches, findings, checked=options.check))
+        sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if failure is not None or report.has_errors(findings) else 0
+
+
+def _dim3(text: str) -> tuple[int, int, int]:
+    try:
+        parts = [int(part) for part in text.replace("x", ",").split(",")]
+    except ValueError:
+        parts = []
+    if not 1 <= len(parts) <= 3 or any(part < 1 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected X or X,Y,Z, positive; got {text!r}")
+    x, y, z = (*parts, 1, 1)[:3]
+    return x, y, z
+
+
+def _kernel(module: api.Module, asked: str | None) -> str:
+    if asked is not None:
+        return asked
+    if len(module.kernels) != 1:
+        raise LaunchError(f"--kernel: choose one of {', '.join(module.kernels)}")
+    return module.kernels[0]
+
+
+def _required_block(module: api.Module, kernel: str) -> tuple[int, ...]:
+    directives = module.syntax.kernels[kernel].directives
+    if "reqntid" not in directives:
+        raise LaunchError("--block: needed, for the kernel has no .reqntid")
+    return directives["reqntid"]
+
+
+def _check_count(module: api.Module, kernel: str, arguments: list[Argument]) -> None:
+    if kernel not in module.syntax.kernels:
+        raise LaunchError(f"--kernel: expected one of {', '.join(module.kernels)}; got {kernel!r}")
+    parameters = module.syntax.kernels[kernel].parameters
+    if len(arguments) != len(parameters):
+        wanted = "; ".join(f"{p.name} (.{p.type}, {p.size} bytes)" for p in parameters)
+        raise LaunchError(
+            f"--arg: {kernel} has {len(parameters)} parameters, {len(arguments)} given: {wanted}"
+        )
+
+
+def _array_facts(index: int, argument: Argument) -> dict[str, Any]:
+    assert argument.array is not None and argument.before is not None
+    numbers = argument.numbers()
+    finite = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers.reshape(-1)
+    changed = argument.array.view(np.uint8) != argument.before.view(np.uint8)
+    changed = changed.reshape(argument.array.size, -1).any(axis=1)
+    return {
+        "argument": index,
+        "type": argument.type,
+        "shape": list(argument.array.shape),
+        "changed": int(changed.sum()),
+        "min": float(finite.min()) if finite.size else None,
+        "max": float(finite.max()) if finite.size else None,
+        "mean": float(finite.mean(dtype=np.float64)) if finite.size else None,
+        "nan_or_inf": int(numbers.size - finite.size),
+        "first": _json_numbers(numbers.reshape(-1)[:_SHOWN_ELEMENTS]),
+    }
+
+
+def _json_numbers(values: NDArray[Any]) -> list[Any]:
+    return [value if np.isfinite(value) else str(value) for value in values.tolist()]
+
+
+def _array_lines(index: int, argument: Argument) -> list[str]:
+    facts = _array_facts(index, argument)
+    size = argument.array.size if argument.array is not None else 0
+    shape = ",".join(map(str, facts["shape"]))
+    line = f"  argument {index} {facts['type']}[{shape}]: {facts['changed']} of {size} changed"
+    if facts["min"] is not None:
+        line += f", min {facts['min']:.6g}, max {facts['max']:.6g}, mean {facts['mean']:.6g}"
+    if facts["nan_or_inf"]:
+        line += f", {facts['nan_or_inf']} nan or inf"
+    first = " ".join(
+        f"{value:.6g}" if not isinstance(value, str) else value for value in facts["first"]
+    )
+    return [f"{line}; starts {first}"]
+
+
+def _save(folder: Path, arguments: list[Argument]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, argument in enumerate(arguments):
+        if argument.array is not None:
+            np.save(folder / f"arg{index}.npy", argument.array)

@@ -1,0 +1,68 @@
+"""Entry point: the parser of the command line, and errors as one line with exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ptxemu.cli import (
+    exec_command,
+    info_command,
+    launch_command,
+    mutate_command,
+    trace_command,
+)
+from ptxemu.errors import PtxEmuError
+from ptxemu.machine.device import limit_sms
+
+CANNOT = 2
+INTERRUPTED = 130
+
+_DESCRIPTION = """\
+Run and check Hopper and Blackwell PTX on a machine without the GPU.
+
+  ptxemu exec --arch sm_100a script.py    run a CuTe DSL script as it is, check every launch
+  ptxemu info kernel.ptx                  what a PTX file holds, needs, and what is missing
+  ptxemu check kernel.ptx --grid 4 --block 128 --arg f32[1024]=random --arg i32=5
+                                          run a kernel and look for missing synchronisation
+  ptxemu run kernel.ptx ...               run it only
+  ptxemu trace kernel.ptx ...             timeline, memory maps, counts and bank conflicts of a run
+  ptxemu mutate kernel.ptx ...            break each synchronisation in turn; is it noticed?
+
+Exit code: 0 all is well, 1 something was found (a hazard, a missing instruction), 2 the command
+could not be carried out."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    root = argparse.ArgumentParser(
+        prog="ptxemu", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    info_command.add_parser(commands)
+    launch_command.add_parser(commands, "run", check=False)
+    launch_command.add_parser(commands, "check", check=True)
+    trace_command.add_parser(commands)
+    mutate_command.add_parser(commands)
+    exec_command.add_parser(commands)
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out a command line; returns the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        limit_sms(getattr(options, "sms", None))
+        code: int = options.carry_out(options)
+    except (PtxEmuError, ValueError, OSError) as error:
+        sys.stderr.write(f"ptxemu: error: {' '.join(str(error).split())}\n")
+        return CANNOT
+    except KeyboardInterrupt:
+        sys.stderr.write("ptxemu: interrupted\n")
+        return INTERRUPTED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""`ptxemu trace`: a timeline for Perfetto, memory maps, and counts, of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ptxemu.cli.target import add_target_options, run_target, short_name
+from ptxemu.events import Observer
+from ptxemu.fan_out import FanOut
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.trace import Counters, MemoryMap, Recorder, roles, text, to_chrome
+from ptxemu.trace.clock import CLOCKS
+from ptxemu.trace.memory_picture import draw
+
+_HELP = """\
+Run a kernel and write down what happened. For each launch, in --out:
+
+  N-KERNEL.trace.json   timeline for https://ui.perfetto.dev ("Open trace file"): a process for
+                        each CTA; a row for each warp (when it runs, what it waits for: which
+                        barrier, which phase) and for each asynchronous unit (TMA loads, bulk
+                        stores, tensor core) with every operation from issue to completion;
+                        arrows from the signal to the wait that it ended
+  N-KERNEL.memory.svg   shared memory and TMEM over time: who wrote which bytes, when they were
+                        read, when they are free again
+  N-KERNEL.counts.json  what is printed too: for each warp role instructions by class, bytes by
+                        path, bank conflicts of shared accesses, longest waits
+
+Time is logical, not a prediction of speed: an instruction takes a tick. --time parallel shows
+warps and units side by side as far as their dependencies allow; --time schedule shows the order
+in which this run happened to execute (--seed and --async choose it).
+
+examples:
+  ptxemu trace copy.ptx --block 256 --arg f32[1024]=random --arg f32[1024]=zeros
+  ptxemu trace --role load=5 --role mma=4 --role epilogue=0-3 \\
+      --exec dense_gemm_persistent.py --mnkl 256,256,256,1"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "trace",
+        help="write a timeline, memory maps and counts of a run",
+        description=_HELP,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add_target_options(parser)
+    parser.add_argument(
+        "--cta",
+        type=int,
+        action="append",
+        metavar="N",
+        help="CTA numbers in the memory picture (default: the first two)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("ptxemu-trace"), help="folder (default ptxemu-trace)"
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        metavar="NAME=WARPS",
+        help="name warps: mma=4, softmax=0-3,8-11 (default: guessed from what they start)",
+    )
+    parser.add_argument(
+        "--time", choices=CLOCKS, default="parallel", help="logical clock (default parallel)"
+    )
+    parser.add_argument("--json", action="store_true", help="counts as JSON on stdout")
+    parser.set_defaults(carry_out=carry_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """The listeners of one launch."""
+
+    kernel: str
+    recorder: Recorder
+    counters: Counters
+    memory_map: MemoryMap
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Run, write the files, print the counts; 1 if a kernel failed."""
+    given = roles.parse(options.role)
+    launches: list[_Launch] = []
+
+    def on_launch(setup: LaunchSetup) -> Observer:
+        launch = _Launch(
+            setup.kernel,
+            Recorder(time=options.time),
+            Counters(),
+            MemoryMap(time=options.time),
+        )
+        launches.append(launch)
+        return FanOut(launch.recorder, launch.counters, launch.memory_map)
+
+    failures = run_target(options, on_launch, check=False)
+    options.out.mkdir(parents=True, exist_ok=True)
+    facts = []
+    for number, launch in enumerate(launches):
+        facts.append(_write(options, number, launch, given))
+    if options.json:
+        report = {"launches": facts, "failures": failures}
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    for failure in failures:
+        sys.stderr.write(f"failed: {failure}\n")
+    return 1 if failures else 0
+
+
+def _write(
+    options: argparse.Namespace, number: int, launch: _Launch, given: dict[int, str]
+) -> dict[str, Any]:
+    """The files of one launch; returns what --json shows."""
+    launch.recorder.finish()
+    named = given or launch.counters.guessed_roles()
+    counts = launch.counters.by_role(named)
+    stem = f"{number}-{short_name(launch.kernel)}"
+    trace = options.out / f"{stem}.trace.json"
+    trace.write_text(json.dumps(to_chrome(launch.recorder, named)))
+    facts = {"kernel": launch.kernel, "roles": [one.to_json_dict() for one in counts]}
+    files = [trace, options.out / f"{stem}.counts.json"]
+    files[1].write_text(json.dumps(facts, indent=2) + "\n")
+    if launch.memory_map.touches:
+        files.append(options.out / f"{stem}.memory.svg")
+        files[2].write_text(_picture(options, launch, named))
+    if not options.json:
+        parts = [
+            f"kernel {launch.kernel}",
+            "",
+            text.counters_text(counts),
+            "",
+            text.waits_text(launch.recorder, named),
+            "",
+            *(f"wrote {file}" for file in files),
+        ]
+        if launch.recorder.truncated or launch.memory_map.truncated:
+            parts.append("note: the run is longer than what is recorded; the rest is left out")
+        sys.stdout.write("\n".join(parts) + "\n\n")
+    return {**facts, "files": [str(file) for file in files]}
+
+
+def _picture(options: argparse.Namespace, launch: _Launch, named: dict[int, str]) -> str:
+    touched = sorted(launch.memory_map.touches, key=lambda memory: (memory[1], memory[0].value))
+    chosen = [memory for memory in touched if memory[1] in options.cta] if options.cta else None
+    title = f"{short_name(launch.kernel)}: memory over logical time"
+    return draw(launch.memory_map, roles=named, memories=chosen, title=title)

@@ -1,0 +1,240 @@
+"""The memory that a host call may touch: the tensors among its arguments, with their bounds."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.cutedsl import dlpack
+from ptxemu.errors import LaunchError
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.syntax.ast import Parameter
+
+_MAX_DEPTH = 8
+_LOWEST_ADDRESS = 1 << 16
+_HIGHEST_ADDRESS = 1 << 47
+_TENSOR_MAP_BYTES = 128
+_MAX_POINTER_TABLE = 1 << 16
+
+
+@dataclasses.dataclass(slots=True)
+class Region:
+    """Bytes [start, end) of host memory that `owner` keeps alive."""
+
+    start: int
+    end: int
+    name: str
+    owner: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Arguments:
+    """What was found in the arguments of a call."""
+
+    regions: list[Region]
+    pointer_tables: list[NDArray[np.int64]]
+    """64-bit integer tensors, which may hold addresses of other tensors (grouped GEMMs)."""
+    has_bare_pointers: bool = False
+    """Whether an argument is an address without a tensor."""
+
+    def memory(
+        self,
+        parameters: Sequence[Parameter],
+        values: Sequence[bytes],
+        note: Callable[[str], None],
+        *,
+        allow_unregistered: bool | None,
+    ) -> GlobalMemory:
+        """Global memory for one launch.
+
+        Addresses among the kernel's parameters, or in pointer tables, that belong to no argument
+        are looked up among all live tensors. Where that fails too, and the caller passed bare
+        pointers, bounds are given up with a note, unless `allow_unregistered` says otherwise.
+        """
+        regions = list(self.regions)
+        loose = [a for a in _addresses(parameters, values) if not _holds(regions, a)]
+        tables = [a for table in self.pointer_tables for a in _plausible(table.tolist())]
+        stray = []
+        if loose or tables:
+            live = list(_live_tensors())
+            for address in (*loose, *(a for a in tables if not _holds(regions, a))):
+                found = [r for r in live if r.start <= address < r.end]
+                regions.extend(found)
+                if not found and address in loose:
+                    stray.append(address)
+        if stray and self.has_bare_pointers:
+            mapped = _mapped_ranges()
+            stray = [a for a in stray if any(low <= a < high for low, high in mapped)]
+        else:
+            stray = []
+        if stray and allow_unregistered is None:
+            note(
+                f"the kernel gets the address {stray[0]:#x}, which belongs to no tensor that is "
+                "known: bounds of global accesses are not checked"
+            )
+            allow_unregistered = True
+        memory = GlobalMemory(allow_unregistered=bool(allow_unregistered))
+        for region in merged(regions):
+            memory.register(_view(region), region.name)
+        return memory
+
+
+def collect(values: Iterable[tuple[str, Any]]) -> Arguments:
+    """Find the tensors in named arguments, through tuples, lists, dicts and dataclasses.
+
+    Raises:
+        LaunchError: a tensor that is not in host memory.
+    """
+    found = Arguments([], [])
+    for name, value in values:
+        _walk(found, name, value, 0)
+    return found
+
+
+def _walk(found: Arguments, name: str, value: Any, depth: int) -> None:
+    if _is_bare_pointer(value):
+        found.has_bare_pointers = True
+        return
+    if value is None or depth > _MAX_DEPTH or isinstance(value, int | float | str | bytes | type):
+        return
+    if _is_torch_tensor(value):
+        _add_torch(found, name, value)
+    elif isinstance(value, np.ndarray):
+        _add_numpy(found, name, value)
+    elif hasattr(value, "_dlpack_data"):
+        _add_capsule(found, name, value._dlpack_data, value)
+    elif hasattr(value, "__dlpack__"):
+        capsule = value.__dlpack__()
+        _add_capsule(found, name, capsule, (value, capsule))
+    else:
+        for key, item in _members(value):
+            _walk(found, f"{name}{key}", item, depth + 1)
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds, with how each is written behind the container's name."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif hasattr(value, "_fields"):
+        yield from ((f".{key}", item) for key, item in zip(value._fields, value, strict=True))
+    elif isinstance(value, tuple | list):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif dataclasses.is_dataclass(value) or hasattr(value, "__c_pointers__"):
+        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())
+
+
+def _is_bare_pointer(value: Any) -> bool:
+    """A pointer object of CuTe DSL or ctypes, or a number that may be an address."""
+    if isinstance(value, ctypes.c_void_p | ctypes._Pointer) or hasattr(value, "_pointer"):
+        return True
+    number = getattr(value, "value", value)
+    return isinstance(number, int) and 1 << 32 <= number < _HIGHEST_ADDRESS
+
+
+def _is_torch_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and issubclass(type(value), torch.Tensor)
+
+
+def _add_torch(found: Arguments, name: str, tensor: Any) -> None:
+    storage = tensor.untyped_storage()
+    if storage.device.type != "cpu":
+        raise LaunchError(
+            f"{name}: expected a CPU tensor (ptxemu runs on the CPU); got one on {storage.device}"
+        )
+    start = int(storage.data_ptr())
+    found.regions.append(Region(start, start + int(storage.nbytes()), name, storage))
+    torch = sys.modules["torch"]
+    if tensor.dtype == torch.int64 and 0 < tensor.numel() <= _MAX_POINTER_TABLE:
+        found.pointer_tables.append(tensor.detach().reshape(-1).numpy())
+
+
+def _add_numpy(found: Arguments, name: str, array: NDArray[Any]) -> None:
+    base: Any = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    low, high = np.lib.array_utils.byte_bounds(base)
+    found.regions.append(Region(int(low), int(high), name, array))
+    if array.dtype.itemsize == 8 and array.dtype.kind in "iu" and array.size <= _MAX_POINTER_TABLE:
+        found.pointer_tables.append(array.reshape(-1).astype(np.int64))
+
+
+def _add_capsule(found: Arguments, name: str, capsule: Any, owner: Any) -> None:
+    where = dlpack.extent(capsule)
+    found.regions.append(Region(where.start, where.end, name, owner))
+
+
+def merged(regions: Iterable[Region]) -> list[Region]:
+    """The regions sorted, those that overlap joined (views of one storage)."""
+    result: list[Region] = []
+    for region in sorted(regions, key=lambda r: (r.start, r.end)):
+        if region.start == region.end:
+            continue
+        last = result[-1] if result else None
+        if last is not None and region.start < last.end:
+            last.end = max(last.end, region.end)
+            last.owner = (last.owner, region.owner)
+            if region.name not in last.name.split(", "):
+                last.name += f", {region.name}"
+        else:
+            result.append(dataclasses.replace(region))
+    return result
+
+
+def _view(region: Region) -> NDArray[np.uint8]:
+    buffer = (ctypes.c_uint8 * (region.end - region.start)).from_address(region.start)
+    buffer._owner = region.owner  # type: ignore[attr-defined]  # lives as long as the view
+    return np.ctypeslib.as_array(buffer)
+
+
+def _holds(regions: Iterable[Region], address: int) -> bool:
+    return any(region.start <= address < region.end for region in regions)
+
+
+def _addresses(parameters: Sequence[Parameter], values: Sequence[bytes]) -> Iterator[int]:
+    """Words of the kernel's parameters that may be addresses of global memory."""
+    for parameter, value in zip(parameters, values, strict=True):
+        is_tensor_map = parameter.size == _TENSOR_MAP_BYTES and parameter.align >= 64
+        end = 8 if is_tensor_map else len(value) - len(value) % 8
+        yield from _plausible(struct.unpack(f"<{end // 8}Q", value[:end]))
+
+
+def _plausible(words: Iterable[int]) -> Iterator[int]:
+    return (word for word in words if _LOWEST_ADDRESS <= word < _HIGHEST_ADDRESS)
+
+
+def _live_tensors() -> Iterator[Region]:
+    """The storages of all torch tensors that Python knows."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), torch.Tensor):
+            continue
+        try:
+            storage = candidate.untyped_storage()
+            start = int(storage.data_ptr())
+        except (RuntimeError, NotImplementedError):
+            continue
+        if start and storage.device.type == "cpu":
+            name = f"a tensor {tuple(candidate.shape)} that is no argument"
+            yield Region(start, start + int(storage.nbytes()), name, storage)
+
+
+def _mapped_ranges() -> list[tuple[int, int]]:
+    """The process's address ranges; everything where the system does not tell."""
+    try:
+        with open("/proc/self/maps") as maps:
+            lines = maps.read().splitlines()
+    except OSError:
+        return [(0, _HIGHEST_ADDRESS)]
+    spans = (line.split(" ", 1)[0].split("-") for line in lines)
+    return [(int(low, 16), int(high, 16)) for low, high in spans]

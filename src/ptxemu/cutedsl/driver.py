@@ -1,0 +1,247 @@
+"""The emulated CUDA driver: libraries, kernels, their attributes, and launches.
+
+It keeps the rules of a driver that a launch can break and reports them with the driver's error
+codes. It knows handles and values only; `c_functions` moves them through C memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import weakref
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ptxemu.api import Module, load
+from ptxemu.cutedsl.attributes import SHARED_WITHOUT_OPT_IN, KernelAttribute, device_attribute
+from ptxemu.errors import LaunchError
+from ptxemu.machine.layout import Layout
+
+PORTABLE_CLUSTER = 8
+
+
+class Status(IntEnum):
+    """The cudaError_t and CUresult values that the emulated driver returns (same numbers)."""
+
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    INVALID_CONFIGURATION = 9
+    NO_BINARY_FOR_GPU = 209
+    INVALID_PTX = 218
+    INVALID_HANDLE = 400
+    NOT_FOUND = 500
+    ILLEGAL_ADDRESS = 700
+    LAUNCH_OUT_OF_RESOURCES = 701
+    MISALIGNED_ADDRESS = 716
+    LAUNCH_FAILED = 719
+    NOT_SUPPORTED = 801
+    INVALID_CLUSTER_SIZE = 912
+
+
+class DriverError(LaunchError):
+    """What the driver refuses: `status` is the code, the text says why."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(f"{message} (CUDA_ERROR_{status.name})")
+        self.status = status
+
+
+def status_of(error: BaseException) -> Status:
+    """The code that a driver would return for `error`."""
+    if isinstance(error, DriverError):
+        return error.status
+    named = re.search(r"\(CUDA_ERROR_(\w+)\)", str(error))
+    if named is not None and named[1] in Status.__members__:
+        return Status[named[1]]
+    if isinstance(error, LaunchError):
+        return Status.INVALID_VALUE
+    return Status.LAUNCH_FAILED
+
+
+class PtxImage:
+    """The PTX of one compiled function, parsed when it is first needed."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text = text
+        self.name = name
+        self._modules: dict[str | None, Module] = {}
+
+    def module(self, arch: str | None) -> Module:
+        """The loaded module for the device `arch` (None: what the text's .target says).
+
+        Raises:
+            DriverError: the text was compiled for another architecture.
+        """
+        if arch not in self._modules:
+            module = load(self.text, arch=arch)
+            target = module.syntax.target
+            if (
+                arch is not None
+                and target.endswith(("a", "f"))
+                and target[:-1] != arch.rstrip("af")
+            ):
+                raise DriverError(
+                    Status.NO_BINARY_FOR_GPU,
+                    f"{self.name}: compiled for {target}, but emulated on {arch}",
+                )
+            self._modules[arch] = module
+        return self._modules[arch]
+
+
+@dataclass(eq=False)
+class KernelHandle:
+    """A kernel of a loaded library with the attributes that the host has set."""
+
+    image: PtxImage
+    name: str
+    max_dynamic_shared: int | None = None
+    allows_nonportable_cluster: bool = False
+
+
+@dataclass(eq=False)
+class LibraryHandle:
+    """A library that the host has loaded."""
+
+    image: PtxImage
+    kernels: dict[int, KernelHandle] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One call of cudaLaunchKernelEx, read out of C memory."""
+
+    kernel: KernelHandle
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int] | None
+    dynamic_shared_bytes: int
+    arguments: tuple[bytes, ...]
+
+
+class Driver:
+    """Handles that stay valid as long as the function whose code holds them does."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(0x1000)
+        self._libraries: weakref.WeakValueDictionary[int, LibraryHandle] = (
+            weakref.WeakValueDictionary()
+        )
+        self._kernels: weakref.WeakValueDictionary[int, KernelHandle] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def load_library(self, image: PtxImage) -> tuple[int, LibraryHandle]:
+        """A handle; the caller keeps the LibraryHandle alive."""
+        number = next(self._numbers)
+        library = LibraryHandle(image)
+        self._libraries[number] = library
+        return number, library
+
+    def get_kernel(self, library: int, name: str, arch: str | None) -> int:
+        """A handle of the kernel `name` of a library."""
+        owner = self._libraries.get(library)
+        if owner is None:
+            raise DriverError(Status.INVALID_HANDLE, f"library handle 0x{library:x} is not valid")
+        kernels = owner.image.module(arch).kernels
+        if name not in kernels:
+            raise DriverError(
+                Status.NOT_FOUND, f"no kernel {name!r}; the PTX has {', '.join(kernels)}"
+            )
+        number = next(self._numbers)
+        owner.kernels[number] = self._kernels[number] = KernelHandle(owner.image, name)
+        return number
+
+    def kernel(self, number: int) -> KernelHandle:
+        """The kernel behind a handle."""
+        kernel = self._kernels.get(number)
+        if kernel is None:
+            raise DriverError(Status.INVALID_HANDLE, f"kernel handle 0x{number:x} is not valid")
+        return kernel
+
+    def kernel_attribute(self, number: int, attribute: int, arch: str | None) -> int:
+        """cuKernelGetAttribute."""
+        kernel = self.kernel(number)
+        module = kernel.image.module(arch)
+        static = _static_shared_bytes(module, kernel.name)
+        device = module.device
+        name = KernelAttribute
+        answers = {
+            name.MAX_THREADS_PER_BLOCK: device.max_threads_per_cta,
+            name.SHARED_SIZE_BYTES: static,
+            name.CONST_SIZE_BYTES: 0,
+            name.LOCAL_SIZE_BYTES: 0,
+            name.NUM_REGS: 255,
+            name.PTX_VERSION: module.syntax.version[0] * 10 + module.syntax.version[1],
+            name.BINARY_VERSION: device.capability[0] * 10 + device.capability[1],
+            name.CACHE_MODE_CA: 0,
+            name.MAX_DYNAMIC_SHARED_SIZE_BYTES: _dynamic_limit(kernel, static),
+            name.PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
+            name.CLUSTER_SIZE_MUST_BE_SET: 0,
+            name.NON_PORTABLE_CLUSTER_SIZE_ALLOWED: int(kernel.allows_nonportable_cluster),
+        }
+        if attribute not in KernelAttribute.__members__.values():
+            raise DriverError(Status.INVALID_VALUE, f"kernel attribute {attribute} is not known")
+        return answers[KernelAttribute(attribute)]
+
+    def set_kernel_attribute(
+        self, number: int, attribute: int, value: int, arch: str | None
+    ) -> None:
+        """cudaKernelSetAttributeForDevice, cudaFuncSetAttribute."""
+        kernel = self.kernel(number)
+        if attribute == KernelAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES:
+            module = kernel.image.module(arch)
+            limit = module.device.shared_bytes_per_cta - _static_shared_bytes(module, kernel.name)
+            if not 0 <= value <= limit:
+                raise DriverError(
+                    Status.INVALID_VALUE,
+                    f"{kernel.name}: at most {limit} bytes of dynamic shared memory; got {value}",
+                )
+            kernel.max_dynamic_shared = value
+        elif attribute == KernelAttribute.NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+            kernel.allows_nonportable_cluster = value != 0
+
+    def device_attribute(self, image: PtxImage, attribute: int, arch: str | None) -> int:
+        """cudaDeviceGetAttribute, for the device that `image` runs on."""
+        value = device_attribute(image.module(arch).device, attribute)
+        if value is None:
+            raise DriverError(Status.INVALID_VALUE, f"device attribute {attribute} is not known")
+        return value
+
+    def check_launch(self, request: LaunchRequest, arch: str | None) -> Module:
+        """The rules that depend on kernel attributes; the others are the launch's own.
+
+        Raises:
+            DriverError: the launch is refused.
+        """
+        kernel = request.kernel
+        module = kernel.image.module(arch)
+        for name, extent in (("grid", request.grid), ("block", request.block)):
+            if 0 in extent:
+                raise DriverError(Status.INVALID_CONFIGURATION, f"{name}: {extent} is empty")
+        limit = _dynamic_limit(kernel, _static_shared_bytes(module, kernel.name))
+        if request.dynamic_shared_bytes > limit:
+            raise DriverError(
+                Status.INVALID_VALUE,
+                f"smem: {kernel.name} may use {limit} bytes of dynamic shared memory; "
+                f"got {request.dynamic_shared_bytes}",
+            )
+        ctas = math.prod(request.cluster or (1,))
+        if ctas > PORTABLE_CLUSTER and not kernel.allows_nonportable_cluster:
+            raise DriverError(
+                Status.INVALID_CLUSTER_SIZE,
+                f"cluster: {request.cluster} has {ctas} CTAs; more than {PORTABLE_CLUSTER} need "
+                "the kernel's non-portable cluster attribute",
+            )
+        return module
+
+
+def _static_shared_bytes(module: Module, kernel: str) -> int:
+    return Layout(module.syntax, module.syntax.kernels[kernel], 0).static_shared_bytes
+
+
+def _dynamic_limit(kernel: KernelHandle, static: int) -> int:
+    if kernel.max_dynamic_shared is not None:
+        return kernel.max_dynamic_shared
+    return max(SHARED_WITHOUT_OPT_IN - static, 0)

@@ -1,0 +1,188 @@
+"""Turns calls of compiled CuTe DSL functions into calls of their host code on this CPU.
+
+The patches stand while an emulation is active. They sit where CuTe DSL 4.8 hands over from Python
+to machine code: the compiled functions' `__call__`, `run_compiled_program` (which direct calls of
+jit functions use) and `to`, and the functions that TVM-FFI wraps.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ptxemu.cutedsl import dlpack
+from ptxemu.cutedsl.arguments import Arguments, collect
+from ptxemu.cutedsl.driver import status_of
+from ptxemu.cutedsl.host_function import (
+    FfiHostFunction,
+    HostFunction,
+    Launcher,
+    as_device_argument,
+    host_function,
+)
+from ptxemu.cutedsl.patching import Patches
+from ptxemu.errors import LaunchError, PtxEmuError
+
+
+class Target(Protocol):
+    """Who runs the launches: an emulation."""
+
+    arch: str | None
+
+    def launcher(self, arguments: Arguments) -> Launcher:
+        """What cudaLaunchKernelEx does during one host call with these arguments."""
+
+
+class Interception:
+    """The patches of one emulation."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._patches = Patches()
+        self._direct: list[Arguments] = []
+        """Arguments of the direct calls of jit functions that are in progress."""
+
+    def install(self) -> None:
+        """Patch CuTe DSL (importing it) and, where it is installed, its TVM-FFI support."""
+        executor = _module("cutlass.cutlass_dsl.cuda_jit_executor")
+        dsl = _module("cutlass.base_dsl.dsl")
+        runtime = _module("cutlass.cute.runtime")
+        compiled = executor.CudaDialectJitCompiledFunction
+        self._patches.replace(compiled, "__call__", self._call_method())
+        self._patches.replace(compiled, "run_compiled_program", self._run_method())
+        self._patches.replace(compiled, "to", lambda function, device=None: function)
+        self._patches.replace(executor.JitExecutor, "run_compiled_program", _refuse_bound_executor)
+        self._patch_direct_calls(dsl.BaseDSL)
+        self._patches.replace(dsl.BaseDSL, "_runtime_can_run_compiled", lambda *_: True)
+        for dsl_class in dsl.DSLSingletonMeta._instances:
+            if "_runtime_can_run_compiled" in vars(dsl_class):
+                self._patches.replace(dsl_class, "_runtime_can_run_compiled", lambda *_: True)
+        self._patch_tensors(runtime._Tensor)
+        if importlib.util.find_spec("tvm_ffi") is not None:
+            self._patch_ffi(_module("cutlass.cutlass_dsl.tvm_ffi_provider"))
+
+    def remove(self) -> None:
+        """Put everything back."""
+        self._patches.undo()
+
+    def _call_method(self) -> Callable[..., Any]:
+        def call(function: Any, *args: Any, **kwargs: Any) -> int:
+            pointers, adapted = function.execution_args.generate_execution_args(args, kwargs)
+            self._run(host_function(function), pointers, _named(function, args, kwargs))
+            del adapted  # the marshalled arguments live until the call has returned
+            return 0
+
+        return call
+
+    def _run_method(self) -> Callable[..., Any]:
+        def run_compiled_program(function: Any, exe_args: list[Any]) -> int:
+            arguments = self._direct[-1] if self._direct else collect(())
+            self._run(host_function(function), exe_args, arguments)
+            return 0
+
+        return run_compiled_program
+
+    def _run(self, function: HostFunction, pointers: list[Any], arguments: Arguments) -> None:
+        with _driver_errors():
+            function.call(self._target.arch, self._target.launcher(arguments), pointers)
+
+    def _patch_direct_calls(self, dsl_class: Any) -> None:
+        """A direct call of a jit function compiles and runs: remember its tensors."""
+        original = dsl_class._func
+
+        def func(dsl: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("compile_only"):
+                return original(dsl, body, *args, **kwargs)
+            named = [*enumerate(args), *kwargs.items()]
+            self._direct.append(collect((f"argument {key}", value) for key, value in named))
+            try:
+                return original(dsl, body, *args, **kwargs)
+            finally:
+                self._direct.pop()
+
+        self._patches.replace(dsl_class, "_func", func)
+
+    def _patch_tensors(self, tensor_class: Any) -> None:
+        """Tensors made meanwhile are device tensors to the compiler, as on a GPU machine."""
+        original = tensor_class.__init__
+
+        def init(tensor: Any, *args: Any, **kwargs: Any) -> None:
+            original(tensor, *args, **kwargs)
+            own = getattr(tensor, "_tvm_ffi_tensor", None)
+            if own is not None:
+                tensor._tvm_ffi_tensor = as_device_argument(own)
+                tensor._dlpack_data = tensor._tvm_ffi_tensor.__dlpack__()
+            elif type(tensor._dlpack_data).__name__ == "PyCapsule":
+                dlpack.mark_as_device(tensor._dlpack_data)
+
+        self._patches.replace(tensor_class, "__init__", init)
+
+    def _patch_ffi(self, provider: Any) -> None:
+        for name in ("TVMFFIJitCompiledFunction", "TVMFFIJitCompiledFunctionWithKwargs"):
+            self._patches.replace(getattr(provider, name), "__call__", self._call_ffi_method())
+        base = provider.TVMFFIJitCompiledFunctionBase
+        self._patches.replace(
+            base, "run_compiled_program", lambda function, exe_args: function(*exe_args)
+        )
+
+    def _call_ffi_method(self) -> Callable[..., Any]:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            runnable = host_function(function)
+            assert isinstance(runnable, FfiHostFunction)
+            arguments = collect(
+                [(f"argument {index}", value) for index, value in enumerate(args)]
+                + list(kwargs.items())
+            )
+            if function.execution_args.has_pointer_address_arg_specs:
+                args, kwargs = function.execution_args.convert_python_pointer_args_for_tvm_ffi(
+                    args, kwargs
+                )
+            wrapper = getattr(function, "_kwargs_wrapper", None)
+            with _driver_errors():
+                return runnable.call_ffi(
+                    self._target.arch, self._target.launcher(arguments), wrapper, args, kwargs
+                )
+
+        return call
+
+
+def _refuse_bound_executor(executor: Any, exe_args: list[Any]) -> int:
+    raise PtxEmuError(
+        "this executor was bound to a GPU before the emulation began: call compiled.to() (or the "
+        "compiled function itself) inside ptxemu.cutedsl.emulate(...)"
+    )
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise PtxEmuError(
+            f"CuTe DSL is needed, and version 4.8 is supported: {error} "
+            "(pip install nvidia-cutlass-dsl==4.8.1)"
+        ) from error
+
+
+def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The tensors in a call's arguments, by parameter name."""
+    names = list(function.execution_args.signature.parameters)
+    positional = [
+        (names[index] if index < len(names) else f"argument {index}", value)
+        for index, value in enumerate(args)
+    ]
+    return collect([*positional, *kwargs.items()])
+
+
+@contextmanager
+def _driver_errors() -> Iterator[None]:
+    """What a driver would refuse becomes the exception that CuTe DSL raises for its code."""
+    try:
+        yield
+    except LaunchError as error:
+        cuda = _module("cutlass.base_dsl.runtime.cuda")
+        status = int(status_of(error))
+        name = cuda.get_cuda_error_name_from_code(status, cuda.cudart.cudaError_t)
+        raise cuda.DSLCudaRuntimeError(status, name, runtime_detail=str(error)) from error

@@ -1,0 +1,74 @@
+"""A compiled host object linked, in memory, against functions that are given by address."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ptxemu.cutedsl.elf import undefined_symbols
+from ptxemu.errors import PtxEmuError
+
+_LINKER_SUPPLIED = {"_GLOBAL_OFFSET_TABLE_"}
+
+
+class LinkError(PtxEmuError):
+    """The host code calls functions that nobody supplies."""
+
+
+class LinkedObject:
+    """Machine code ready to run; it lives as long as this object does."""
+
+    def __init__(self, elf: bytes, resolve: Callable[[str], int | None]) -> None:
+        """Link.
+
+        Args:
+            elf: the object file.
+            resolve: the address of a function by name, or None.
+
+        Raises:
+            LinkError: naming every function that `resolve` does not know.
+        """
+        llvm = _llvm()
+        missing = []
+        for name in undefined_symbols(elf):
+            if name in _LINKER_SUPPLIED:
+                continue
+            address = resolve(name)
+            if address is None:
+                missing.append(name)
+            else:
+                llvm.add_symbol(name, address)
+        if missing:
+            raise LinkError(
+                "the compiled host code calls functions that ptxemu does not emulate: "
+                + ", ".join(sorted(missing))
+            )
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(elf))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Where the function `name` starts.
+
+        Raises:
+            LinkError: the object has no such function.
+        """
+        address = int(self._engine.get_function_address(name))
+        if address == 0:
+            raise LinkError(f"the compiled host code has no function {name}")
+        return address
+
+
+def _llvm() -> Any:
+    """llvmlite's binding, ready to make code for this machine."""
+    try:
+        llvm: Any = importlib.import_module("llvmlite.binding")
+    except ImportError as error:
+        raise PtxEmuError(
+            "running CuTe DSL host code needs llvmlite: pip install llvmlite"
+        ) from error
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm

@@ -1,0 +1,255 @@
+"""`pretend_gpu`: lets code that was written for a machine with a GPU run on one without.
+
+Tensors asked for on "cuda" are CPU tensors that say "cuda"; torch.cuda and the cuda.bindings answer
+as the emulated device would; timing helpers run what they time once. Everything is put back when
+the block ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from ptxemu.cutedsl.cuda_bindings import CudaBindings
+from ptxemu.cutedsl.patching import Patches
+from ptxemu.machine.device import Device, device_for
+
+_CUDA_VERSION = "13.0"
+_TOTAL_MEMORY = 180 * 2**30
+
+
+@contextmanager
+def pretend_gpu(arch: str = "sm_100a") -> Iterator[None]:
+    """Pretend that this machine has one GPU of architecture `arch`, for torch and CuTe DSL."""
+    import torch
+
+    from ptxemu.cutedsl.device_tensors import DeviceTensors
+
+    device = device_for(arch)
+    patches = Patches()
+    with contextlib.ExitStack() as stack:
+        stack.callback(patches.undo)
+        mode = DeviceTensors()
+        _patch_torch(patches, torch, mode, device)
+        _patch_torch_cuda(patches, torch, device)
+        with contextlib.suppress(ImportError):
+            CudaBindings(device).install(
+                patches,
+                importlib.import_module("cuda.bindings.driver"),
+                importlib.import_module("cuda.bindings.runtime"),
+            )
+        with contextlib.suppress(ImportError):
+            _patch_timing(patches)
+        stack.enter_context(mode)
+        yield
+
+
+class _Stream:
+    """The only stream: work has finished when its launch returns."""
+
+    cuda_stream = 0
+    stream_id = 0
+    device_index = 0
+    priority = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Event:
+    """An event that has always happened; no time passes between two of them."""
+
+    cuda_event = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Any) -> float:
+        return 1.0
+
+
+class _NoGraph:
+    """CUDA graphs would have to record launches."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("ptxemu does not emulate CUDA graphs")
+
+
+def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
+    properties = SimpleNamespace(
+        name=f"ptxemu {device.arch}",
+        major=device.capability[0],
+        minor=device.capability[1],
+        total_memory=_TOTAL_MEMORY,
+        multi_processor_count=device.num_sms,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=device.registers_per_sm,
+        shared_memory_per_block=48 * 1024,
+        shared_memory_per_block_optin=device.shared_bytes_per_cta,
+        shared_memory_per_multiprocessor=device.shared_bytes_per_cta + 1024,
+        L2_cache_size=126 * 2**20,
+    )
+    values: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_compiled": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: False,
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda _: None,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: device.capability,
+        "get_device_properties": lambda *_: properties,
+        "can_device_access_peer": lambda *_: False,
+        "synchronize": lambda *_, **__: None,
+        "empty_cache": lambda: None,
+        "manual_seed": torch.default_generator.manual_seed,
+        "manual_seed_all": torch.default_generator.manual_seed,
+        "memory_allocated": lambda *_: 0,
+        "memory_reserved": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None,
+        "mem_get_info": lambda *_: (_TOTAL_MEMORY, _TOTAL_MEMORY),
+        "current_stream": lambda *_, **__: _Stream(),
+        "default_stream": lambda *_, **__: _Stream(),
+        "stream": lambda _: contextlib.nullcontext(),
+        "set_stream": lambda _: None,
+        "get_stream_from_external": lambda *_: _Stream(),
+        "device": lambda _: contextlib.nullcontext(),
+        "Stream": _Stream,
+        "ExternalStream": _Stream,
+        "Event": _Event,
+        "CUDAGraph": _NoGraph,
+        "graph": _NoGraph,
+    }
+    for name, value in values.items():
+        patches.replace(torch.cuda, name, value)
+    for name in ("range", "range_push", "range_pop", "mark"):
+        patches.replace(torch.cuda.nvtx, name, lambda *_, **__: contextlib.nullcontext())
+    patches.replace(torch.version, "cuda", _CUDA_VERSION)
+    patches.replace(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+
+
+def _patch_torch(patches: Patches, torch: Any, mode: Any, device: Device) -> None:
+    """What torch does below its function modes: parameters, generators, custom operators."""
+    from ptxemu.cutedsl.device_tensors import is_marked, mark
+
+    make_parameter = torch.nn.Parameter.__new__
+
+    def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        parameter = make_parameter(cls, data, requires_grad)
+        if is_marked(data):
+            mark(parameter)
+        return parameter
+
+    patches.replace(torch.nn.Parameter, "__new__", new_parameter)
+    generator = torch.Generator
+
+    class CpuGenerator(generator):  # type: ignore[misc, valid-type]
+        """A generator for "cuda" is one for the CPU."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return generator.__new__(generator, device="cpu")
+
+    patches.replace(torch, "Generator", CpuGenerator)
+    patches.replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    patches.replace(torch, "compile", _uncompiled)
+    _patch_custom_operators(patches, torch.library, mode)
+
+
+def _uncompiled(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """torch.compile without compiling: references run eagerly."""
+    return function if callable(function) else lambda compiled: compiled
+
+
+def _patch_custom_operators(patches: Patches, library: Any, mode: Any) -> None:
+    """Operators registered for "cuda" are run for marked tensors, which torch takes for CPU ones.
+
+    Torch runs an operator's Python code with its function modes switched off; this one is needed.
+    """
+
+    def under_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+        import functools
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return function(*args, **kwargs)
+
+        return run
+
+    original = library.custom_op
+
+    def custom_op(
+        name: str, fn: Any = None, /, *, mutates_args: Any, device_types: Any = None, **rest: Any
+    ) -> Any:
+        def register(function: Callable[..., Any]) -> Any:
+            return original(name, under_mode(function), mutates_args=mutates_args, **rest)
+
+        return register if fn is None else register(fn)
+
+    patches.replace(library, "custom_op", custom_op)
+
+
+def _patch_timing(patches: Patches) -> None:
+    """Benchmarks run once: on an emulator their time means nothing."""
+    testing = importlib.import_module("cutlass.testing")
+
+    def benchmark(
+        callable: Callable[..., Any],
+        *,
+        kernel_arguments: Any = None,
+        workspace_generator: Any = None,
+        **_: Any,
+    ) -> float:
+        arguments = workspace_generator() if workspace_generator is not None else kernel_arguments
+        callable(*arguments.args, **arguments.kwargs)
+        return 1.0
+
+    patches.replace(testing, "benchmark", benchmark)
+    cute_testing = importlib.import_module("cutlass.cute.testing")
+    patches.replace(cute_testing, "benchmark", benchmark)

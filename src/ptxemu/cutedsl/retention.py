@@ -1,0 +1,128 @@
+"""Sees to it that CuTe DSL keeps the PTX (and line numbers) of what it compiles.
+
+CuTe DSL keeps PTX only if asked when it compiles. Whichever of it and `ptxemu.cutedsl` is imported
+first, every compilation after both are there is asked, through the options object that all of
+them pass; artifacts that the user asked for stay as they are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+_COMPILER_MODULE = "cutlass.base_dsl.compiler"
+_SINGLETONS_MODULE = "cutlass.base_dsl.dsl"
+_MARK = "_ptxemu_keeps_ptx"
+
+_directory: str | None = None
+
+
+def install(*, line_info: bool = True) -> None:
+    """Keep the PTX of every compilation from now on.
+
+    Args:
+        line_info: also ask for `.loc` directives, so that findings name Python lines.
+    """
+    _Settings.line_info = line_info
+    module = sys.modules.get(_COMPILER_MODULE)
+    if module is not None:
+        _patch(module)
+        _forget_compiled()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Settings:
+    line_info = True
+
+
+def _patch(compiler: ModuleType) -> None:
+    options_class = compiler.CompileOptions
+    if getattr(options_class.apply_envar_settings, _MARK, False):
+        return
+    original = options_class.apply_envar_settings
+
+    def apply_envar_settings(self: Any, envar: Any, function_name: str) -> None:
+        keep = self.options[compiler.KeepPTX]
+        asked = bool(keep.value) or envar.keep_ptx
+        keep.value = True
+        envar.disable_file_caching = True  # what the disk cache holds comes without PTX
+        if _Settings.line_info:
+            self.options[compiler.GenerateLineInfo].value = True
+        original(self, envar, function_name)
+        if not asked or not os.path.isdir(os.path.dirname(keep.dump_path) or "."):
+            arch = self.options[compiler.GPUArch].value or envar.arch
+            keep.dump_path = os.path.join(_scratch(), function_name)
+            keep.full_ptx_path = f"{keep.dump_path}.{arch}.ptx"
+
+    setattr(apply_envar_settings, _MARK, True)
+    options_class.apply_envar_settings = apply_envar_settings
+
+
+def _forget_compiled() -> None:
+    """What direct calls of jit functions have cached was compiled without PTX."""
+    module = sys.modules.get(_SINGLETONS_MODULE)
+    if module is None:
+        return
+    for dsl in module.DSLSingletonMeta._instances.values():
+        cache = getattr(dsl, "jit_cache", None)
+        if cache is not None:
+            cache.clear()
+
+
+def _scratch() -> str:
+    """A directory for the PTX files; CuTe DSL reads each one back at once."""
+    global _directory
+    if _directory is None or not os.path.isdir(_directory):
+        _directory = tempfile.mkdtemp(prefix="ptxemu-")
+        atexit.register(shutil.rmtree, _directory, ignore_errors=True)
+    return _directory
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Patches CuTe DSL's compiler module right after it has been imported."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec, with the patch appended to its loading."""
+        if fullname != _COMPILER_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _PatchingLoader(spec.loader)
+        return spec
+
+
+class _PatchingLoader(importlib.abc.Loader):
+    """Loads as the original loader does, then patches."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the original loader."""
+        created: ModuleType | None = self._original.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the original loader; the module keeps that one, so that its source is found."""
+        self._original.exec_module(module)
+        module.__loader__ = self._original
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._original
+        _patch(module)

@@ -1,0 +1,89 @@
+"""Runs a Python script that was written for a GPU machine, every launch on the emulator."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptxemu.cutedsl.patching import Patches
+from ptxemu.cutedsl.pretend_gpu import pretend_gpu
+from ptxemu.cutedsl.session import Emulation
+from ptxemu.errors import PtxEmuError
+
+_NOT_THE_SCRIPT = ("/ptxemu/", "/cutlass/", "/torch/", "/tvm_ffi/", "<frozen")
+
+
+@dataclass(frozen=True)
+class ScriptOutcome:
+    """How a script ended."""
+
+    exit_code: int
+    error: str | None = None
+    """The traceback of what it died of."""
+
+
+def run_script(
+    emulation: Emulation,
+    target: str,
+    arguments: Sequence[str],
+    *,
+    arch: str,
+    is_module: bool = False,
+) -> ScriptOutcome:
+    """Run `target` as __main__ with `arguments`, on a machine that pretends to have a GPU.
+
+    Args:
+        emulation: of `emulate`; gathers the launches.
+        target: path of a script, or the name of a module with `is_module`.
+        arch: the architecture that the GPU is said to have.
+
+    Raises:
+        PtxEmuError: there is no such script.
+    """
+    if not is_module and not Path(target).is_file():
+        raise PtxEmuError(f"{target}: no such file")
+    os.environ["CUTE_DSL_ARCH"] = arch
+    patches = Patches()
+    patches.replace(sys, "argv", [target, *arguments])
+    patches.replace(sys, "path", list(sys.path))
+    sys.path.insert(0, os.getcwd() if is_module else str(Path(target).resolve().parent))
+    try:
+        with emulation, pretend_gpu(arch):
+            return _run(target, is_module=is_module)
+    finally:
+        patches.undo()
+
+
+def _run(target: str, *, is_module: bool) -> ScriptOutcome:
+    try:
+        if is_module:
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            return ScriptOutcome(1, stop.code)
+        return ScriptOutcome(stop.code or 0)
+    except KeyboardInterrupt:
+        return ScriptOutcome(130, "interrupted")
+    except PtxEmuError as error:
+        return ScriptOutcome(1, f"{_last_line_outside(error)}{type(error).__name__}: {error}")
+    except BaseException:
+        return ScriptOutcome(1, traceback.format_exc())
+    return ScriptOutcome(0)
+
+
+def _last_line_outside(error: BaseException) -> str:
+    """Where the script was when an error of the emulation arose, for it is the script's launch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not any(part in frame.filename for part in _NOT_THE_SCRIPT) and frame.line
+    ]
+    return f'File "{own[-1].filename}", line {own[-1].lineno}: {own[-1].line}\n' if own else ""

@@ -1,0 +1,210 @@
+"""`emulate`: a context in which compiled CuTe DSL functions run on the emulator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from ptxemu.api import LaunchResult
+from ptxemu.check import Finding
+from ptxemu.cutedsl.arguments import Arguments
+from ptxemu.cutedsl.c_functions import HostCall
+from ptxemu.cutedsl.driver import LaunchRequest
+from ptxemu.cutedsl.host_function import Launcher
+from ptxemu.cutedsl.interception import Interception
+from ptxemu.cutedsl.patching import Patches
+from ptxemu.errors import ExecutionError, HazardError, PtxEmuError
+from ptxemu.launch_setup import LaunchSetup, OnLaunch
+from ptxemu.machine.device import device_for
+from ptxemu.sched.policy import Policy
+
+ON_FINDING = ("raise", "collect")
+_SHOWN_FINDINGS = 5
+_ARCH_VARIABLE = "CUTE_DSL_ARCH"
+
+Progress = Callable[[str, int, int], None]
+
+
+class Emulation:
+    """What ran inside one `emulate` block.
+
+    Attributes:
+        launches: the result of every launch, in order.
+        findings: what the check found, over all launches.
+        failures: launches that could not run to their end, in words; their errors were raised.
+        notes: what a reader of the results should know, for example that bounds were unknown.
+    """
+
+    _active: Emulation | None = None
+
+    def __init__(
+        self,
+        *,
+        arch: str | None,
+        check: bool,
+        on_finding: str,
+        policy: Policy,
+        allow_unregistered: bool | None,
+        on_progress: Progress | None,
+        on_launch: OnLaunch | None,
+    ) -> None:
+        self.arch = arch
+        self.launches: list[LaunchResult] = []
+        self.findings: list[Finding] = []
+        self.failures: list[str] = []
+        self.notes: list[str] = []
+        self._check = check
+        self._on_finding = on_finding
+        self._policy = policy
+        self._allow_unregistered = allow_unregistered
+        self._on_progress = on_progress
+        self._on_launch = on_launch
+        self._interception = Interception(self)
+        self._patches = Patches()
+        self._environment: str | None = None
+
+    def __enter__(self) -> Emulation:
+        """Start intercepting."""
+        if Emulation._active is not None:
+            raise PtxEmuError("emulate: emulations do not nest")
+        self._interception.install()
+        self._select_arch()
+        Emulation._active = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop intercepting; raise HazardError for what was found, unless an error is under way."""
+        Emulation._active = None
+        self._interception.remove()
+        self._restore_arch()
+        if kind is None and self._on_finding == "raise":
+            self.raise_findings()
+
+    def raise_findings(self) -> None:
+        """Raise HazardError if an error was found."""
+        errors = [finding for finding in self.findings if finding.level == "error"]
+        if errors:
+            shown = "\n".join(finding.message for finding in errors[:_SHOWN_FINDINGS])
+            left = len(errors) - _SHOWN_FINDINGS
+            more = f"\n... and {left} more" if left > 0 else ""
+            raise HazardError(f"{len(errors)} finding(s):\n{shown}{more}", errors)
+
+    def launcher(self, arguments: Arguments) -> Launcher:
+        """What cudaLaunchKernelEx does during one host call with these arguments."""
+
+        def launch(call: HostCall, request: LaunchRequest) -> None:
+            kernel = request.kernel
+            module = kernel.image.module(self.arch)
+            parameters = module.syntax.kernels[kernel.name].parameters
+            memory = arguments.memory(
+                parameters,
+                request.arguments,
+                self._note,
+                allow_unregistered=self._allow_unregistered,
+            )
+            for address, block in call.allocations.items():
+                memory.register(block, f"cudaMalloc {address:#x}")
+            setup = LaunchSetup(
+                module,
+                kernel.name,
+                request.grid,
+                request.block,
+                request.arguments,
+                memory,
+                request.cluster,
+                request.dynamic_shared_bytes,
+            )
+            try:
+                result = setup.launch(
+                    policy=self._policy,
+                    observer=None if self._on_launch is None else self._on_launch(setup),
+                    check=self._check,
+                    on_progress=self._progress_of(kernel.name),
+                )
+            except ExecutionError as error:
+                self.findings.extend(error.findings)
+                self.failures.append(f"kernel {kernel.name}: {error}")
+                raise
+            self.launches.append(result)
+            self.findings.extend(result.findings)
+
+        return launch
+
+    def _progress_of(self, kernel: str) -> Callable[[int, int], None] | None:
+        report = self._on_progress
+        if report is None:
+            return None
+        return lambda done, total: report(kernel, done, total)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _select_arch(self) -> None:
+        """Compilations inside the block are for the emulated device."""
+        if self.arch is None:
+            return
+        self._environment = os.environ.get(_ARCH_VARIABLE)
+        os.environ[_ARCH_VARIABLE] = self.arch
+        for dsl in sys.modules["cutlass.base_dsl.dsl"].DSLSingletonMeta._instances.values():
+            self._patches.replace(dsl.envar, "_arch", self.arch)
+
+    def _restore_arch(self) -> None:
+        self._patches.undo()
+        if self.arch is None:
+            return
+        if self._environment is None:
+            os.environ.pop(_ARCH_VARIABLE, None)
+        else:
+            os.environ[_ARCH_VARIABLE] = self._environment
+
+
+def emulate(
+    *,
+    arch: str | None = "sm_100a",
+    check: bool = True,
+    on_finding: str = "raise",
+    seed: int = 0,
+    policy: Policy | None = None,
+    allow_unregistered: bool | None = None,
+    on_progress: Progress | None = None,
+    on_launch: OnLaunch | None = None,
+) -> Emulation:
+    """Run the launches of compiled CuTe DSL functions on the emulator, on CPU tensors.
+
+    Args:
+        arch: the device ("sm_90a", "sm_100a"), also for what is compiled inside the block; None:
+            what each function was compiled for.
+        check: look for hazards.
+        on_finding: "raise": HazardError on leaving the block; "collect": only in `findings`.
+        seed: of the schedule, where no `policy` is given.
+        policy: the schedule.
+        allow_unregistered: let kernels touch host memory that belongs to no tensor that is known
+            (bounds are not checked there); None: only where a kernel gets such an address, with a
+            note in `notes`.
+        on_progress: called with (kernel, finished clusters, all clusters).
+        on_launch: called before each launch; the observer that it returns listens to it.
+
+    Raises:
+        ValueError: an argument that is not known.
+    """
+    if on_finding not in ON_FINDING:
+        raise ValueError(f"on_finding: expected one of {', '.join(ON_FINDING)}; got {on_finding!r}")
+    if arch is not None:
+        device_for(arch)
+    return Emulation(
+        arch=arch,
+        check=check,
+        on_finding=on_finding,
+        policy=policy if policy is not None else Policy(seed=seed),
+        allow_unregistered=allow_unregistered,
+        on_progress=on_progress,
+        on_launch=on_launch,
+    )

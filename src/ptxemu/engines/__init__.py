@@ -1,0 +1,1 @@
+"""Asynchronous units, barriers and fences: the state behind the visible instructions."""

@@ -1,0 +1,74 @@
+"""The barrier of a cluster (PTX ISA, "barrier.cluster"): arrive and wait, phase by phase.
+
+A phase completes when every thread of the cluster that has not exited has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cluster
+    from ptxemu.machine.lanes import Mask
+    from ptxemu.machine.warp import Warp
+
+
+class ClusterBarrier:
+    """The barrier of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.phase = 0
+        """Completed phases."""
+        self._arrived: dict[Warp, Mask] = {}
+        """The lanes that have arrived in this phase."""
+
+    def token(self, phase: int) -> Hashable:
+        """What arrivals of `phase` release and its waits acquire."""
+        return ("cluster_barrier", self._cluster.index, phase)
+
+    def arrive(self, warp: Warp, lanes: Mask) -> int:
+        """Lanes arrive; the phase that they arrive in."""
+        before = self._arrived.get(warp)
+        self._arrived[warp] = lanes if before is None else before | lanes
+        self._cluster.ctas[0].machine.progress += 1
+        phase = self.phase
+        self.has_completed(phase)
+        return phase
+
+    def has_completed(self, phase: int) -> bool:
+        """Whether `phase` is complete; an exit may be what it still waited for."""
+        if self.phase > phase:
+            return True
+        if not self._arrived or self._missing_warp() is not None:
+            return False
+        self.phase += 1
+        self._arrived.clear()
+        self._cluster.ctas[0].machine.progress += 1
+        return True
+
+    def describe(self, phase: int) -> str:
+        """For the deadlock report."""
+        warp = self._missing_warp()
+        missing = "" if warp is None else f"; {warp.label} is missing"
+        return f"cluster barrier of cluster {self._cluster.index}, phase {phase}{missing}"
+
+    def _missing_warp(self) -> Warp | None:
+        nobody = np.zeros(32, dtype=np.bool_)
+        for cta in self._cluster.ctas:
+            for warp in cta.warps:
+                if warp.groups and (warp.alive & ~self._arrived.get(warp, nobody)).any():
+                    return warp
+        return None
+
+
+def cluster_barrier(cluster: Cluster) -> ClusterBarrier:
+    """The barrier of a cluster."""
+    engines = cluster.ctas[0].engines
+    found = engines.get("cluster_barrier")
+    if found is None:
+        found = engines["cluster_barrier"] = ClusterBarrier(cluster)
+    return cast(ClusterBarrier, found)

@@ -1,0 +1,255 @@
+"""Copies of the async proxy as asynchronous operations: read the source, then write and signal.
+
+A copy has a source and a target, each a range or a tile of shared or global memory. Its two steps
+are taken when the scheduler likes, so that a source overwritten too early, or a target read too
+early, gives wrong data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.engines.mbarrier import mbarriers
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.machine.access import report
+
+if TYPE_CHECKING:
+    from ptxemu.engines.reductions import Combine
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+Bytes = NDArray[np.uint8]
+
+ATOMIC_ORDERS = {Space.GLOBAL: ("relaxed", "gpu"), Space.SHARED: ("relaxed", "cluster")}
+"""Order and scope of each element's update by a reduction."""
+_WEAK = ("weak", "")
+
+
+class Place(Protocol):
+    """Bytes that a copy reads or writes, in an order of their own."""
+
+    def read(self, operation: AsyncOperation) -> Bytes:
+        """The bytes, as an array of its own."""
+        ...
+
+    def write(self, operation: AsyncOperation, data: Bytes) -> None:
+        """Replace the bytes."""
+        ...
+
+    def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
+        """Replace the bytes by what `combine` makes of them and of `data`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """complete_tx of `count` bytes on the mbarrier at `offset` of a CTA's shared memory."""
+
+    cta: Cta
+    offset: int
+    count: int
+
+    def send(self, operation: AsyncOperation) -> None:
+        """The operation has delivered its bytes."""
+        mbarriers(self.cta).complete_tx(operation, self.offset, self.count)
+
+
+def fault(instruction: Instruction, message: str) -> NoReturn:
+    """Stop: hardware would trap here, or nobody knows what it does."""
+    raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {message}")
+
+
+def issue_copy(
+    warp: Warp,
+    instruction: Instruction,
+    kind: str,
+    source: Place,
+    target: Place,
+    *,
+    size: int,
+    combine: Combine | None = None,
+    signal: Signal | None = None,
+) -> AsyncOperation:
+    """Start a copy of `size` bytes, or with `combine` a reduction."""
+    operation = AsyncOperation(kind, warp, instruction)
+    operation.details["bytes"] = size
+    data: list[Bytes] = []
+
+    def read() -> None:
+        data.append(source.read(operation))
+        operation.sources_read = True
+
+    def write() -> None:
+        if combine is None:
+            target.write(operation, data.pop())
+        else:
+            target.update(operation, data.pop(), combine)
+        if signal is not None:
+            signal.send(operation)
+
+    operation.steps.append(_named(operation, read))
+    operation.steps.append(_named(operation, write))
+    warp.cta.machine.issue(operation)
+    return operation
+
+
+def _named(operation: AsyncOperation, step: Callable[[], None]) -> Callable[[], None]:
+    """The step, whose errors say which operation of which instruction it was."""
+
+    def take() -> None:
+        try:
+            step()
+        except ExecutionError as error:
+            span = operation.instruction.span
+            raise ExecutionError(f"{span}: {operation.label}: {error}") from None
+
+    return take
+
+
+def report_async(
+    operation: AsyncOperation,
+    space: Space,
+    owner: Cta | None,
+    starts: NDArray[np.int64],
+    size: int,
+    kind: AccessKind,
+) -> None:
+    """Tell the observer of an access by an operation through the async proxy."""
+    machine = operation.cta.machine
+    if machine.observer is None:
+        return
+    if owner is not None and owner.exited:
+        machine.complain(
+            "error",
+            "exited-cta",
+            f"{operation.label}: shared memory of cta {owner.ctaid}, which has exited",
+            operation,
+            operation.instruction,
+        )
+    if owner is not None and kind is not AccessKind.READ:
+        offset = mbarriers(owner).overlapping(starts, size)
+        if offset is not None:
+            machine.complain(
+                "error",
+                "mbarrier-overwritten",
+                f"{operation.label} writes into the mbarrier at shared 0x{offset:x} of cta "
+                f"{owner.ctaid}, which mbarrier.inval has not given back",
+                operation,
+                operation.instruction,
+            )
+    order = ATOMIC_ORDERS[space] if kind is AccessKind.ATOMIC else _WEAK
+    report(
+        machine,
+        operation,
+        space,
+        owner,
+        starts,
+        size,
+        kind,
+        operation.instruction,
+        proxy=Proxy.ASYNC,
+        order=order,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRange:
+    """`size` bytes of a CTA's shared memory."""
+
+    cta: Cta
+    offset: int
+    size: int
+
+    @property
+    def _bytes(self) -> Bytes:
+        return self.cta.shared[self.offset : self.offset + self.size]
+
+    def read(self, operation: AsyncOperation) -> Bytes:
+        """The bytes, as an array of its own."""
+        self._report(operation, AccessKind.READ)
+        return self._bytes.copy()
+
+    def write(self, operation: AsyncOperation, data: Bytes) -> None:
+        """Replace the bytes."""
+        self._bytes[:] = data
+        self._report(operation, AccessKind.WRITE)
+
+    def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
+        """Replace the bytes by what `combine` makes of them and of `data`."""
+        self._bytes[:] = combine(self._bytes.copy(), data)
+        self._report(operation, AccessKind.ATOMIC)
+
+    def _report(self, operation: AsyncOperation, kind: AccessKind) -> None:
+        if operation.cta.machine.observer is not None and self.size:
+            starts = np.array([self.offset], dtype=np.int64)
+            report_async(operation, Space.SHARED, self.cta, starts, self.size, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalRange:
+    """`size` bytes of global memory; with `byte_mask` only some of every 16 are written."""
+
+    address: int
+    size: int
+    byte_mask: NDArray[np.bool_] | None = None
+
+    def read(self, operation: AsyncOperation) -> Bytes:
+        """The bytes, as an array of its own."""
+        data = readable(operation, self.address, self.size).copy()
+        self._report(operation, AccessKind.READ)
+        return data
+
+    def write(self, operation: AsyncOperation, data: Bytes) -> None:
+        """Replace the bytes."""
+        held = writable(operation, self.address, self.size)
+        if self.byte_mask is None:
+            held[:] = data
+            self._report(operation, AccessKind.WRITE)
+            return
+        chosen = np.tile(self.byte_mask, self.size // len(self.byte_mask))
+        held[chosen] = data[chosen]
+        if operation.cta.machine.observer is not None and chosen.any():
+            starts = self.address + np.flatnonzero(chosen)
+            report_async(operation, Space.GLOBAL, None, starts, 1, AccessKind.WRITE)
+
+    def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
+        """Replace the bytes by what `combine` makes of them and of `data`."""
+        held = writable(operation, self.address, self.size)
+        held[:] = combine(held.copy(), data)
+        self._report(operation, AccessKind.ATOMIC)
+
+    def _report(self, operation: AsyncOperation, kind: AccessKind) -> None:
+        if operation.cta.machine.observer is not None and self.size:
+            starts = np.array([self.address], dtype=np.int64)
+            report_async(operation, Space.GLOBAL, None, starts, self.size, kind)
+
+
+def readable(operation: AsyncOperation, address: int, size: int) -> Bytes:
+    """Bytes of global memory to read.
+
+    Raises:
+        ExecutionError: they are outside every allocation.
+    """
+    return operation.cta.machine.memory.span(address, size)
+
+
+def writable(operation: AsyncOperation, address: int, size: int) -> Bytes:
+    """Bytes of global memory to write to.
+
+    Raises:
+        ExecutionError: they are outside every allocation, or read-only.
+    """
+    memory = operation.cta.machine.memory
+    found = memory.find(address, size)
+    if found is not None and not found.writable:
+        raise ExecutionError(f"write to read-only memory {found.name}")
+    operation.cta.machine.progress += 1
+    return memory.span(address, size)

@@ -1,0 +1,156 @@
+"""cp.async: copies of 4, 8 or 16 bytes a thread from global to shared memory, done later.
+
+They belong to the generic proxy; what they wrote is known to the thread that waits for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.engines.copy_operation import fault
+from ptxemu.engines.groups import Groups, groups_of
+from ptxemu.engines.mbarrier import mbarriers
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind, Space
+from ptxemu.machine.access import report
+from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.lanes import Mask
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+Addresses: TypeAlias = NDArray[np.int64]
+
+_UNITS: dict[int, np.dtype[np.generic]] = {
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+    16: np.dtype(np.complex128),
+}
+"""What NumPy moves at once: a complex number is 16 bytes."""
+
+
+def copy_groups(warp: Warp) -> Groups:
+    """A warp's groups of cp.async."""
+    return groups_of(warp, "cp.async")
+
+
+class ThreadCopies(AsyncOperation):
+    """The copies of one instruction: one a lane.
+
+    Args:
+        targets: shared addresses; sources: global ones; counts: bytes to read of each, the rest
+            of `size` is zero.
+    """
+
+    def __init__(
+        self,
+        warp: Warp,
+        instruction: Instruction,
+        targets: Addresses,
+        sources: Addresses,
+        counts: Addresses | None,
+        size: int,
+    ) -> None:
+        super().__init__("cp.async", warp, instruction)
+        self._offsets = _offsets(warp.cta, targets, size, instruction)
+        self._sources = sources
+        self._counts = counts
+        self._size = size
+        self.details["bytes"] = size * len(targets)
+        _check_sources(sources, counts, size, instruction)
+        self.steps.append(self._copy)
+
+    def _copy(self) -> None:
+        try:
+            data = self._read()
+        except ExecutionError as error:
+            raise ExecutionError(f"{self.instruction.span}: {self.label}: {error}") from None
+        unit = _UNITS[self._size]
+        shared = self.cta.shared
+        whole = len(shared) // self._size * self._size
+        shared[:whole].view(unit)[self._offsets // self._size] = data.view(unit)[:, 0]
+        self._report(Space.SHARED, self._offsets, self._size, AccessKind.WRITE)
+
+    def _read(self) -> NDArray[np.uint8]:
+        memory = self.cta.machine.memory
+        if self._counts is None:
+            self._report(Space.GLOBAL, self._sources, self._size, AccessKind.READ)
+            return memory.load(self._sources, self._size)
+        data = np.zeros((len(self._sources), self._size), dtype=np.uint8)
+        for count in np.unique(self._counts).tolist():
+            if count:
+                chosen = self._counts == count
+                data[chosen, :count] = memory.load(self._sources[chosen], count)
+                self._report(Space.GLOBAL, self._sources[chosen], count, AccessKind.READ)
+        return data
+
+    def _report(self, space: Space, starts: Addresses, size: int, kind: AccessKind) -> None:
+        machine = self.cta.machine
+        if machine.observer is not None:
+            owner = self.cta if space is Space.SHARED else None
+            report(machine, self, space, owner, np.unique(starts), size, kind, self.instruction)
+
+
+def _offsets(cta: Cta, addresses: Addresses, size: int, instruction: Instruction) -> Addresses:
+    offsets = addresses & SHARED_OFFSET_MASK
+    if ((addresses >> SHARED_RANK_SHIFT) != cta.rank).any():
+        fault(instruction, "a destination that is not in the executing CTA's shared memory")
+    if (offsets % size).any():
+        wrong = int(offsets[offsets % size != 0][0])
+        fault(instruction, f"shared address 0x{wrong:x} is not aligned to {size} bytes")
+    if int(offsets.max()) + size > len(cta.shared) or int(offsets.min()) < SHARED_BASE:
+        fault(
+            instruction,
+            f"shared addresses 0x{int(offsets.min()):x} to 0x{int(offsets.max()) + size:x}: the "
+            f"CTA's shared memory is 0x{SHARED_BASE:x} to 0x{len(cta.shared):x}",
+        )
+    return offsets
+
+
+def _check_sources(
+    sources: Addresses, counts: Addresses | None, size: int, instruction: Instruction
+) -> None:
+    if counts is not None and ((counts > size) | (counts < 0)).any():
+        fault(instruction, f"src-size {int(counts.max())} is more than cp-size {size}")
+    if (sources % size).any():
+        wrong = int(sources[sources % size != 0][0])
+        fault(instruction, f"global address 0x{wrong:x} is not aligned to {size} bytes")
+
+
+def issue_arrival(
+    warp: Warp, instruction: Instruction, lanes: Mask, addresses: Addresses, *, counted: bool
+) -> None:
+    """cp.async.mbarrier.arrive: each thread arrives when all its cp.async have completed.
+
+    Args:
+        addresses: shared address of each thread's mbarrier.
+        counted: .noinc: the barrier's count has these arrivals already; else the current phase
+            waits for one more a thread.
+    """
+    barriers = mbarriers(warp.cta)
+    offsets, counts = np.unique(addresses & SHARED_OFFSET_MASK, return_counts=True)
+    arrivals = list(zip(offsets.tolist(), counts.tolist(), strict=True))
+    if not counted:
+        for offset, count in arrivals:
+            barriers.add_pending(offset, count)
+    groups = copy_groups(warp)
+    before = [member.operation for member in groups.prior(lanes)]
+    operation = AsyncOperation("cp.async.mbarrier.arrive", warp, instruction, after=before)
+    operation.details["ordered_after"] = before
+
+    def arrive() -> None:
+        for offset, count in arrivals:
+            barriers.arrive(operation, offset, count)
+
+    operation.steps.append(arrive)
+    warp.cta.machine.issue(operation)
+    del operation.details["ordered_after"]  # else every arrival would keep all those before it
+    # Whoever waits for this operation has waited for those before it.
+    groups.forget_open(lanes)
+    groups.add(operation, lanes)

@@ -1,0 +1,102 @@
+"""Reading operand matrices from shared memory through descriptors, as the async proxy does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.machine.access import report
+from ptxemu.memory.matrix_layout import CHUNK, PHASE, ChunkPlan, Major, MatrixLayout, chunk_plan
+from ptxemu.numerics import dot
+
+if TYPE_CHECKING:
+    from ptxemu.engines.operation import AsyncOperation
+    from ptxemu.machine.cta import Cta
+
+Descriptor: TypeAlias = WgmmaDescriptor | Tcgen05Descriptor
+
+
+def _chunks_of(cta: Cta) -> NDArray[np.complex128]:
+    """A CTA's shared memory in units of 16 bytes, which NumPy moves fastest as complex numbers."""
+    found = cta.engines.get("shared chunks")
+    if found is None:
+        whole = len(cta.shared) // CHUNK * CHUNK
+        found = cta.engines["shared chunks"] = cta.shared[:whole].view(np.complex128)
+    return cast("NDArray[np.complex128]", found)
+
+
+def read_chunks(
+    operation: AsyncOperation,
+    cta: Cta,
+    descriptor: Descriptor,
+    major: Major,
+    lines: int,
+    chunks: int,
+) -> NDArray[np.uint8]:
+    """The bytes (lines, 16 * chunks) of a matrix, reported as read by `operation`.
+
+    Raises:
+        ExecutionError: the matrix is not all in the CTA's shared memory.
+    """
+    start = descriptor.start_address
+    layout = MatrixLayout(
+        major,
+        descriptor.swizzle,
+        descriptor.leading_dimension_byte_offset,
+        descriptor.stride_dimension_byte_offset,
+        lines,
+        chunks,
+        start % PHASE,
+        descriptor.base_offset,
+    )
+    plan = chunk_plan(layout)
+    base = start - start % PHASE
+    memory = _chunks_of(cta)
+    if base + plan.end > len(memory) * CHUNK:
+        instruction = operation.instruction
+        raise ExecutionError(
+            f"{instruction.span}: {instruction.opcode}: the matrix of {descriptor} reaches shared "
+            f"0x{base + plan.end:x}, beyond the CTA's {len(cta.shared)} bytes"
+        )
+    _report(operation, cta, plan, base)
+    found = memory.take(plan.chunks + (base >> 4))
+    return found.view(np.uint8).reshape(lines, CHUNK * chunks)
+
+
+def read_matrix(
+    operation: AsyncOperation,
+    cta: Cta,
+    descriptor: Descriptor,
+    major: Major,
+    shape: tuple[int, int],
+    type_: str,
+    packing: str = "natural",
+) -> NDArray[np.float64]:
+    """The numbers (mn, k) of an operand matrix of `shape` (mn, k)."""
+    mn, k = shape
+    per_chunk = dot.elements_per_chunk(type_, packing)
+    lines, along = (mn, k) if major is Major.K else (k, mn)
+    raw = read_chunks(operation, cta, descriptor, major, lines, along // per_chunk)
+    numbers = dot.numbers(raw, type_, packing)
+    return numbers if major is Major.K else numbers.T
+
+
+def _report(operation: AsyncOperation, cta: Cta, plan: ChunkPlan, base: int) -> None:
+    machine = cta.machine
+    if machine.observer is not None:
+        report(
+            machine,
+            operation,
+            Space.SHARED,
+            cta,
+            plan.starts + base,
+            plan.size,
+            AccessKind.READ,
+            operation.instruction,
+            proxy=Proxy.ASYNC,
+        )

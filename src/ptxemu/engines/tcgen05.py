@@ -1,0 +1,267 @@
+"""The order of asynchronous tcgen05 operations: pipelined pairs, commits and thread fences.
+
+Operations of one thread are unordered but for the pairs that the ISA names ("Pipelined tcgen05
+Instructions"): mma to mma on the same accumulator with the same shape and kind; cp to mma; shift
+to mma; mma to shift; shift to cp.4x256b; and mma, cp and shift to commit. `operation.after` makes
+the scheduler keep them; `details["ordered_after"]` tells a checker all of them, those included
+that have completed since. Between threads a pair is pipelined only if the threads synchronise
+around tcgen05.fence::before_thread_sync and ::after_thread_sync: `details["ordered_if_synced"]`.
+
+An mma or cp also comes behind the thread's earlier mma's that read operands from TMEM, which it may
+overwrite, and a cp behind earlier cp's. The ISA does not say so, but hardware executes them in
+order, and kernels rely on it (attention writes S where the product before reads P; block-scaled
+kernels copy new scale factors over those in use): `details["ordered_in_practice"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from ptxemu.engines.mbarrier import mbarriers
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.engines.tmem_allocator import pair
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+AccumulatorKey: TypeAlias = tuple[int, str, int, int, bool, int]
+"""cta_group, kind, m, n, is .ws, address of D."""
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """The operations that a later one may be pipelined behind: one thread's, or those that threads
+    of a CTA have fenced."""
+
+    accumulators: dict[AccumulatorKey, AsyncOperation] = field(default_factory=dict)
+    """The last mma on each accumulator."""
+    copies: dict[tuple[int, int, str], AsyncOperation] = field(default_factory=dict)
+    """The last cp to each destination: (cta_group, address, shape)."""
+    shifts: dict[tuple[int, int], AsyncOperation] = field(default_factory=dict)
+    """The last shift of each address: (cta_group, address)."""
+
+    def merge(self, other: Pipeline) -> None:
+        """Add what another one holds."""
+        self.accumulators.update(other.accumulators)
+        self.copies.update(other.copies)
+        self.shifts.update(other.shifts)
+
+    def before_mma(self, key: AccumulatorKey) -> list[AsyncOperation]:
+        """What an mma comes behind."""
+        cta_group = key[0]
+        found = [op for copy, op in self.copies.items() if copy[0] == cta_group]
+        found += [op for shift, op in self.shifts.items() if shift[0] == cta_group]
+        same = self.accumulators.get(key)
+        return found if same is None else [*found, same]
+
+    def copies_of(self, cta_group: int) -> list[AsyncOperation]:
+        """The last cp to each destination."""
+        return [op for key, op in self.copies.items() if key[0] == cta_group]
+
+    def before_copy(self, cta_group: int, shape: str) -> list[AsyncOperation]:
+        """What a cp comes behind."""
+        if shape != "4x256b":
+            return []
+        return [op for key, op in self.shifts.items() if key[0] == cta_group]
+
+    def before_shift(self, cta_group: int) -> list[AsyncOperation]:
+        """What a shift comes behind."""
+        return [op for key, op in self.accumulators.items() if key[0] == cta_group]
+
+
+@dataclass(slots=True)
+class ThreadState:
+    """The tcgen05 operations of one thread."""
+
+    own: Pipeline = field(default_factory=Pipeline)
+    imported: Pipeline = field(default_factory=Pipeline)
+    """Operations of other threads, seen by tcgen05.fence::after_thread_sync."""
+    uncompleted: list[AsyncOperation] = field(default_factory=list)
+    since_commit: list[AsyncOperation] = field(default_factory=list)
+    last_commit: AsyncOperation | None = None
+    tmem_readers: dict[tuple[int, int], AsyncOperation] = field(default_factory=dict)
+    """The last mma that read an operand at an address of TMEM: (cta_group, address)."""
+
+    def readers(self, cta_group: int) -> list[AsyncOperation]:
+        """What an mma or cp comes behind because it may overwrite its operands."""
+        found = (op for key, op in self.tmem_readers.items() if key[0] == cta_group)
+        return list(dict.fromkeys(found))
+
+
+def thread_state(warp: Warp, lane: int) -> ThreadState:
+    """The state of a thread."""
+    threads = cast("dict[int, ThreadState]", warp.state.setdefault("tcgen05", {}))
+    found = threads.get(lane)
+    if found is None:
+        found = threads[lane] = ThreadState()
+    return found
+
+
+def fenced_pipeline(cta: Cta) -> Pipeline:
+    """What threads of the CTA, or of its pair, have fenced with before_thread_sync."""
+    leader = cta.cluster.ctas[cta.rank & ~1]
+    found = leader.engines.get("tcgen05 fenced")
+    if found is None:
+        found = leader.engines["tcgen05 fenced"] = Pipeline()
+    return cast(Pipeline, found)
+
+
+def fence_before(warp: Warp, lanes: Iterable[int]) -> None:
+    """tcgen05.fence::before_thread_sync by the threads `lanes`."""
+    threads = cast("dict[int, ThreadState]", warp.state.get("tcgen05", {}))
+    for lane in lanes:
+        if lane in threads:
+            fenced_pipeline(warp.cta).merge(threads[lane].own)
+
+
+def fence_after(warp: Warp, lanes: Iterable[int]) -> None:
+    """tcgen05.fence::after_thread_sync by the threads `lanes`."""
+    fenced = fenced_pipeline(warp.cta)
+    if not (fenced.accumulators or fenced.copies or fenced.shifts):
+        return
+    for lane in lanes:
+        thread_state(warp, lane).imported.merge(fenced)
+
+
+def start(
+    kind: str,
+    warp: Warp,
+    lane: int,
+    instruction: Instruction,
+    own: list[AsyncOperation],
+    imported: list[AsyncOperation],
+    in_practice: Iterable[AsyncOperation] = (),
+) -> AsyncOperation:
+    """A new mma, cp or shift of a thread, pipelined behind `own` and `imported`; not yet issued."""
+    state = thread_state(warp, lane)
+    imported = [op for op in imported if op not in own]
+    operation = AsyncOperation(kind, warp, instruction, after=[*own, *imported, *in_practice])
+    operation.details.update(
+        ordered_after=own,
+        ordered_if_synced=imported,
+        ordered_in_practice=[op for op in in_practice if op not in own],
+        thread=(warp.agent_id, lane),
+    )
+    state.uncompleted = [op for op in state.uncompleted if not op.completed]
+    state.uncompleted.append(operation)
+    state.since_commit.append(operation)
+    return operation
+
+
+def start_mma(
+    warp: Warp,
+    lane: int,
+    instruction: Instruction,
+    key: AccumulatorKey,
+    tmem_operands: Iterable[int] = (),
+) -> AsyncOperation:
+    """A tcgen05.mma, ordered behind what the ISA pipelines.
+
+    Args:
+        tmem_operands: addresses of A and of scale factors in TMEM.
+    """
+    state = thread_state(warp, lane)
+    operation = start(
+        "tcgen05.mma",
+        warp,
+        lane,
+        instruction,
+        state.own.before_mma(key),
+        state.imported.before_mma(key),
+        state.readers(key[0]),
+    )
+    for address in tmem_operands:
+        state.tmem_readers[key[0], address] = operation
+    state.own.accumulators[key] = operation
+    return operation
+
+
+def start_copy(
+    warp: Warp, lane: int, instruction: Instruction, cta_group: int, address: int, shape: str
+) -> AsyncOperation:
+    """A tcgen05.cp, ordered behind what the ISA pipelines."""
+    state = thread_state(warp, lane)
+    operation = start(
+        "tcgen05.cp",
+        warp,
+        lane,
+        instruction,
+        state.own.before_copy(cta_group, shape),
+        state.imported.before_copy(cta_group, shape),
+        [*state.readers(cta_group), *state.own.copies_of(cta_group)],
+    )
+    state.own.copies[cta_group, address, shape] = operation
+    return operation
+
+
+def start_shift(
+    warp: Warp, lane: int, instruction: Instruction, cta_group: int, address: int
+) -> AsyncOperation:
+    """A tcgen05.shift, ordered behind what the ISA pipelines."""
+    state = thread_state(warp, lane)
+    operation = start(
+        "tcgen05.shift",
+        warp,
+        lane,
+        instruction,
+        state.own.before_shift(cta_group),
+        state.imported.before_shift(cta_group),
+    )
+    state.own.shifts[cta_group, address] = operation
+    return operation
+
+
+def commit(
+    warp: Warp,
+    lane: int,
+    instruction: Instruction,
+    targets: list[tuple[Cta, int]],
+    cta_group: int,
+) -> None:
+    """tcgen05.commit: arrive on the mbarriers when the thread's operations have completed.
+
+    Args:
+        targets: CTA and offset of each mbarrier.
+    """
+    state = thread_state(warp, lane)
+    operation = AsyncOperation("tcgen05.commit", warp, instruction, after=state.uncompleted)
+    tracked = list(state.since_commit)
+    if state.last_commit is not None:  # its past is part of this one's
+        tracked.append(state.last_commit)
+    operation.details.update(
+        ordered_after=tracked,
+        ordered_if_synced=[],
+        thread=(warp.agent_id, lane),
+        cta_group=cta_group,
+        mbarriers=[(cta.index, offset) for cta, offset in targets],
+    )
+    state.since_commit = []
+    state.last_commit = operation
+
+    def arrive() -> None:
+        for cta, offset in targets:
+            mbarriers(cta).arrive(operation, offset, scope="cluster")
+
+    operation.steps.append(arrive)
+    warp.cta.machine.issue(operation)
+
+
+def ctas_of(cta: Cta, cta_group: int, instruction: Instruction, warp: Warp) -> list[Cta]:
+    """The CTAs that an operation of `.cta_group` acts on, the even one first."""
+    if cta_group == 1:
+        return [cta]
+    ctas = pair(cta)
+    for peer in ctas:
+        if peer.exited:
+            cta.machine.complain(
+                "error",
+                "exited-cta",
+                f"{instruction.opcode} while cta {peer.ctaid} of the pair has exited",
+                warp,
+                instruction,
+            )
+    return ctas

@@ -1,0 +1,287 @@
+"""tcgen05.mma: D = A * B + D on TMEM.
+
+Every group of lanes that holds a part of D multiplies the A that it holds itself, when A is in
+TMEM. So the rows of A must be there twice for data path B, and .ws with M = 64 or 32 computes with
+two or four different A's if the lanes hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.descriptors import BlockScaledInstructionDescriptor, Tcgen05Descriptor, ZeroColumnMask
+from ptxemu.engines.mma_plan import LAYOUTS, MmaForm, MmaPlan, major_of, mma_plan
+from ptxemu.engines.shared_matrix import read_matrix
+from ptxemu.engines.tcgen05 import ctas_of, start_mma
+from ptxemu.engines.tmem_access import access_tmem
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind
+from ptxemu.memory.tmem import (
+    LANES,
+    PARTITION,
+    Block,
+    DataPath,
+    accumulator_blocks,
+    scale_blocks,
+    split_address,
+)
+from ptxemu.numerics import dot
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MmaOperands:
+    """The values of a tcgen05.mma's operands in the thread that issues it.
+
+    Attributes:
+        d: TMEM address of D; a: of A, or a shared memory descriptor; b: a descriptor.
+        instruction_descriptor: its 32 bits.
+        accumulate: enable-input-d; scale_d: the power of two that D is divided by.
+        disabled_lanes: disable-output-lane, 128 bits a CTA.
+        scale_a, scale_b: TMEM addresses of scale factors.
+        zero_mask: zero-column-mask-desc.
+    """
+
+    d: int
+    a: int
+    b: int
+    instruction_descriptor: int
+    accumulate: bool
+    scale_d: int = 0
+    disabled_lanes: int = 0
+    scale_a: int = 0
+    scale_b: int = 0
+    zero_mask: int = 0
+
+
+def issue_mma(
+    warp: Warp, lane: int, instruction: Instruction, form: MmaForm, operands: MmaOperands
+) -> None:
+    """Start a product for one thread.
+
+    Raises:
+        ExecutionError: a descriptor or an address that the ISA does not allow.
+    """
+    try:
+        plan = mma_plan(form, operands.instruction_descriptor)
+        product = _Product(warp, lane, instruction, form, operands, plan)
+    except ValueError as error:
+        raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {error}") from error
+    product.operation.steps.append(product.execute)
+    warp.cta.machine.issue(product.operation)
+
+
+class _Product:
+    """One tcgen05.mma under way."""
+
+    def __init__(
+        self,
+        warp: Warp,
+        lane: int,
+        instruction: Instruction,
+        form: MmaForm,
+        operands: MmaOperands,
+        plan: MmaPlan,
+    ) -> None:
+        self._form, self._operands, self._plan = form, operands, plan
+        self._descriptor = plan.descriptor
+        self._ctas = ctas_of(warp.cta, form.cta_group, instruction, warp)
+        self._lane, self._column = self._checked_lane(operands.d, "D")
+        self._b = self._matrix_descriptor(warp, instruction, operands.b)
+        self._b_major = major_of(
+            self._descriptor.transpose_b, self._descriptor.btype, self._b.swizzle
+        )
+        self._a: Tcgen05Descriptor | None = None
+        if form.a_in_tmem:
+            a_lane, self._a_column = self._checked_lane(operands.a, "A")
+            if a_lane != self._lane:
+                raise ValueError(
+                    f"A and D have the lane alignments {a_lane} and {self._lane} ({LAYOUTS})"
+                )
+        else:
+            self._a = self._matrix_descriptor(warp, instruction, operands.a)
+            self._a_major = major_of(
+                self._descriptor.transpose_a, self._descriptor.atype, self._a.swizzle
+            )
+        shape = (self._descriptor.m, self._descriptor.n, self._descriptor.k)
+        key = (form.cta_group, form.kind, shape[0], shape[1], form.ws, operands.d)
+        read = [operands.a] if form.a_in_tmem else []
+        if form.scale_count:
+            read += [operands.scale_a, operands.scale_b]
+        self.operation = start_mma(warp, lane, instruction, key, read)
+        self.operation.details.update(
+            shape=shape,
+            accumulator=operands.d,
+            cta_group=form.cta_group,
+            ws=form.ws,
+            kind=form.kind,
+        )
+
+    def _checked_lane(self, address: int, name: str) -> tuple[int, int]:
+        lane, column = split_address(address)
+        allowed = (0, 16) if self._plan.path.half_lanes else (0,)
+        if lane not in allowed:
+            raise ValueError(
+                f"{name} at lane {lane}: layout {self._plan.path.value} needs a lane alignment of "
+                f"{' or '.join(map(str, allowed))} ({LAYOUTS})"
+            )
+        return lane, column
+
+    def _matrix_descriptor(
+        self, warp: Warp, instruction: Instruction, value: int
+    ) -> Tcgen05Descriptor:
+        descriptor = Tcgen05Descriptor.decode(value)
+        for problem in descriptor.problems():
+            warp.cta.machine.complain(
+                "error",
+                "invalid-descriptor",
+                f"shared memory descriptor 0x{value:016x}: {problem}",
+                warp,
+                instruction,
+            )
+        return descriptor
+
+    def execute(self) -> None:
+        """Read the sources and write D in every CTA."""
+        right = self._read_b()
+        for rank, cta in enumerate(self._ctas):
+            self._execute_in(cta, rank, right)
+
+    def _read_b(self) -> Matrix:
+        """B (n, k): every CTA has its part of the columns."""
+        descriptor = self._descriptor
+        mask = ZeroColumnMask.decode(self._operands.zero_mask)
+        columns = descriptor.n // len(self._ctas)
+        packing = self._plan.packing(descriptor.btype, in_tmem=False)
+        shape = (columns + mask.column_shift, descriptor.k)
+        parts = [
+            read_matrix(
+                self.operation, cta, self._b, self._b_major, shape, descriptor.btype, packing
+            )[mask.column_shift :]
+            for cta in self._ctas
+        ]
+        right = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if mask.is_nonzero:
+            right = np.where(mask.zero_columns(descriptor.m, descriptor.n)[:, None], 0.0, right)
+        return -right if descriptor.negate_b != descriptor.negate_a else right
+
+    def _execute_in(self, cta: Cta, rank: int, right: Matrix) -> None:
+        descriptor = self._descriptor
+        rows = descriptor.m // len(self._ctas)
+        left_scales = None
+        if isinstance(descriptor, BlockScaledInstructionDescriptor):
+            ids = descriptor.scale_factor_a_id, descriptor.scale_factor_b_id
+            left_scales = self._scales(cta, self._operands.scale_a, rows, ids[0], halves=False)
+            halves = self._plan.path is DataPath.B
+            scale_b = self._scales(cta, self._operands.scale_b, descriptor.n, ids[1], halves=halves)
+            right = right * scale_b
+        whole: Matrix | None = None
+        if self._a is not None:
+            packing = self._plan.packing(descriptor.atype, in_tmem=False)
+            left = read_matrix(
+                self.operation,
+                cta,
+                self._a,
+                self._a_major,
+                (rows, descriptor.k),
+                descriptor.atype,
+                packing,
+            )
+            whole = dot.product(left if left_scales is None else left * left_scales, right)
+        for block in accumulator_blocks(self._plan.path, descriptor.n):
+            of_rows = slice(block.row, block.row + block.count)
+            of_columns = slice(block.n, block.n + block.width)
+            if whole is not None:
+                sums = whole[of_rows, of_columns]
+            else:
+                left = self._a_from_tmem(cta, block)
+                if left_scales is not None:
+                    left = left * left_scales[of_rows]
+                sums = dot.product(left, right[of_columns])
+            self._write_d(cta, rank, block, sums)
+
+    def _a_from_tmem(self, cta: Cta, block: Block) -> Matrix:
+        descriptor = self._descriptor
+        packing = self._plan.packing(descriptor.atype, in_tmem=True)
+        width = descriptor.k * 4 // dot.elements_per_chunk(descriptor.atype, packing)
+        first = block.lane + self._lane
+        lanes = np.arange(first, first + block.count)
+        self._access(cta, AccessKind.READ, lanes, self._a_column, width)
+        words = cta.tmem[first : first + block.count, self._a_column : self._a_column + width]
+        raw = np.ascontiguousarray(words).view(np.uint8)
+        return dot.numbers(raw, descriptor.atype, packing)
+
+    def _scales(self, cta: Cta, address: int, rows: int, id_: int, *, halves: bool) -> Matrix:
+        """The factor of every element (rows, k)."""
+        descriptor = self._descriptor
+        assert isinstance(descriptor, BlockScaledInstructionDescriptor)
+        count = self._form.scale_count
+        # NOTE: compiled code keeps the scale factor ID in the two highest bits of the address too.
+        first_lane, column = split_address(address & 0x3FFFFFFF)
+        if first_lane:
+            raise ExecutionError(
+                f"{self.operation.instruction.span}: scale factors at TMEM lane {first_lane}: "
+                "expected lane 0"
+            )
+        found = []
+        for block in scale_blocks(rows, halves):
+            columns = -(-block.count // PARTITION)
+            copies = []
+            for lane in block.lanes:
+                lanes = np.arange(lane, lane + PARTITION)
+                self._access(cta, AccessKind.READ, lanes, column, columns)
+                words = cta.tmem[lane : lane + PARTITION, column : column + columns].T
+                raw = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)
+                copies.append(raw[: block.count, id_ : id_ + count])
+            if any(not np.array_equal(copies[0], other) for other in copies[1:]):
+                cta.machine.complain(
+                    "error",
+                    "scale-factor-copies",
+                    f"the scale factors at TMEM column {column} are not the same in all groups of "
+                    'lanes (PTX ISA, "Block Scaling")',
+                    self.operation,
+                    self.operation.instruction,
+                )
+            found.append(copies[0])
+        factors = dot.scales(np.concatenate(found), descriptor.scale_type)
+        return np.repeat(factors, descriptor.k // count, axis=1)
+
+    def _write_d(self, cta: Cta, rank: int, block: Block, sums: Matrix) -> None:
+        first = block.lane + self._lane
+        lanes = np.arange(first, first + block.count)
+        disabled = self._operands.disabled_lanes >> LANES * rank & ((1 << LANES) - 1)
+        if disabled:
+            enabled = np.array([not disabled >> int(lane) & 1 for lane in lanes])
+            lanes, sums = lanes[enabled], sums[enabled]
+        column, width = self._column, block.width
+        accumulate = self._operands.accumulate
+        if accumulate:
+            self._access(cta, AccessKind.READ, lanes, column, width)
+        self._access(cta, AccessKind.WRITE, lanes, column, width)
+        where: tuple[slice | NDArray[np.int64], slice]
+        where = (slice(first, first + block.count), slice(column, column + width))
+        if disabled:
+            where = (lanes, slice(column, column + width))
+        cta.tmem[where] = dot.accumulated(
+            cta.tmem[where] if accumulate else None,
+            sums,
+            self._descriptor.dtype,
+            scale=2.0**-self._operands.scale_d,
+            saturate=getattr(self._descriptor, "saturate", False),
+        )
+
+    def _access(
+        self, cta: Cta, kind: AccessKind, lanes: NDArray[np.int64], column: int, columns: int
+    ) -> None:
+        operation = self.operation
+        access_tmem(cta, operation, operation.instruction, kind, lanes, column, columns)

@@ -1,0 +1,222 @@
+"""Allocation of TMEM columns: tcgen05.alloc, dealloc and relinquish_alloc_permit.
+
+With .cta_group::2 a warp of each CTA of a pair takes part, and both CTAs get the same columns; the
+pair's even CTA keeps the requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ptxemu.errors import ExecutionError
+from ptxemu.memory.tmem import COLUMNS, split_address
+
+if TYPE_CHECKING:
+    from ptxemu.events import Agent
+    from ptxemu.machine.cta import Cta
+    from ptxemu.syntax.ast import Instruction
+
+SECTION = 'PTX ISA, "tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit"'
+_MIN_COLUMNS = 32
+
+
+@dataclass(slots=True)
+class TmemRequest:
+    """One collective allocation of a pair."""
+
+    columns: int
+    arrived: set[int] = field(default_factory=set)
+    """Ranks in the pair of the CTAs whose warp takes part."""
+    start: int | None = None
+
+
+class TmemAllocator:
+    """The columns of one CTA."""
+
+    def __init__(self, cta: Cta) -> None:
+        self._cta = cta
+        self.allocations: dict[int, tuple[int, int]] = {}
+        """First column to (number of columns, cta_group)."""
+        self._owned = np.zeros(COLUMNS, dtype=np.bool_)
+        self._ever_owned = np.zeros(COLUMNS, dtype=np.bool_)
+        self._smallest = COLUMNS
+        self.relinquished = False
+        self._requests: list[TmemRequest] = []
+        cta.exit_checks.append(self._check_exit)
+
+    def check_count(self, columns: int, instruction: Instruction) -> None:
+        """nCols must be a power of two from 32 to 512.
+
+        Raises:
+            ExecutionError: it is not.
+        """
+        if not _MIN_COLUMNS <= columns <= COLUMNS or columns & (columns - 1):
+            raise ExecutionError(
+                f"{instruction.span}: {instruction.opcode}: nCols must be a power of two from "
+                f"{_MIN_COLUMNS} to {COLUMNS}; got {columns} ({SECTION})"
+            )
+
+    def request(
+        self, columns: int, cta_group: int, agent: Agent, instruction: Instruction
+    ) -> TmemRequest:
+        """A warp executes tcgen05.alloc; `ready` tells when the columns are there."""
+        if self.relinquished:
+            self._complain(
+                "tmem-alloc-after-relinquish",
+                f"{instruction.opcode} after tcgen05.relinquish_alloc_permit",
+                agent,
+                instruction,
+            )
+        if columns > self._smallest:
+            self._complain(
+                "tmem-alloc-grows",
+                f"{columns} columns are allocated after {self._smallest}: the number of columns "
+                "must not increase between allocations",
+                agent,
+                instruction,
+            )
+        self._smallest = min(self._smallest, columns)
+        rank = self._cta.rank & 1
+        if cta_group == 1:
+            return TmemRequest(columns, {0, 1})
+        requests = tmem_allocator(_leader(self._cta))._requests
+        for request in requests:
+            if rank not in request.arrived and request.start is None:
+                if request.columns != columns:
+                    raise ExecutionError(
+                        f"{instruction.span}: {instruction.opcode}: the peer CTA allocates "
+                        f"{request.columns} columns, this one {columns}"
+                    )
+                request.arrived.add(rank)
+                self._cta.machine.progress += 1
+                return request
+        request = TmemRequest(columns, {rank})
+        requests.append(request)
+        return request
+
+    def ready(self, request: TmemRequest, cta_group: int) -> bool:
+        """Whether the request has its columns; takes them if they are free now."""
+        if request.start is not None:
+            return True
+        if len(request.arrived) < 2:
+            return False
+        ctas = [self._cta] if cta_group == 1 else pair(self._cta)
+        allocators = [tmem_allocator(cta) for cta in ctas]
+        busy = np.any([allocator._owned for allocator in allocators], axis=0)
+        for start in range(0, COLUMNS - request.columns + 1, _MIN_COLUMNS):
+            if not busy[start : start + request.columns].any():
+                request.start = start
+                break
+        if request.start is None:
+            return False
+        for allocator in allocators:
+            allocator._own(request.start, request.columns, cta_group)
+        if cta_group == 2:
+            tmem_allocator(_leader(self._cta))._requests.remove(request)
+        self._cta.machine.progress += 1
+        return True
+
+    def dealloc(
+        self, address: int, columns: int, cta_group: int, agent: Agent, instruction: Instruction
+    ) -> None:
+        """tcgen05.dealloc of this CTA's columns.
+
+        With .cta_group::2 the instruction may block for the peer; here it does not.
+        """
+        lane, start = split_address(address)
+        if lane or self.allocations.get(start) != (columns, cta_group):
+            known = ", ".join(
+                f"{count} columns at {first} (cta_group::{group})"
+                for first, (count, group) in sorted(self.allocations.items())
+            )
+            self._complain(
+                "tmem-dealloc",
+                f"{instruction.opcode} of {columns} columns at 0x{address:x}, which is no "
+                f"allocation; there are: {known or 'none'}",
+                agent,
+                instruction,
+            )
+            return
+        del self.allocations[start]
+        self._owned[start : start + columns] = False
+        self._cta.machine.progress += 1
+
+    def check_access(
+        self, column: int, columns: int, agent: Agent, instruction: Instruction
+    ) -> None:
+        """Report an access to columns that are not allocated.
+
+        Raises:
+            ExecutionError: there are no such columns.
+        """
+        if column + columns > COLUMNS:
+            raise ExecutionError(
+                f"{instruction.span}: {instruction.opcode}: TMEM columns {column} to "
+                f"{column + columns - 1} are beyond the last one, {COLUMNS - 1}"
+            )
+        if self._owned[column : column + columns].all():
+            return
+        where = f"TMEM columns {column} to {column + columns - 1} of cta {self._cta.ctaid}"
+        if self._ever_owned[column : column + columns].all():
+            # Harmless while nobody else allocates; kernels that ship do it at their end.
+            self._cta.machine.complain(
+                "warning",
+                "tmem-deallocated",
+                f"{instruction.opcode} of {where} after tcgen05.dealloc",
+                agent,
+                instruction,
+            )
+        else:
+            self._complain(
+                "tmem-unallocated",
+                f"{instruction.opcode} of {where}, which are not all allocated",
+                agent,
+                instruction,
+            )
+
+    def _own(self, start: int, columns: int, cta_group: int) -> None:
+        self.allocations[start] = (columns, cta_group)
+        self._owned[start : start + columns] = True
+        self._ever_owned[start : start + columns] = True
+
+    def _check_exit(self) -> None:
+        for start, (columns, _) in sorted(self.allocations.items()):
+            self._complain(
+                "tmem-leak",
+                f"cta {self._cta.ctaid} exits with {columns} TMEM columns at {start} allocated: "
+                "needs tcgen05.dealloc",
+                None,
+                None,
+            )
+
+    def _complain(
+        self, code: str, message: str, agent: Agent | None, instruction: Instruction | None
+    ) -> None:
+        self._cta.machine.complain("error", code, message, agent, instruction)
+
+
+def tmem_allocator(cta: Cta) -> TmemAllocator:
+    """The TMEM allocations of a CTA."""
+    found = cta.engines.get("tmem")
+    if found is None:
+        found = cta.engines["tmem"] = TmemAllocator(cta)
+    return cast(TmemAllocator, found)
+
+
+def pair(cta: Cta) -> list[Cta]:
+    """The CTA pair, the even CTA first (PTX ISA, "CTA Pair").
+
+    Raises:
+        ExecutionError: the cluster has no peer CTA.
+    """
+    ctas = cta.cluster.ctas
+    if cta.rank ^ 1 >= len(ctas):
+        raise ExecutionError(f"cta {cta.ctaid} has no peer CTA in its cluster for .cta_group::2")
+    return [ctas[cta.rank & ~1], ctas[cta.rank | 1]]
+
+
+def _leader(cta: Cta) -> Cta:
+    return pair(cta)[0]

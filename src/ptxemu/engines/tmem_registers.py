@@ -1,0 +1,152 @@
+"""tcgen05.ld and tcgen05.st: TMEM to registers of a warp and back, asynchronously."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.engines.in_flight import claim, release
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.engines.tmem_access import access_tmem
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind, Proxy
+from ptxemu.memory.tmem import COLUMNS, PARTITION, Fragment, split_address
+
+if TYPE_CHECKING:
+    from ptxemu.machine.lanes import Lanes
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+WARP_SIZE = 32
+POISON: NDArray[np.uint32] = np.full(WARP_SIZE, 0x7FFFDEAD, dtype=np.uint32)
+"""A NaN: what the registers of a tcgen05.ld hold until its step is taken."""
+POISON.flags.writeable = False
+_SIXTEEN = np.uint32(16)
+_LOW_HALF = np.uint32(0xFFFF)
+
+
+def pending(warp: Warp, kind: str) -> list[AsyncOperation]:
+    """The tcgen05.ld or tcgen05.st operations that the warp has not waited for."""
+    return cast("list[AsyncOperation]", warp.state.setdefault(kind, []))
+
+
+def issue_load(
+    warp: Warp, instruction: Instruction, fragment: Fragment, slots: tuple[int, ...], address: int
+) -> None:
+    """Start a tcgen05.ld into registers `slots`.
+
+    Raises:
+        ExecutionError: lanes that the warp may not access.
+    """
+    lane, column = _checked_address(warp, instruction, fragment, address)
+    operation = _operation("tcgen05.ld", warp, instruction, fragment)
+    for slot in slots:
+        warp.registers[slot] = POISON
+
+    def execute() -> None:
+        _report(operation, fragment, AccessKind.READ, lane, column)
+        words = _load(warp, fragment, lane, column)
+        for slot, lanes in zip(slots, words, strict=True):
+            warp.registers[slot] = lanes
+        if warp.cta.machine.observer is None:  # else the first touch or wait is reported
+            release(warp, operation, slots)
+
+    operation.steps.append(execute)
+    claim(warp, operation, slots)
+    warp.cta.machine.issue(operation)
+
+
+def issue_store(
+    warp: Warp, instruction: Instruction, fragment: Fragment, values: list[Lanes], address: int
+) -> None:
+    """Start a tcgen05.st of register values, taken now.
+
+    Raises:
+        ExecutionError: lanes that the warp may not access.
+    """
+    lane, column = _checked_address(warp, instruction, fragment, address)
+    operation = _operation("tcgen05.st", warp, instruction, fragment)
+
+    def execute() -> None:
+        _report(operation, fragment, AccessKind.WRITE, lane, column)
+        index = _index(fragment, lane, column)
+        cells = warp.cta.tmem.reshape(-1)
+        words = np.concatenate(values).reshape(index.shape)
+        if fragment.is_packed:
+            cells[index] = words & _LOW_HALF
+            cells[index + 1] = words >> _SIXTEEN
+        else:
+            cells[index] = words
+
+    operation.steps.append(execute)
+    warp.cta.machine.issue(operation)
+
+
+def _operation(
+    kind: str, warp: Warp, instruction: Instruction, fragment: Fragment
+) -> AsyncOperation:
+    operation = AsyncOperation(kind, warp, instruction)
+    operation.details.update(
+        ordered_after=[],
+        ordered_if_synced=[],
+        registers=len(fragment.lanes),
+        thread=(warp.agent_id, 0),
+    )
+    waiting = pending(warp, kind)
+    waiting.append(operation)
+    return operation
+
+
+def _index(fragment: Fragment, lane: int, column: int) -> NDArray[np.int64]:
+    return fragment.lanes * COLUMNS + (fragment.columns + (lane * COLUMNS + column))
+
+
+def _load(warp: Warp, fragment: Fragment, lane: int, column: int) -> NDArray[np.uint32]:
+    """The registers' values (registers, 32)."""
+    cells = warp.cta.tmem.reshape(-1)
+    index = _index(fragment, lane, column)
+    words = cells.take(index)
+    if fragment.is_packed:
+        words = (words & _LOW_HALF) | cells.take(index + 1) << _SIXTEEN
+    return words
+
+
+def _report(
+    operation: AsyncOperation, fragment: Fragment, kind: AccessKind, lane: int, column: int
+) -> None:
+    for part in fragment.rectangles:
+        first = lane + part.lane
+        access_tmem(
+            operation.cta,
+            operation,
+            operation.instruction,
+            kind,
+            np.arange(first, first + part.lanes, dtype=np.int64),
+            column + part.column,
+            part.columns,
+            proxy=Proxy.GENERIC,
+        )
+
+
+def _checked_address(
+    warp: Warp, instruction: Instruction, fragment: Fragment, address: int
+) -> tuple[int, int]:
+    """PTX ISA, "Access restrictions": warp w of a warpgroup reaches lanes 32w to 32w + 31.
+
+    Other lanes are undefined behaviour. Hardware goes to the same lane of the warp's own 32, and
+    programs that leave the warp's part of the address out rely on that; so does this.
+    """
+    lane, column = split_address(address)
+    own = PARTITION * (warp.index % 4)
+    height = fragment.rectangles[0].lanes
+    where = f"{instruction.opcode}: {warp.label} may access TMEM lanes {own} to "
+    where += f"{own + PARTITION - 1}; the address has lane {lane}"
+    section = '(PTX ISA, "tcgen05.ld", "Access restrictions")'
+    if lane % PARTITION not in (0, PARTITION - height):
+        raise ExecutionError(f"{instruction.span}: {where} and the shape {height} lanes {section}")
+    if lane - lane % PARTITION != own:
+        level = "error" if lane >= PARTITION else "warning"
+        warp.cta.machine.complain(level, "tmem-lanes", f"{where} {section}", warp, instruction)
+    return own + lane % PARTITION, column

@@ -1,0 +1,259 @@
+"""wgmma: products of a warpgroup, one asynchronous operation a warp for its 16 rows of D.
+
+INVARIANT: between issue and the operation's step the registers of D and A are the operation's; the
+step reads them and writes D.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.descriptors import WgmmaDescriptor
+from ptxemu.engines.in_flight import claim, release
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.engines.shared_matrix import read_matrix
+from ptxemu.memory.matrix_layout import Major
+from ptxemu.numerics import dot
+
+if TYPE_CHECKING:
+    from ptxemu.machine.lanes import Lanes
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+ROWS = 16
+"""Rows of D of one warp."""
+WARP_SIZE = 32
+_SIXTEEN = np.uint32(16)
+_LOW_HALF = np.uint32(0xFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaForm:
+    """What a wgmma.mma_async says at decode time.
+
+    Attributes:
+        n, k: the shape; dtype, atype, btype: the types of D, A and B.
+        d: slots of D's registers; a: slots of A's registers, () where A is in shared memory.
+        negate_a, negate_b, a_major, b_major, saturate: modifiers and immediates.
+    """
+
+    n: int
+    k: int
+    dtype: str
+    atype: str
+    btype: str
+    d: tuple[int, ...]
+    a: tuple[int, ...]
+    negate_a: bool = False
+    negate_b: bool = False
+    a_major: Major = Major.K
+    b_major: Major = Major.K
+    saturate: bool = False
+
+
+@dataclass(slots=True)
+class WgmmaState:
+    """A warp's wgmma operations that it has not waited for."""
+
+    uncommitted: list[AsyncOperation] = field(default_factory=list)
+    groups: deque[list[AsyncOperation]] = field(default_factory=deque)
+    """Committed groups, the oldest first."""
+    fenced: list[Lanes] | None = None
+    """The registers' values when wgmma.fence was executed, and what wgmma wrote since; kept only
+    for an observer."""
+
+    num_issued: int = 0
+    latest: dict[tuple[int, ...], AsyncOperation] = field(default_factory=dict)
+    """The last operation on each set of D registers: the next one is ordered behind it."""
+
+
+def wgmma_state(warp: Warp) -> WgmmaState:
+    """The wgmma state of a warp."""
+    found = warp.state.get("wgmma")
+    if found is None:
+        found = warp.state["wgmma"] = WgmmaState()
+    return cast(WgmmaState, found)
+
+
+def fence(warp: Warp, instruction: Instruction) -> None:
+    """wgmma.fence: register accesses before it are ordered before wgmma's."""
+    observer = warp.cta.machine.observer
+    if observer is not None:
+        wgmma_state(warp).fenced = list(warp.registers)
+        observer.fenced(warp, "wgmma", instruction)
+
+
+def issue(
+    warp: Warp,
+    instruction: Instruction,
+    form: WgmmaForm,
+    a: WgmmaDescriptor | None,
+    b: WgmmaDescriptor,
+    accumulate: bool,
+) -> None:
+    """Start one product; `a` is None where A is in registers."""
+    machine = warp.cta.machine
+    state = wgmma_state(warp)
+    if machine.observer is not None:
+        _check_fence(warp, instruction, form, state)
+    before = state.latest.get(form.d)
+    same_d = [] if before is None else [before]
+    operation = AsyncOperation("wgmma", warp, instruction, after=same_d)
+    operation.details.update(
+        ordered_after=same_d,
+        shape=(64, form.n, form.k),
+        registers=(*form.d, *form.a),
+        number=state.num_issued,
+        warpgroup=_join_warpgroup(operation, state.num_issued),
+    )
+    state.num_issued += 1
+    state.latest[form.d] = operation
+
+    def execute() -> None:
+        _execute(operation, form, a, b, accumulate)
+
+    operation.steps.append(execute)
+    state.uncommitted.append(operation)
+    if machine.observer is not None:
+        claim(warp, operation, form.d, form.a)
+    machine.issue(operation)
+
+
+def _join_warpgroup(operation: AsyncOperation, number: int) -> list[AsyncOperation]:
+    """The operations that are one product of a warpgroup, this one included; its warps' n-th."""
+    warp = operation.issuer
+    started = warp.cta.engines.setdefault("wgmma", {})
+    key = (warp.index // 4, number)
+    found = cast("list[AsyncOperation]", started.setdefault(key, []))
+    found.append(operation)
+    if len(found) == 4:
+        del started[key]
+    return found
+
+
+def is_complete(operation: AsyncOperation) -> bool:
+    """Whether the product is complete in all warps of the warpgroup: it is one operation of all.
+
+    PTX ISA, "wgmma.mma_async": the four warps execute it together, so that one that has waited for
+    it may overwrite what the others' parts read.
+    """
+    if not all(part.completed for part in operation.details["warpgroup"]):
+        return False
+    group, number = operation.issuer.index // 4, operation.details["number"]
+    return not any(
+        warp.index // 4 == group and warp.groups and wgmma_state(warp).num_issued <= number
+        for warp in operation.cta.warps
+    )
+
+
+def commit(warp: Warp) -> None:
+    """wgmma.commit_group: the operations since the last one form a group."""
+    state = wgmma_state(warp)
+    state.groups.append(state.uncommitted)
+    state.uncommitted = []
+
+
+def oldest_groups(warp: Warp, keep: int) -> list[AsyncOperation]:
+    """The operations of all groups but the `keep` latest."""
+    groups = wgmma_state(warp).groups
+    return [op for index in range(len(groups) - keep) for op in groups[index]]
+
+
+def join(warp: Warp, keep: int) -> None:
+    """wgmma.wait_group has waited: all groups but the `keep` latest are done."""
+    state = wgmma_state(warp)
+    observer = warp.cta.machine.observer
+    while len(state.groups) > keep:
+        for operation in state.groups.popleft():
+            release(warp, operation, operation.details["registers"])
+            if observer is not None:
+                for part in operation.details["warpgroup"]:
+                    observer.async_joined(warp, part, False)
+
+
+def _check_fence(warp: Warp, instruction: Instruction, form: WgmmaForm, state: WgmmaState) -> None:
+    """PTX ISA, "wgmma.fence": needed before the first wgmma and after registers were written."""
+    if state.fenced is None:
+        why = "no wgmma.fence was executed before it"
+        state.fenced = list(warp.registers)
+    else:
+        changed = [s for s in (*form.d, *form.a) if warp.registers[s] is not state.fenced[s]]
+        if not changed:
+            return
+        name = warp.program.function.registers[changed[0]].name
+        why = f"{name} was written after the last wgmma.fence"
+        for slot in changed:
+            state.fenced[slot] = warp.registers[slot]
+    warp.cta.machine.complain(
+        "warning",
+        "wgmma-fence-missing",
+        f"{instruction.opcode} needs wgmma.fence before it: {why}",
+        warp,
+        instruction,
+    )
+
+
+def _execute(
+    operation: AsyncOperation,
+    form: WgmmaForm,
+    a: WgmmaDescriptor | None,
+    b: WgmmaDescriptor,
+    accumulate: bool,
+) -> None:
+    """Read A, B and D, write D."""
+    warp = operation.issuer
+    first = ROWS * (warp.index % 4)
+    if a is None:
+        left = _fragment_a(warp, form)
+    elif form.a_major is Major.K:
+        rows = replace(
+            a, start_address=a.start_address + first // 8 * a.stride_dimension_byte_offset
+        )
+        left = read_matrix(operation, warp.cta, rows, Major.K, (ROWS, form.k), form.atype)
+    else:
+        whole = read_matrix(operation, warp.cta, a, Major.MN, (64, form.k), form.atype)
+        left = whole[first : first + ROWS]
+    right = read_matrix(operation, warp.cta, b, form.b_major, (form.n, form.k), form.btype)
+    operation.sources_read = True
+    sums = dot.product(left, right)
+    if form.negate_a != form.negate_b:
+        sums = -sums
+    before = _read_d(warp, form) if accumulate else None
+    cells = dot.accumulated(before, _fragment_d(sums), form.dtype, saturate=form.saturate)
+    if form.dtype == "f16":
+        cells = cells[0::2] | cells[1::2] << _SIXTEEN
+    fenced = wgmma_state(warp).fenced
+    for slot, lanes in zip(form.d, cells, strict=True):
+        warp.registers[slot] = lanes
+        if fenced is not None:
+            fenced[slot] = lanes
+
+
+def _fragment_d(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(16, n) as (n / 2, 32): element 4j + 2h + q of lane l is row 8h + l / 4, column
+    8j + 2(l % 4) + q (PTX ISA, "Register Fragments for wgmma.mma_async")."""
+    n = sums.shape[1]
+    parts = sums.reshape(2, 8, n // 8, 4, 2).transpose(2, 0, 4, 1, 3)
+    return np.ascontiguousarray(parts).reshape(n // 2, WARP_SIZE)
+
+
+def _read_d(warp: Warp, form: WgmmaForm) -> NDArray[np.uint32]:
+    """D as 32-bit cells (n / 2, 32); of f16 two lie in a register."""
+    words = np.concatenate([warp.registers[slot] for slot in form.d]).reshape(-1, WARP_SIZE)
+    if form.dtype != "f16":
+        return words
+    return np.stack([words & _LOW_HALF, words >> _SIXTEEN], axis=1).reshape(-1, WARP_SIZE)
+
+
+def _fragment_a(warp: Warp, form: WgmmaForm) -> NDArray[np.float64]:
+    """The warp's 16 rows of A from its four registers: register 2j + h of lane l holds the four
+    bytes of row 8h + l / 4 from byte 16j + 4(l % 4) on."""
+    words = np.concatenate([warp.registers[slot] for slot in form.a])
+    parts = words.view(np.uint8).reshape(2, 2, 8, 4, 4).transpose(1, 2, 0, 3, 4)
+    raw = np.ascontiguousarray(parts).reshape(ROWS, 32)
+    return dot.numbers(raw, form.atype)

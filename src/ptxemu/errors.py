@@ -1,0 +1,69 @@
+"""The error tree: every error that ptxemu raises on purpose says where in the PTX it arose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where something stands: the PTX line, and the source line where the PTX has `.loc`."""
+
+    ptx_line: int
+    source_file: str | None = None
+    source_line: int | None = None
+
+    def __str__(self) -> str:
+        where = f"PTX line {self.ptx_line}"
+        if self.source_file is not None:
+            where += f" ({self.source_file}:{self.source_line})"
+        return where
+
+
+class PtxEmuError(Exception):
+    """Root of all errors raised on purpose by ptxemu."""
+
+
+class PtxSyntaxError(PtxEmuError, ValueError):
+    """The text is not PTX that the parser knows."""
+
+    def __init__(self, message: str, span: Span | None = None) -> None:
+        super().__init__(message if span is None else f"{span}: {message}")
+        self.span = span
+
+
+class UnsupportedInstructionError(PtxEmuError, NotImplementedError):
+    """The kernel needs instructions that ptxemu does not have; raised before anything runs."""
+
+
+class IllegalInstructionError(PtxEmuError, ValueError):
+    """An instruction or a combination that the PTX ISA or ptxas refuses."""
+
+    def __init__(self, message: str, span: Span | None = None) -> None:
+        super().__init__(message if span is None else f"{span}: {message}")
+        self.span = span
+
+
+class LaunchError(PtxEmuError, ValueError):
+    """A launch that the driver would refuse: shared memory, cluster, block or arguments."""
+
+
+class ExecutionError(PtxEmuError, RuntimeError):
+    """Execution cannot go on: an illegal address, a trap, a misaligned access."""
+
+    findings: Sequence[Any] = ()
+    """With the check on: what it had found until then."""
+
+
+class DeadlockError(ExecutionError):
+    """No warp and no asynchronous operation can make progress; says who waits for what."""
+
+
+class HazardError(PtxEmuError):
+    """The check found at least one error; `findings` holds them."""
+
+    def __init__(self, message: str, findings: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.findings = list(findings)

@@ -1,0 +1,140 @@
+"""What happens during a run, as calls on an Observer: accesses, synchronisation, asynchronous work.
+
+The machine and the engines report; the checker, the counters and the tracer listen. Observers are
+injected, so neither knows the other's code. An *agent* is whoever acts with its own order of
+events: a warp, or one asynchronous operation (a TMA copy, an MMA, a group of cp.async of a warp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ptxemu.syntax.ast import Instruction
+
+
+class Space(Enum):
+    """Where bytes live. Shared memory and TMEM belong to a CTA, the others to the grid."""
+
+    GLOBAL = "global"
+    SHARED = "shared"
+    TMEM = "tmem"
+    LOCAL = "local"
+    PARAM = "param"
+    CONST = "const"
+
+
+class AccessKind(Enum):
+    """What an access does to the bytes."""
+
+    READ = "read"
+    WRITE = "write"
+    ATOMIC = "atomic"
+
+
+class Proxy(Enum):
+    """The path of an access (PTX ISA, "Proxies")."""
+
+    GENERIC = "generic"
+    ASYNC = "async"
+    TENSORMAP = "tensormap"
+
+
+class Agent(Protocol):
+    """A warp or an asynchronous operation."""
+
+    agent_id: int
+    """Unique in a launch, counted from 0 in order of creation."""
+
+    @property
+    def label(self) -> str:
+        """For people: "cta (0,0,0) warp 3" or "cp.async.bulk #17"."""
+
+
+@dataclass(slots=True)
+class Access:
+    """One instruction's access to memory, all lanes or all rows of it at once."""
+
+    agent: Agent
+    space: Space
+    owner: int | None
+    """For SHARED and TMEM the CTA's index in the grid, else None."""
+    starts: NDArray[np.int64]
+    """First byte of each piece: global address, CTA-relative shared offset, or for TMEM
+    lane * 2048 + column * 4."""
+    size: int
+    """Bytes of each piece."""
+    kind: AccessKind
+    proxy: Proxy
+    instruction: Instruction
+    order: str = "weak"
+    """weak, relaxed, acquire, release, acq_rel, volatile."""
+    scope: str = ""
+    """cta, cluster, gpu or sys where `order` is not weak."""
+    is_silent: bool = False
+    """A write of what was there already: whoever comes before or after it sees the same."""
+
+
+class Observer:
+    """Listens to a run. Every method does nothing here; override what is needed."""
+
+    def cta_started(self, cta: Any) -> None:
+        """A CTA became resident."""
+
+    def cta_exited(self, cta: Any) -> None:
+        """All warps of a CTA have exited."""
+
+    def instruction_executed(self, agent: Agent, instruction: Instruction, lanes: int) -> None:
+        """A visible instruction ran with `lanes` active lanes (pure ones come in blocks)."""
+
+    def block_executed(self, agent: Agent, first_pc: int, count: int, lanes: int) -> None:
+        """`count` pure instructions from `first_pc` on ran."""
+
+    def accessed(self, access: Access) -> None:
+        """Memory was read or written."""
+
+    def released(self, agent: Agent, token: Hashable, scope: str) -> None:
+        """`agent`'s past is now known to whoever acquires `token` (an arrival on a barrier).
+
+        With scope "relaxed" (barrier.cluster.arrive.relaxed) only what its earlier fences
+        released: fence.mbarrier_init and fence.acq_rel.
+        """
+
+    def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
+        """`agent` has learnt what was released into `token` (a wait that succeeded)."""
+
+    def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
+        """A fence: "proxy.async", "proxy.async.shared::cta", "mbarrier_init", "acq_rel.cluster",
+        "tcgen05.before_thread_sync", "wgmma"..."""
+
+    def async_issued(self, operation: Any, issuer: Agent) -> None:
+        """`issuer` started an asynchronous operation, which is an agent of its own."""
+
+    def async_completed(self, operation: Any) -> None:
+        """All of the operation's reads and writes are done."""
+
+    def async_joined(self, agent: Agent, operation: Any, reads_only: bool) -> None:
+        """`agent` knows that the operation has completed (its group was waited for), or with
+        `reads_only` only that it has read its sources (wait_group.read)."""
+
+    def blocked(self, agent: Agent, instruction: Instruction, reason: Callable[[], str]) -> None:
+        """`agent` (some lanes of a warp) must wait at `instruction`; `reason` says for what."""
+
+    def unblocked(self, agent: Agent, instruction: Instruction) -> None:
+        """The wait is over; what it acquired or joined has been told between the two calls."""
+
+    def complained(
+        self,
+        level: str,
+        code: str,
+        message: str,
+        agent: Agent | None,
+        instruction: Instruction | None,
+    ) -> None:
+        """The machine itself found a fault that does not stop it: level error, warning or note."""

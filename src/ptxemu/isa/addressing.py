@@ -1,0 +1,214 @@
+"""Addresses (PTX ISA, "Data Movement and Conversion Instructions": isspacep, cvta, mapa,
+getctarank, prefetch, createpolicy and their kin).
+
+Parameters, constants and local variables have generic addresses already (`machine.layout`); their
+low 32 bits are their addresses within the state space. Instructions of these spaces take both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.isa.memory_operands import take_space
+from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
+from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.lane_memory import LaneMemory
+from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
+from ptxemu.memory.address import (
+    CONST_WINDOW,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_OFFSET_MASK,
+    SHARED_RANK_SHIFT,
+    SHARED_WINDOW,
+)
+from ptxemu.syntax.ast import Instruction, Operand, Scalar, SpecialRegister
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+_LOW = np.uint64(0xFFFF_FFFF)
+_WINDOW_SHIFT = np.uint64(32)
+_SHARED_WINDOW = np.uint64(SHARED_WINDOW)
+_RANK_SHIFT = np.uint64(SHARED_RANK_SHIFT)
+_RANK_MASK = np.uint64(0xFF)
+_OFFSET_MASK = np.uint64(SHARED_OFFSET_MASK)
+_POLICY = np.full(WARP_SIZE, 0x10F0_0000_0000_0000, dtype=np.uint64)
+"""What createpolicy gives: cache policies have no effect and are opaque."""
+_POLICY.flags.writeable = False
+
+_WINDOWS = {"local": LOCAL_WINDOW, "param": PARAM_WINDOW, "const": CONST_WINDOW}
+
+
+def _scalar(operand: Operand) -> Scalar:
+    assert not hasattr(operand, "elements")
+    return operand  # type: ignore[return-value]
+
+
+def _in_window(addresses: Lanes, window: int) -> Lanes:
+    inside: Lanes = addresses >> _WINDOW_SHIFT == np.uint64(window >> 32)
+    return inside
+
+
+def _is_shared_cta(addresses: Lanes, rank: Lanes) -> Lanes:
+    own = (addresses >> _RANK_SHIFT) & _RANK_MASK == rank
+    inside: Lanes = _in_window(addresses, SHARED_WINDOW) & own
+    return inside
+
+
+def _is_shared_cluster(addresses: Lanes, rank: Lanes) -> Lanes:
+    return _in_window(addresses, SHARED_WINDOW)
+
+
+def _is_global(addresses: Lanes, rank: Lanes) -> Lanes:
+    # NOTE: module-level .global variables share the constants' window.
+    elsewhere = [window >> 32 for window in (SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)]
+    return ~np.isin(addresses >> _WINDOW_SHIFT, elsewhere)
+
+
+_IS_SPACE = {
+    "shared::cta": _is_shared_cta,
+    "shared::cluster": _is_shared_cluster,
+    "global": _is_global,
+    "local": lambda addresses, rank: _in_window(addresses, LOCAL_WINDOW),
+    "param": lambda addresses, rank: _in_window(addresses, PARAM_WINDOW),
+    "const": lambda addresses, rank: _in_window(addresses, CONST_WINDOW),
+}
+
+
+@pure("isspacep", section="Data Movement and Conversion Instructions: isspacep")
+def is_space(instruction: Instruction) -> PureOp:
+    """p = whether the generic address lies in the state space's window."""
+    modifiers = Modifiers(instruction, "isspacep")
+    space = take_space(modifiers)
+    modifiers.done()
+    if space not in _IS_SPACE:
+        unsupported(instruction, "expected a state space")
+    d, a = (_scalar(operand) for operand in instruction.operands)
+    rank = SpecialRegister("%cluster_ctarank")
+    return PureOp(_IS_SPACE[space], ("pred",), ("u64", "u32"), (d,), (a, rank))
+
+
+def _to_generic(addresses: Lanes) -> Lanes:
+    return addresses + _SHARED_WINDOW
+
+
+def _from_generic(addresses: Lanes) -> Lanes:
+    return addresses - _SHARED_WINDOW
+
+
+def _same(addresses: Lanes) -> Lanes:
+    return addresses
+
+
+def _into(window: int) -> Callable[[Lanes], Lanes]:
+    """Addresses of a space's window, from ones within the space or generic ones."""
+    base = np.uint64(window)
+    return lambda addresses: (addresses & _LOW) | base
+
+
+@pure("cvta", section="Data Movement and Conversion Instructions: cvta")
+def convert_address(instruction: Instruction) -> PureOp:
+    """An address of a state space to a generic one; `.to` the other way."""
+    modifiers = Modifiers(instruction, "cvta")
+    from_generic = modifiers.flag("to")
+    space = take_space(modifiers)
+    width = modifiers.one_of("u64")
+    modifiers.done()
+    if space == "generic":
+        unsupported(instruction, "expected a state space")
+    function: Callable[[Lanes], Lanes]
+    if space.startswith("shared"):
+        function = _from_generic if from_generic else _to_generic
+    else:
+        function = _same if from_generic or space == "global" else _into(_WINDOWS[space])
+    d, a = (_scalar(operand) for operand in instruction.operands)
+    return PureOp(function, (width,), (width,), (d,), (a,))
+
+
+def _map_shared(addresses: Lanes, rank: Lanes) -> Lanes:
+    return (addresses & _OFFSET_MASK) | (rank.astype(np.uint64) << _RANK_SHIFT)
+
+
+def _map_generic(addresses: Lanes, rank: Lanes) -> Lanes:
+    return _map_shared(addresses, rank) + _SHARED_WINDOW
+
+
+@pure("mapa", section="Data Movement and Conversion Instructions: mapa")
+def map_address(instruction: Instruction) -> PureOp:
+    """The address in the cluster's CTA of rank b that corresponds to shared address a."""
+    modifiers = Modifiers(instruction, "mapa")
+    is_shared = modifiers.flag("shared::cluster")
+    type_ = modifiers.one_of("u32", "u64")
+    modifiers.done()
+    if type_ == "u32" and not is_shared:
+        unsupported(instruction, "a generic address has 64 bits")
+    d, a, b = (_scalar(operand) for operand in instruction.operands)
+    mapped = _map_shared if is_shared else _map_generic
+    function = mapped if type_ == "u64" else lambda x, rank: mapped(x, rank).astype(np.uint32)
+    return PureOp(function, (type_,), ("u64", "u32"), (d,), (a, b))
+
+
+def _rank_of(addresses: Lanes) -> Lanes:
+    return ((addresses >> _RANK_SHIFT) & _RANK_MASK).astype(np.uint32)
+
+
+@pure("getctarank", section="Data Movement and Conversion Instructions: getctarank")
+def get_cta_rank(instruction: Instruction) -> PureOp:
+    """The rank of the CTA whose shared memory an address lies in."""
+    modifiers = Modifiers(instruction, "getctarank")
+    modifiers.flag("shared::cluster")
+    modifiers.one_of("u32", "u64")
+    modifiers.done()
+    d, a = (_scalar(operand) for operand in instruction.operands)
+    return PureOp(_rank_of, ("u32",), ("u64",), (d,), (a,))
+
+
+@pure("createpolicy", section="Data Movement and Conversion Instructions: createpolicy")
+def create_policy(instruction: Instruction) -> PureOp:
+    """An opaque cache policy."""
+    modifiers = Modifiers(instruction, "createpolicy")
+    modifiers.one_of("fractional", "range", "cvt")
+    modifiers.flag("global")
+    modifiers.drop_hints()
+    modifiers.flag("L2")
+    modifiers.one_of("b64")
+    modifiers.done()
+    return PureOp(lambda: _POLICY, ("b64",), (), (_scalar(instruction.operands[0]),), ())
+
+
+@visible("prefetch", "prefetchu", section="Data Movement and Conversion Instructions: prefetch")
+def prefetch(instruction: Instruction) -> Step:
+    """Bring a line into a cache: no effect; an invalid address is no fault either."""
+    modifiers = Modifiers(instruction, instruction.modifiers[0])
+    modifiers.drop_hints()
+    take_space(modifiers)
+    modifiers.one_of("L1", "L2", "tensormap", default="L2")
+    modifiers.done()
+    return lambda warp, mask: None
+
+
+@visible(
+    "applypriority",
+    "discard",
+    section="Data Movement and Conversion Instructions: applypriority, discard",
+)
+def cache_line(instruction: Instruction) -> Step:
+    """Change the eviction priority of a line, or drop it unwritten: only the address is checked.
+
+    `discard` makes the bytes undefined; they keep their values here.
+    """
+    modifiers = Modifiers(instruction, instruction.modifiers[0])
+    space = take_space(modifiers)
+    modifiers.drop_hints()
+    modifiers.flag("L2")
+    modifiers.done()
+    memory = LaneMemory(instruction, instruction.operands[0], space, 8, 16)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        memory.check(warp, mask)
+
+    return step

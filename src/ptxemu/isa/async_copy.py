@@ -1,0 +1,141 @@
+"""Asynchronous copies of threads (PTX ISA, "Data Movement and Conversion Instructions: Asynchronous
+copy": cp.async, cp.async.commit_group, cp.async.wait_group and wait_all; and
+"cp.async.mbarrier.arrive")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.engines.copy_operation import fault
+from ptxemu.engines.cp_async import ThreadCopies, copy_groups, issue_arrival
+from ptxemu.isa.copy_operands import wait
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.operands import LaneReader, address_reader, reader
+from ptxemu.syntax.ast import Instruction, IntImmediate, NegatedRegister, Operand, Register
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+
+@visible("cp.async", section="Data Movement and Conversion Instructions: cp.async")
+def copy(instruction: Instruction) -> Step:
+    """[dst] = [src] for cp-size bytes; those beyond src-size, or all with ignore-src, are zero."""
+    modifiers = Modifiers(instruction, "cp.async")
+    has_policy = modifiers.flag("L2::cache_hint")
+    cache = modifiers.one_of("ca", "cg")
+    modifiers.drop_hints()
+    modifiers.one_of("shared", "shared::cta")
+    modifiers.one_of("global")
+    modifiers.done()
+    target, source, size_operand, *rest = instruction.operands
+    size = _constant(instruction, size_operand)
+    if size not in (4, 8, 16) or (cache == "cg" and size != 16):
+        unsupported(instruction, f"cp-size {size} with .{cache}")
+    if len(rest) - has_policy not in (0, 1):
+        unsupported(instruction, "too many operands")
+    limit = rest[0] if len(rest) > has_policy else None
+    read_target, read_source = address_reader(target), address_reader(source)
+    read_counts = None if limit is None else _counts(limit, size)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        counts = None if read_counts is None else read_counts(warp)[mask]
+        operation = ThreadCopies(
+            warp, instruction, read_target(warp)[mask], read_source(warp)[mask], counts, size
+        )
+        warp.cta.machine.issue(operation)
+        copy_groups(warp).add(operation, mask)
+
+    return step
+
+
+def _counts(limit: Operand, size: int) -> LaneReader:
+    """Bytes that each lane reads, from src-size or the predicate ignore-src."""
+    is_predicate = isinstance(limit, NegatedRegister) or (
+        isinstance(limit, Register) and limit.type == "pred"
+    )
+    if is_predicate:
+        ignored = reader(limit, "pred")
+        return lambda warp: np.where(ignored(warp), 0, size)
+    read = reader(limit, "u32")
+    return lambda warp: read(warp).astype(np.int64)
+
+
+def _constant(instruction: Instruction, operand: Operand) -> int:
+    if not isinstance(operand, IntImmediate):
+        unsupported(instruction, f"operand {operand} must be a constant")
+    return operand.value
+
+
+@visible(
+    "cp.async.commit_group",
+    section="Data Movement and Conversion Instructions: cp.async.commit_group",
+)
+def commit_group(instruction: Instruction) -> Step:
+    """What the thread has issued since its last commit becomes a group."""
+    Modifiers(instruction, "cp.async.commit_group").done()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        copy_groups(warp).commit(mask)
+
+    return step
+
+
+@visible(
+    "cp.async.wait_group",
+    section="Data Movement and Conversion Instructions: cp.async.wait_group / cp.async.wait_all",
+)
+def wait_group(instruction: Instruction) -> Step:
+    """Wait until at most the n latest groups of the thread are incomplete."""
+    Modifiers(instruction, "cp.async.wait_group").done()
+    pending = _constant(instruction, instruction.operands[0])
+
+    def step(warp: Warp, mask: Mask) -> Blocked | None:
+        groups = copy_groups(warp)
+        return wait(warp, groups, groups.due(mask, pending), mask)
+
+    return step
+
+
+@visible(
+    "cp.async.wait_all",
+    section="Data Movement and Conversion Instructions: cp.async.wait_group / cp.async.wait_all",
+)
+def wait_all(instruction: Instruction) -> Step:
+    """commit_group, then wait_group 0."""
+    Modifiers(instruction, "cp.async.wait_all").done()
+
+    def step(warp: Warp, mask: Mask) -> Blocked | None:
+        groups = copy_groups(warp)
+        groups.commit(mask)
+        return wait(warp, groups, groups.due(mask, 0), mask)
+
+    return step
+
+
+@visible(
+    "cp.async.mbarrier.arrive",
+    section="Parallel Synchronization and Communication Instructions: cp.async.mbarrier.arrive",
+)
+def arrive(instruction: Instruction) -> Step:
+    """Arrive on the mbarrier when the thread's prior cp.async have completed.
+
+    Without .noinc the current phase waits for one arrival more, so that the count stays balanced.
+    """
+    modifiers = Modifiers(instruction, "cp.async.mbarrier.arrive")
+    counted = modifiers.flag("noinc")
+    modifiers.one_of("shared", "shared::cta", default="shared::cta")
+    modifiers.one_of("b64")
+    modifiers.done()
+    read = address_reader(instruction.operands[0])
+
+    def step(warp: Warp, mask: Mask) -> None:
+        addresses = read(warp)[mask]
+        if ((addresses & 0xFFFF_FFFF) >> 24 != warp.cta.rank).any():
+            fault(instruction, "the mbarrier is not in the executing CTA's shared memory")
+        issue_arrival(warp, instruction, mask, addresses, counted=counted)
+
+    return step

@@ -1,0 +1,200 @@
+"""Barriers of a CTA and of a cluster (PTX ISA, "Parallel Synchronization and Communication
+Instructions": bar, barrier, barrier.cluster)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ptxemu.engines.cluster_barrier import cluster_barrier
+from ptxemu.engines.named_barrier import Generation, named_barriers
+from ptxemu.errors import ExecutionError
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
+from ptxemu.machine.operands import reader, writer
+from ptxemu.syntax.ast import Instruction, Operand
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+_SECTION = "Parallel Synchronization and Communication Instructions: bar, barrier"
+Finish = Callable[["Warp", Mask, Generation], None]
+
+
+@visible("bar", "barrier", section=_SECTION)
+def cta_barrier(instruction: Instruction) -> Step:
+    """sync: arrive and wait; arrive: go on; red: sync and reduce a predicate of all threads."""
+    modifiers = Modifiers(instruction, instruction.modifiers[0])
+    modifiers.flag("cta")
+    is_aligned = modifiers.flag("aligned") or instruction.modifiers[0] == "bar"
+    mode = modifiers.one_of("sync", "arrive", "red")
+    operands = list(instruction.operands)
+    if mode == "red":
+        return _reduction(instruction, modifiers, is_aligned=is_aligned)
+    modifiers.done()
+    arrive = _arrival(instruction, operands[0], operands[1:], is_aligned=is_aligned)
+    if mode == "sync":
+        return _synchronise(arrive, lambda warp, mask, generation: None)
+    if len(operands) == 1:
+        unsupported(instruction, "expected a thread count")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        number, generation = arrive(warp, mask)
+        named_barriers(warp.cta).try_complete(number, generation)
+
+    return step
+
+
+def _reduction(instruction: Instruction, modifiers: Modifiers, *, is_aligned: bool) -> Step:
+    operation = modifiers.one_of("popc", "and", "or")
+    modifiers.one_of("u32" if operation == "popc" else "pred")
+    modifiers.done()
+    destination, number, *count, predicate = instruction.operands
+    arrive = _arrival(instruction, number, count, is_aligned=is_aligned)
+    write, read = writer(destination), reader(predicate, "pred")
+
+    def contribute(warp: Warp, mask: Mask) -> tuple[int, Generation]:
+        id_, generation = arrive(warp, mask)
+        held = read(warp)[mask]
+        generation.num_holding += int(held.sum())
+        generation.all_hold = generation.all_hold and bool(held.all())
+        return id_, generation
+
+    def finish(warp: Warp, mask: Mask, generation: Generation) -> None:
+        if operation == "popc":
+            write(warp, np.full(WARP_SIZE, generation.num_holding, dtype=np.uint32), mask)
+        else:
+            held = generation.all_hold if operation == "and" else generation.num_holding > 0
+            write(warp, np.full(WARP_SIZE, held), mask)
+
+    return _synchronise(contribute, finish)
+
+
+def _arrival(
+    instruction: Instruction, number: Operand, count: list[Operand], *, is_aligned: bool
+) -> Callable[[Warp, Mask], tuple[int, Generation]]:
+    read_number = reader(number, "u32")
+    read_count = reader(count[0], "u32") if count else None
+
+    def arrive(warp: Warp, mask: Mask) -> tuple[int, Generation]:
+        id_ = _same(instruction, read_number(warp)[mask])
+        threads = None if read_count is None else _same(instruction, read_count(warp)[mask])
+        try:
+            barriers = named_barriers(warp.cta)
+            return id_, barriers.arrive(warp, id_, threads, mask, is_aligned=is_aligned)
+        except ExecutionError as error:
+            raise ExecutionError(f"{instruction.span}: {warp.label}: {error}") from None
+
+    return arrive
+
+
+def _same(instruction: Instruction, values: Lanes) -> int:
+    value = int(values[0])
+    if (values != value).any():
+        raise ExecutionError(f"{instruction.span}: the lanes give different barriers or counts")
+    return value
+
+
+def _synchronise(arrive: Callable[[Warp, Mask], tuple[int, Generation]], finish: Finish) -> Step:
+    """Arrive, wait for the release, learn what was released."""
+
+    def step(warp: Warp, mask: Mask) -> Blocked:
+        barriers = named_barriers(warp.cta)
+        number, generation = arrive(warp, mask)
+
+        def resume() -> None:
+            observer = warp.cta.machine.observer
+            if observer is not None:
+                observer.acquired(warp, barriers.token(number, generation), "cta")
+            finish(warp, mask, generation)
+
+        return Blocked(
+            lambda: barriers.try_complete(number, generation),
+            lambda: barriers.describe(number, generation),
+            resume,
+        )
+
+    return step
+
+
+@dataclass(slots=True)
+class _ClusterArrivals:
+    """A warp's arrivals at the cluster's barrier."""
+
+    phase: int
+    not_waited: Mask
+    """Lanes that have arrived and not waited since."""
+
+
+def _cluster_arrivals(warp: Warp) -> _ClusterArrivals:
+    found = warp.state.get("cluster_barrier")
+    if found is None:
+        nobody = np.zeros(WARP_SIZE, dtype=np.bool_)
+        found = warp.state["cluster_barrier"] = _ClusterArrivals(0, nobody)
+    return cast(_ClusterArrivals, found)
+
+
+@visible("barrier.cluster.arrive", section="barrier.cluster")
+def cluster_arrive(instruction: Instruction) -> Step:
+    """Arrive at the cluster's barrier; .relaxed orders no memory access."""
+    modifiers = Modifiers(instruction, "barrier.cluster.arrive")
+    order = modifiers.one_of("release", "relaxed", default="release")
+    modifiers.flag("aligned")
+    modifiers.done()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        barrier = cluster_barrier(warp.cta.cluster)
+        machine = warp.cta.machine
+        if machine.observer is not None:
+            scope = "cluster" if order == "release" else "relaxed"
+            machine.observer.released(warp, barrier.token(barrier.phase), scope)
+        own = _cluster_arrivals(warp)
+        own.phase = barrier.arrive(warp, mask)
+        again = (own.not_waited & mask).any()
+        own.not_waited = own.not_waited | mask
+        if again:
+            machine.complain(
+                "error",
+                "cluster-barrier-arrived-twice",
+                "a second barrier.cluster.arrive before the wait for the first",
+                warp,
+                instruction,
+            )
+
+    return step
+
+
+@visible("barrier.cluster.wait", section="barrier.cluster")
+def cluster_wait(instruction: Instruction) -> Step:
+    """Wait for the phase that this thread has arrived at."""
+    modifiers = Modifiers(instruction, "barrier.cluster.wait")
+    modifiers.flag("acquire")
+    modifiers.flag("aligned")
+    modifiers.done()
+
+    def step(warp: Warp, mask: Mask) -> Blocked:
+        barrier = cluster_barrier(warp.cta.cluster)
+        machine = warp.cta.machine
+        own = _cluster_arrivals(warp)
+        if (mask & ~own.not_waited).any():
+            raise ExecutionError(
+                f"{instruction.span}: {warp.label}: barrier.cluster.wait without an arrive"
+            )
+        own.not_waited = own.not_waited & ~mask
+        awaited = own.phase
+
+        def resume() -> None:
+            if machine.observer is not None:
+                machine.observer.acquired(warp, barrier.token(awaited), "cluster")
+
+        return Blocked(
+            lambda: barrier.has_completed(awaited),
+            lambda: barrier.describe(awaited),
+            resume,
+        )
+
+    return step

@@ -1,0 +1,179 @@
+"""PTX ISA "Integer Arithmetic Instructions": counting, finding, moving and masking bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.isa.forms import build, select
+from ptxemu.isa.registry import Modifiers, pure
+from ptxemu.machine.decoded import PureOp
+from ptxemu.numerics.dtypes import F8, I8, U1, U4, U8, Array, constant, split
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Integer Arithmetic Instructions"
+_NONE = constant(0xFFFFFFFF, U4)
+_BYTE = constant(0xFF, U4)
+_FIVE_BITS = constant(31, U4)
+_THIRTY_TWO = constant(32, U4)
+_ALL_ONES = constant(0xFFFFFFFF, U4)
+_SIXTY_FOUR = constant(64, U8)
+_REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], U1)
+
+
+@pure("popc", section=f"{SECTION}: popc")
+def popc(instruction: Instruction) -> PureOp:
+    """The number of one bits ("...: popc")."""
+    type_ = _only_type(instruction, "popc", "b32", "b64")
+    return build(instruction, lambda a: np.bitwise_count(a).astype(U4), "u32", (type_,))
+
+
+def bit_length(values: Array) -> Array:
+    """One more than the place of the highest one bit, 0 for 0 (u32 of u32 or u64)."""
+    if values.dtype == U4:
+        return np.frexp(values.astype(F8))[1].view(U4)
+    upper = (values >> constant(32, U8)).astype(U4)
+    in_upper = bit_length(upper) + _THIRTY_TWO
+    return select(upper != 0, in_upper, bit_length(values.astype(U4)))
+
+
+@pure("clz", section=f"{SECTION}: clz")
+def clz(instruction: Instruction) -> PureOp:
+    """The number of leading zero bits ("...: clz")."""
+    type_ = _only_type(instruction, "clz", "b32", "b64")
+    width = constant(int(type_[1:]), U4)
+    return build(instruction, lambda a: width - bit_length(a), "u32", (type_,))
+
+
+@pure("bfind", section=f"{SECTION}: bfind")
+def bfind(instruction: Instruction) -> PureOp:
+    """The place of the highest bit that is no sign bit, or its shift to the left ("...: bfind")."""
+    modifiers = Modifiers(instruction, "bfind")
+    is_shift = modifiers.flag("shiftamt")
+    type_ = modifiers.one_of("u32", "s32", "u64", "s64")
+    modifiers.done()
+    highest = constant(int(type_[1:]) - 1, U4)
+    unsigned = np.dtype(f"u{int(type_[1:]) // 8}")
+
+    def function(a: Array) -> Array:
+        magnitude = select(a < 0, ~a, a).view(unsigned)
+        place = bit_length(magnitude) - constant(1, U4)
+        return select(magnitude == 0, _NONE, highest - place) if is_shift else place
+
+    return build(instruction, function, "u32", (type_,))
+
+
+@pure("fns", section=f"{SECTION}: fns")
+def fns(instruction: Instruction) -> PureOp:
+    """The place of the n-th set bit of a mask from a base on, upwards or downwards ("...: fns")."""
+    _only_type(instruction, "fns", "b32")
+
+    def function(mask: Array, base: Array, offset: Array) -> Array:
+        rows = zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True)
+        return np.array([_find_nth(*row) for row in rows], U4)
+
+    return build(instruction, function, "b32", ("b32", "u32", "s32"))
+
+
+def _find_nth(mask: int, base: int, offset: int) -> int:
+    if offset == 0:
+        return base if base < 32 and mask >> base & 1 else 0xFFFFFFFF
+    places = range(base, 32) if offset > 0 else range(min(base, 31), -1, -1)
+    found = [place for place in places if mask >> place & 1]
+    return found[abs(offset) - 1] if len(found) >= abs(offset) else 0xFFFFFFFF
+
+
+@pure("brev", section=f"{SECTION}: brev")
+def brev(instruction: Instruction) -> PureOp:
+    """The bits in reverse order ("...: brev")."""
+    type_ = _only_type(instruction, "brev", "b32", "b64")
+    function = lambda a: _REVERSED[split(a, U1)].view(a.dtype).byteswap()
+    return build(instruction, function, type_, (type_,))
+
+
+@pure("bfe", section=f"{SECTION}: bfe")
+def bfe(instruction: Instruction) -> PureOp:
+    """The bit field of `len` bits from `pos` on, zero- or sign-extended ("...: bfe").
+
+    Bits beyond the operand's highest are its sign, or zero; the field's own sign is its last bit.
+    """
+    type_ = _only_type(instruction, "bfe", "u32", "s32", "u64", "s64")
+    signed = type_[0] == "s"
+    wide, narrow = (
+        (I8 if signed else U8),
+        np.dtype(f"{'i' if signed else 'u'}{int(type_[1:]) // 8}"),
+    )
+
+    def function(a: Array, position: Array, length: Array) -> Array:
+        shifted = a.astype(wide) >> (position & _BYTE).astype(wide)
+        # INVARIANT: shifting by 64 or more gives zero, or the sign, in NumPy.
+        unused = (_SIXTY_FOUR - np.minimum((length & _BYTE).astype(U8), _SIXTY_FOUR)).astype(wide)
+        field = ((shifted << unused) >> unused).astype(narrow)
+        return select((length & _BYTE) == 0, np.zeros_like(field), field)
+
+    return build(instruction, function, type_, (type_, "u32", "u32"))
+
+
+@pure("bfi", section=f"{SECTION}: bfi")
+def bfi(instruction: Instruction) -> PureOp:
+    """b with `len` low bits of a inserted at `pos` ("...: bfi")."""
+    type_ = _only_type(instruction, "bfi", "b32", "b64")
+    dtype = np.dtype(f"u{int(type_[1:]) // 8}")
+    ones = constant((1 << int(type_[1:])) - 1, dtype)
+
+    def function(a: Array, b: Array, position: Array, length: Array) -> Array:
+        place = (position & _BYTE).astype(dtype)
+        mask = ~(ones << (length & _BYTE).astype(dtype)) << place
+        inserted: Array = (b & ~mask) | ((a << place) & mask)
+        return inserted
+
+    return build(instruction, function, type_, (type_, type_, "u32", "u32"))
+
+
+@pure("szext", section=f"{SECTION}: szext")
+def szext(instruction: Instruction) -> PureOp:
+    """The low N bits, zero- or sign-extended ("...: szext")."""
+    modifiers = Modifiers(instruction, "szext")
+    clamps = modifiers.one_of("clamp", "wrap") == "clamp"
+    signed = modifiers.one_of("u32", "s32") == "s32"
+    modifiers.done()
+
+    def function(a: Array, count: Array) -> Array:
+        bits = count & _FIVE_BITS
+        mask = _ALL_ONES << bits
+        if clamps:
+            mask = select(count >= _THIRTY_TWO, np.zeros_like(mask), mask)
+        result = a & ~mask
+        if signed:  # without bits, or with all of them, the mask adds no sign
+            sign = (a >> ((bits - constant(1, U4)) & _FIVE_BITS)) & constant(1, U4)
+            result = select((sign != 0) & (bits != 0), result | mask, result)
+        return result
+
+    return build(instruction, function, "b32", ("b32", "u32"))
+
+
+@pure("bmsk", section=f"{SECTION}: bmsk")
+def bmsk(instruction: Instruction) -> PureOp:
+    """A mask of `width` ones from bit `position` on ("...: bmsk")."""
+    modifiers = Modifiers(instruction, "bmsk")
+    clamps = modifiers.one_of("clamp", "wrap") == "clamp"
+    modifiers.one_of("b32")
+    modifiers.done()
+
+    def function(position: Array, width: Array) -> Array:
+        start = position & _FIVE_BITS
+        below = _ALL_ONES << start
+        # INVARIANT: shifting by 32 or more gives zero in NumPy: a sum beyond 31 clears the upper.
+        above = _ALL_ONES << (start + (width & _FIVE_BITS))
+        if clamps:
+            below = select(position >= _THIRTY_TWO, np.zeros_like(below), below)
+            above = select(width >= _THIRTY_TWO, np.zeros_like(above), above)
+        return below & ~above
+
+    return build(instruction, function, "b32", ("u32", "u32"))
+
+
+def _only_type(instruction: Instruction, opcode: str, *types: str) -> str:
+    modifiers = Modifiers(instruction, opcode)
+    type_ = modifiers.one_of(*types)
+    modifiers.done()
+    return type_

@@ -1,0 +1,244 @@
+"""Bulk copies (PTX ISA, "Data Movement and Conversion Instructions: Bulk copy": cp.async.bulk,
+cp.reduce.async.bulk, cp.async.bulk.prefetch, cp.async.bulk.commit_group and wait_group)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.engines.bulk_copy import (
+    check_unit,
+    destinations,
+    shared_place,
+    signal_of,
+)
+from ptxemu.engines.copy_operation import GlobalRange, SharedRange, issue_copy
+from ptxemu.engines.groups import groups_of
+from ptxemu.engines.reductions import Combine, reduction
+from ptxemu.isa.copy_operands import (
+    BULK_GROUP,
+    COMPLETE_TX,
+    addresses,
+    each_lane,
+    issues,
+    take_route,
+    trailing,
+    wait,
+)
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.operands import reader
+from ptxemu.syntax.ast import Instruction, IntImmediate
+
+if TYPE_CHECKING:
+    from ptxemu.engines.copy_operation import Place
+    from ptxemu.machine.warp import Warp
+
+_SECTION = "Data Movement and Conversion Instructions: "
+OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_BITWISE = ("and", "or", "xor")
+_GLOBAL_TYPES = {
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(_BITWISE, ("b32", "b64")),
+}
+_SHARED_TYPES = {
+    "add": ("u32", "s32", "u64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(_BITWISE, ("b32",)),
+}
+
+
+@visible("cp.async.bulk", section=_SECTION + "cp.async.bulk")
+def copy(instruction: Instruction) -> Step:
+    """[dst] = [src] for `size` bytes."""
+    modifiers = Modifiers(instruction, "cp.async.bulk")
+    has_policy = modifiers.flag("L2::cache_hint")
+    target, source = take_route(modifiers, instruction)
+    if target == "global":
+        return _to_global(instruction, modifiers, source, has_policy, None)
+    return _to_shared(instruction, modifiers, (target, source), has_policy, None)
+
+
+@visible("cp.reduce.async.bulk", section=_SECTION + "cp.reduce.async.bulk")
+def reduce(instruction: Instruction) -> Step:
+    """[dst] = [dst] op [src] for the elements in `size` bytes."""
+    modifiers = Modifiers(instruction, "cp.reduce.async.bulk")
+    has_policy = modifiers.flag("L2::cache_hint")
+    target, source = take_route(modifiers, instruction)
+    if source != "shared::cta":
+        unsupported(instruction, "the source must be in shared::cta")
+    operation, type_ = modifiers.one_of(*OPERATIONS), modifiers.type()
+    has_noftz = modifiers.flag("noftz")
+    if has_noftz != (operation == "add" and type_ in ("f16", "bf16")):
+        unsupported(instruction, "add of f16 and bf16 is .noftz, nothing else is")
+    known = _GLOBAL_TYPES if target == "global" else _SHARED_TYPES
+    combine = reduction(operation, type_)
+    if type_ not in known[operation] or combine is None:
+        unsupported(instruction, f"there is no .{operation}.{type_} to {target}")
+    if target == "global":
+        return _to_global(instruction, modifiers, source, has_policy, combine)
+    return _to_shared(instruction, modifiers, (target, source), has_policy, combine)
+
+
+def _to_shared(
+    instruction: Instruction,
+    modifiers: Modifiers,
+    route: tuple[str, str],
+    has_policy: bool,
+    combine: Combine | None,
+) -> Step:
+    """Into shared memory of this or another CTA; completes on an mbarrier."""
+    modifiers.one_of(COMPLETE_TX)
+    multicast = modifiers.flag("multicast::cluster")
+    modifiers.done()
+    target, source = route
+    if multicast and route != ("shared::cluster", "global"):
+        unsupported(instruction, ".multicast::cluster is for global to shared::cluster")
+    optional = trailing(instruction, 4, {"ctas": multicast, "policy": has_policy})
+    read_target, read_source = (addresses(instruction, o) for o in instruction.operands[:2])
+    read_size = reader(instruction.operands[2], "u32")
+    read_barrier = addresses(instruction, instruction.operands[3])
+    read_ctas = None if optional["ctas"] is None else reader(optional["ctas"], "u16")
+    kind = "cp.async.bulk" if combine is None else "cp.reduce.async.bulk"
+
+    def step(warp: Warp, mask: Mask) -> None:
+        cta = warp.cta
+        targets, sources, barriers = (r(warp) for r in (read_target, read_source, read_barrier))
+        sizes = read_size(warp)
+        for lane, _ in each_lane(mask):
+            size = int(sizes[lane])
+            check_unit(instruction, "size", size)
+            owner, offset = shared_place(
+                cta, int(targets[lane]), size, instruction, own=target == "shared::cta"
+            )
+            check_unit(instruction, "shared address", offset)
+            barrier = shared_place(cta, int(barriers[lane]), 8, instruction, own=False)
+            at = int(sources[lane])
+            check_unit(instruction, f"{source} address", at)
+            place: Place = GlobalRange(at, size)
+            if source != "global":
+                place = SharedRange(*shared_place(cta, at, size, instruction, own=True), size)
+            chosen = None if read_ctas is None else int(read_ctas(warp)[lane])
+            for destination in destinations(cta, owner, chosen, instruction):
+                signal = signal_of(
+                    destination, barrier, size, instruction, multicast=multicast, cta_group=1
+                )
+                issue_copy(
+                    warp,
+                    instruction,
+                    kind,
+                    place,
+                    SharedRange(destination, offset, size),
+                    size=size,
+                    combine=combine,
+                    signal=signal,
+                )
+
+    return step
+
+
+def _to_global(
+    instruction: Instruction,
+    modifiers: Modifiers,
+    source: str,
+    has_policy: bool,
+    combine: Combine | None,
+) -> Step:
+    """From the CTA's shared memory to global memory; completes as part of a bulk group."""
+    modifiers.one_of(BULK_GROUP)
+    has_mask = combine is None and modifiers.flag("cp_mask")
+    modifiers.done()
+    if source != "shared::cta":
+        unsupported(instruction, "the source must be in shared::cta")
+    optional = trailing(instruction, 3, {"policy": has_policy, "bytes": has_mask})
+    read_target, read_source = (addresses(instruction, o) for o in instruction.operands[:2])
+    read_size = reader(instruction.operands[2], "u32")
+    read_bytes = None if optional["bytes"] is None else reader(optional["bytes"], "u16")
+    kind = "cp.async.bulk" if combine is None else "cp.reduce.async.bulk"
+
+    def step(warp: Warp, mask: Mask) -> None:
+        targets, sources, sizes = read_target(warp), read_source(warp), read_size(warp)
+        operands = [targets, sources, sizes]
+        if read_bytes is not None:
+            operands.append(read_bytes(warp))
+        copies = issues(mask, operands) if combine is None else each_lane(mask)
+        for lane, lanes in copies:
+            size, address = int(sizes[lane]), int(targets[lane])
+            check_unit(instruction, "size", size)
+            check_unit(instruction, "global address", address)
+            owner, offset = shared_place(warp.cta, int(sources[lane]), size, instruction, own=True)
+            check_unit(instruction, "shared address", offset)
+            chosen = None
+            if read_bytes is not None:
+                chosen = (int(operands[3][lane]) >> np.arange(16) & 1).astype(np.bool_)
+            operation = issue_copy(
+                warp,
+                instruction,
+                kind,
+                SharedRange(owner, offset, size),
+                GlobalRange(address, size, chosen),
+                size=size,
+                combine=combine,
+            )
+            groups_of(warp, "bulk").add(operation, lanes)
+
+    return step
+
+
+@visible("cp.async.bulk.prefetch", section=_SECTION + "cp.async.bulk.prefetch")
+def prefetch(instruction: Instruction) -> Step:
+    """Into the L2 cache: only the operands are checked."""
+    modifiers = Modifiers(instruction, "cp.async.bulk.prefetch")
+    has_policy = modifiers.flag("L2::cache_hint")
+    modifiers.one_of("L2")
+    modifiers.one_of("global")
+    modifiers.done()
+    trailing(instruction, 2, {"policy": has_policy})
+    read_source = addresses(instruction, instruction.operands[0])
+    read_size = reader(instruction.operands[1], "u32")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        sources, sizes = read_source(warp), read_size(warp)
+        for lane in np.flatnonzero(mask).tolist():
+            check_unit(instruction, "global address", int(sources[lane]))
+            check_unit(instruction, "size", int(sizes[lane]))
+
+    return step
+
+
+@visible("cp.async.bulk.commit_group", section=_SECTION + "cp.async.bulk.commit_group")
+def commit_group(instruction: Instruction) -> Step:
+    """What the thread has issued with .bulk_group since its last commit becomes a group."""
+    Modifiers(instruction, "cp.async.bulk.commit_group").done()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        groups_of(warp, "bulk").commit(mask)
+
+    return step
+
+
+@visible("cp.async.bulk.wait_group", section=_SECTION + "cp.async.bulk.wait_group")
+def wait_group(instruction: Instruction) -> Step:
+    """Wait until at most the n latest bulk groups of the thread are pending.
+
+    With .read only until their sources have been read.
+    """
+    modifiers = Modifiers(instruction, "cp.async.bulk.wait_group")
+    reads_only = modifiers.flag("read")
+    modifiers.done()
+    operand = instruction.operands[0]
+    if not isinstance(operand, IntImmediate):
+        unsupported(instruction, "the number of groups must be a constant")
+    pending = operand.value
+
+    def step(warp: Warp, mask: Mask) -> Blocked | None:
+        groups = groups_of(warp, "bulk")
+        due = groups.due(mask, pending, reads_only=reads_only)
+        return wait(warp, groups, due, mask, reads_only=reads_only)
+
+    return step

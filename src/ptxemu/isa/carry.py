@@ -1,0 +1,140 @@
+"""PTX ISA "Extended-Precision Integer Arithmetic Instructions": the carry flag.
+
+CC.CF is a register that these instructions read and write without naming it, so they are steps on
+the warp and not pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.isa.forms import Function
+from ptxemu.isa.integer import high_product
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lanes import WARP_SIZE, Mask, merged
+from ptxemu.machine.operands import reader, writer
+from ptxemu.numerics.dtypes import Array
+from ptxemu.syntax.ast import Instruction
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+SECTION = "Extended-Precision Integer Arithmetic Instructions"
+_TYPES = ("u32", "s32", "u64", "s64")
+_STATE = "carry"
+Operation = Callable[..., tuple[Array, Array]]
+
+
+def _carry(warp: Warp) -> Array:
+    """The warp's CC.CF, one a lane."""
+    flag = warp.state.get(_STATE)
+    return flag if isinstance(flag, np.ndarray) else np.zeros(WARP_SIZE, np.bool_)
+
+
+def sum_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """a + b + carry, and whether that needs one bit more."""
+    partial = a + b
+    total = partial + carry
+    return total, (partial < a) | (total < partial)
+
+
+def difference_with_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
+    """a - (b + borrow), and whether that is negative."""
+    partial = a - b
+    return partial - borrow, (a < b) | (partial < borrow)
+
+
+def _step(
+    instruction: Instruction,
+    operation: Operation,
+    type_: str,
+    *,
+    takes_carry: bool,
+    gives_carry: bool,
+) -> Step:
+    """A step that reads sources, and CC.CF, as unsigned numbers."""
+    destination, *sources = instruction.operands
+    unsigned = f"u{type_[1:]}"
+    readers = [reader(source, unsigned) for source in sources]
+    write = writer(destination)
+    no_carry = np.zeros(WARP_SIZE, np.bool_)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        old = _carry(warp)
+        values = [read(warp) for read in readers]
+        result, carry = operation(*values, old if takes_carry else no_carry)
+        write(warp, result, mask)
+        if gives_carry:
+            warp.state[_STATE] = merged(mask, carry, old)
+
+    return step
+
+
+def _sum_form(instruction: Instruction, opcode: str, operation: Operation) -> Step:
+    modifiers = Modifiers(instruction, opcode)
+    gives_carry = "." in opcode or modifiers.flag("cc")
+    type_ = modifiers.one_of(*_TYPES)
+    modifiers.done()
+    if len(instruction.operands) != 3:
+        unsupported(instruction, "expected three operands")
+    takes_carry = "." not in opcode
+    return _step(instruction, operation, type_, takes_carry=takes_carry, gives_carry=gives_carry)
+
+
+@visible("add.cc", section=f"{SECTION}: add.cc")
+def add_cc(instruction: Instruction) -> Step:
+    """d = a + b; CC.CF is the carry ("...: add.cc")."""
+    return _sum_form(instruction, "add.cc", sum_with_carry)
+
+
+@visible("addc", section=f"{SECTION}: addc")
+def addc(instruction: Instruction) -> Step:
+    """d = a + b + CC.CF ("...: addc")."""
+    return _sum_form(instruction, "addc", sum_with_carry)
+
+
+@visible("sub.cc", section=f"{SECTION}: sub.cc")
+def sub_cc(instruction: Instruction) -> Step:
+    """d = a - b; CC.CF is the borrow ("...: sub.cc")."""
+    return _sum_form(instruction, "sub.cc", difference_with_borrow)
+
+
+@visible("subc", section=f"{SECTION}: subc")
+def subc(instruction: Instruction) -> Step:
+    """d = a - (b + CC.CF) ("...: subc")."""
+    return _sum_form(instruction, "subc", difference_with_borrow)
+
+
+def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -> Step:
+    modifiers = Modifiers(instruction, opcode)
+    is_high = opcode.endswith("hi") or (opcode == "madc" and modifiers.one_of("hi", "lo") == "hi")
+    gives_carry = modifiers.flag("cc")
+    type_ = modifiers.one_of(*_TYPES)
+    modifiers.done()
+    if len(instruction.operands) != 4:
+        unsupported(instruction, "expected four operands")
+    signed, unsigned = np.dtype(f"{type_[0].replace('s', 'i')}{int(type_[1:]) // 8}"), type_[1:]
+    half: Function = high_product(type_) if is_high else np.multiply
+
+    def operation(a: Array, b: Array, c: Array, carry: Array) -> tuple[Array, Array]:
+        product = half(a.view(signed), b.view(signed)).view(f"u{int(unsigned) // 8}")
+        return sum_with_carry(product, c, carry)
+
+    return _step(instruction, operation, type_, takes_carry=takes_carry, gives_carry=gives_carry)
+
+
+@visible("mad.lo.cc", "mad.hi.cc", section=f"{SECTION}: mad.cc")
+def mad_cc(instruction: Instruction) -> Step:
+    """d = half of a * b, plus c; CC.CF is the carry of that sum ("...: mad.cc")."""
+    opcode = ".".join(instruction.modifiers[:2])
+    return _product_form(instruction, opcode, takes_carry=False)
+
+
+@visible("madc", section=f"{SECTION}: madc")
+def madc(instruction: Instruction) -> Step:
+    """d = half of a * b, plus c and CC.CF ("...: madc")."""
+    return _product_form(instruction, "madc", takes_carry=True)

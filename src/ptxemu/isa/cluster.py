@@ -1,0 +1,237 @@
+"""Work and data of other CTAs (PTX ISA, "Parallel Synchronization and Communication Instructions:
+clusterlaunchcontrol, red.async", "Data Movement and Conversion Instructions: st.async").
+
+A response of try_cancel is opaque to programs: three words are the first CTA's ctaid, the fourth
+tells success from failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.engines.mbarrier import mbarriers
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.isa.memory_operands import Values, source, take_shape
+from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
+from ptxemu.machine.access import locate_shared, report
+from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.lanes import Lanes, Mask
+from ptxemu.machine.operands import address_reader
+from ptxemu.numerics import atomic
+from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.warp import Warp
+
+_SECTION = "Parallel Synchronization and Communication Instructions: clusterlaunchcontrol"
+_RESPONSE_BYTES = 16
+_SUCCESS, _FAILURE = 0xC1A1_0001, 0xC1A1_0000
+
+
+@visible("clusterlaunchcontrol.try_cancel", section=_SECTION + ".try_cancel")
+def try_cancel(instruction: Instruction) -> Step:
+    """Ask for the work of a cluster that has not started; 16 bytes and 16 tx come back later."""
+    modifiers = Modifiers(instruction, "clusterlaunchcontrol.try_cancel")
+    modifiers.one_of("async")
+    modifiers.one_of("shared::cta", default="shared::cta")
+    modifiers.one_of("mbarrier::complete_tx::bytes")
+    multicast = modifiers.flag("multicast::cluster::all")
+    modifiers.one_of("b128")
+    modifiers.done()
+    read_response, read_barrier = (address_reader(operand) for operand in instruction.operands)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        responses, barriers = read_response(warp), read_barrier(warp)
+        for lane in np.flatnonzero(mask).tolist():
+            response, barrier = int(responses[lane]), int(barriers[lane])
+            _, offset = locate_shared(warp.cta, response, _RESPONSE_BYTES, instruction)
+            _, barrier_offset = locate_shared(warp.cta, barrier, 8, instruction)
+            if offset % _RESPONSE_BYTES:
+                raise ExecutionError(
+                    f"{instruction.span}: {instruction.opcode}: {warp.label}: response at "
+                    f"0x{offset:x}: expected {_RESPONSE_BYTES}-byte alignment"
+                )
+            receivers = warp.cta.cluster.ctas if multicast else [warp.cta]
+            _cancel(warp, instruction, receivers, offset, barrier_offset)
+
+    return step
+
+
+def _cancel(
+    warp: Warp, instruction: Instruction, receivers: list[Cta], offset: int, barrier: int
+) -> None:
+    machine = warp.cta.machine
+    operation = AsyncOperation("clusterlaunchcontrol.try_cancel", warp, instruction)
+
+    def answer() -> None:
+        first = machine.cancel_cluster()
+        words = (*first, _SUCCESS) if first is not None else (0, 0, 0, _FAILURE)
+        data = np.array(words, dtype=np.uint32).view(np.uint8)
+        operation.details["ctaid"] = first
+        for cta in receivers:
+            cta.shared[offset : offset + _RESPONSE_BYTES] = data
+            _report(operation, cta, offset, _RESPONSE_BYTES, AccessKind.WRITE, Proxy.ASYNC)
+
+    def signal(cta: Cta) -> Callable[[], None]:
+        return lambda: mbarriers(cta).complete_tx(operation, barrier, _RESPONSE_BYTES)
+
+    operation.steps.append(answer)
+    operation.steps.extend(signal(cta) for cta in receivers)
+    machine.issue(operation)
+
+
+def _report(
+    operation: AsyncOperation,
+    cta: Cta,
+    offset: int,
+    size: int,
+    kind: AccessKind,
+    proxy: Proxy,
+) -> None:
+    machine = cta.machine
+    if machine.observer is not None:
+        starts = np.array([offset], dtype=np.int64)
+        report(
+            machine,
+            operation,
+            Space.SHARED,
+            cta,
+            starts,
+            size,
+            kind,
+            operation.instruction,
+            proxy=proxy,
+        )
+
+
+def _is_canceled(response: Lanes) -> Lanes:
+    result: Lanes = response[:, 1] >> np.uint64(32) == np.uint64(_SUCCESS)
+    return result
+
+
+def _coordinate(axis: int) -> Callable[[Lanes], Lanes]:
+    half, shift = divmod(axis, 2)
+
+    def word(response: Lanes) -> Lanes:
+        words: Lanes = (response[:, half] >> np.uint64(32 * shift)).astype(np.uint32)
+        return words
+
+    return word
+
+
+def _all_coordinates(response: Lanes) -> tuple[Lanes, ...]:
+    return (*(_coordinate(axis)(response) for axis in range(3)), np.zeros(32, dtype=np.uint32))
+
+
+@pure("clusterlaunchcontrol.query_cancel", section=_SECTION + ".query_cancel")
+def query_cancel(instruction: Instruction) -> PureOp:
+    """Read a response: whether a cluster was cancelled, and the ctaid of its first CTA."""
+    modifiers = Modifiers(instruction, "clusterlaunchcontrol.query_cancel")
+    wanted = modifiers.one_of(
+        "is_canceled",
+        "get_first_ctaid::x",
+        "get_first_ctaid::y",
+        "get_first_ctaid::z",
+        "get_first_ctaid",
+    )
+    destination, response = instruction.operands
+    if not isinstance(response, Register):
+        unsupported(instruction, "expected a register")
+    if wanted == "get_first_ctaid":
+        modifiers.one_of("v4")
+        modifiers.one_of("b32")
+        modifiers.one_of("b128")
+        modifiers.done()
+        if not isinstance(destination, Vector):
+            unsupported(instruction, "expected a vector")
+        return PureOp(_all_coordinates, ("b32",) * 4, ("b128",), destination.elements, (response,))
+    modifiers.one_of("pred" if wanted == "is_canceled" else "b32")
+    modifiers.one_of("b128")
+    modifiers.done()
+    if not isinstance(destination, Register | Sink):
+        unsupported(instruction, "expected a register")
+    if wanted == "is_canceled":
+        return PureOp(_is_canceled, ("pred",), ("b128",), (destination,), (response,))
+    function = _coordinate("xyz".index(wanted[-1]))
+    return PureOp(function, ("b32",), ("b128",), (destination,), (response,))
+
+
+@visible("st.async", section="Data Movement and Conversion Instructions: st.async")
+def store_async(instruction: Instruction) -> Step:
+    """[a] = b in another CTA's shared memory some time later, then complete-tx on its mbarrier."""
+    modifiers = Modifiers(instruction, "st.async")
+    modifiers.flag("weak")
+    return _remote(instruction, modifiers, None)
+
+
+@visible("red.async", section="Parallel Synchronization and Communication Instructions: red.async")
+def reduce_async(instruction: Instruction) -> Step:
+    """[a] = [a] op b in another CTA's shared memory some time later, then complete-tx."""
+    modifiers = Modifiers(instruction, "red.async")
+    modifiers.flag("relaxed")
+    modifiers.flag("cluster")
+    name = modifiers.one_of("add", "min", "max", "inc", "dec", "and", "or", "xor")
+    return _remote(instruction, modifiers, name)
+
+
+def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) -> Step:
+    modifiers.one_of("shared::cluster")
+    modifiers.one_of("mbarrier::complete_tx::bytes")
+    type_, shape = take_shape(modifiers, instruction)
+    modifiers.done()
+    function = None if name is None else atomic.operation(name, type_)
+    if name is not None and function is None:
+        unsupported(instruction, f"there is no .{name} for .{type_}")
+    target, value, barrier = instruction.operands
+    read_target, read_barrier = address_reader(target), address_reader(barrier)
+    read = source(value, type_, shape)
+    size = shape.element * shape.count
+
+    def step(warp: Warp, mask: Mask) -> None:
+        targets, bars = read_target(warp)[mask], read_barrier(warp)[mask]
+        values = np.atleast_2d(read(warp, mask))
+        operation = AsyncOperation(".".join(instruction.modifiers[:2]), warp, instruction)
+        for number, address in enumerate(targets.tolist()):
+            cta, offset = locate_shared(warp.cta, address, size, instruction)
+            owner, bar = locate_shared(warp.cta, int(bars[number]), 8, instruction)
+            if offset % size or owner is not cta:
+                raise ExecutionError(
+                    f"{instruction.span}: {instruction.opcode}: {warp.label}: 0x{address:x}: "
+                    + ("misaligned" if offset % size else "the mbarrier is in another CTA")
+                )
+            words = np.ascontiguousarray(values[:, number])
+            operation.steps.append(_late_write(operation, cta, offset, words, function))
+            operation.steps.append(_late_signal(operation, cta, bar, size))
+        operation.sources_read = True
+        warp.cta.machine.issue(operation)
+
+    return step
+
+
+def _late_write(
+    operation: AsyncOperation,
+    cta: Cta,
+    offset: int,
+    words: Values,
+    function: atomic.Operation | None,
+) -> Callable[[], None]:
+    def write() -> None:
+        place = cta.shared[offset : offset + words.nbytes]
+        new = words if function is None else function(place.view(words.dtype), words)
+        place[:] = new.view(np.uint8)
+        kind = AccessKind.WRITE if function is None else AccessKind.ATOMIC
+        _report(operation, cta, offset, words.nbytes, kind, Proxy.GENERIC)
+
+    return write
+
+
+def _late_signal(
+    operation: AsyncOperation, cta: Cta, barrier: int, size: int
+) -> Callable[[], None]:
+    return lambda: mbarriers(cta).complete_tx(operation, barrier, size)

@@ -1,0 +1,246 @@
+"""PTX ISA "Data Movement and Conversion Instructions: cvt" between single numbers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ptxemu.isa.forms import Function, build_relaxed, types_of, width_of
+from ptxemu.isa.packed_convert import PACKED_FORMS, packed_cvt
+from ptxemu.isa.registry import Modifiers, pure, unsupported
+from ptxemu.machine.decoded import PureOp, identity
+from ptxemu.machine.lanes import VALUE
+from ptxemu.numerics import bf16, exact, f16, tf32
+from ptxemu.numerics import rounding as rnd
+from ptxemu.numerics.dtypes import F4, F8, Array
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Data Movement and Conversion Instructions: cvt"
+_INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
+_FLOATS = ("f16", "bf16", "f32", "f64")
+_FLOAT_MODES = ("rn", "rz", "rm", "rp")
+_INTEGRAL: dict[str, Function] = {
+    "rni": np.rint,
+    "rzi": np.trunc,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
+
+
+@pure("cvt", section=SECTION)
+def cvt(instruction: Instruction) -> PureOp:
+    """A value of one type as another, rounded and clamped as the modifiers say ("...: cvt")."""
+    types = types_of(instruction)
+    result_type, _, source_type = types.partition(".")
+    if result_type in PACKED_FORMS or source_type in PACKED_FORMS:
+        return packed_cvt(instruction)
+    if result_type == "tf32":
+        return _to_tf32(instruction)
+    if result_type in _INTEGERS and source_type in _INTEGERS:
+        return _integer_to_integer(instruction, result_type, source_type)
+    if result_type in _INTEGERS and source_type in _FLOATS:
+        return _float_to_integer(instruction, result_type, source_type)
+    if result_type in _FLOATS and source_type in _INTEGERS:
+        return _integer_to_float(instruction, result_type, source_type)
+    if result_type in _FLOATS and source_type in _FLOATS:
+        return _float_to_float(instruction, result_type, source_type)
+    unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
+
+
+def _modifiers(instruction: Instruction) -> Modifiers:
+    modifiers = Modifiers(instruction, "cvt")
+    modifiers.type()
+    modifiers.type()
+    return modifiers
+
+
+def _integer_to_integer(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+    """Truncated or extended; with .sat clamped to what the result can hold."""
+    modifiers = _modifiers(instruction)
+    saturates = modifiers.flag("sat")
+    modifiers.done()
+    result, source = VALUE[result_type], VALUE[source_type]
+    if saturates:
+        to, of = np.iinfo(result), np.iinfo(source)
+        if to.min <= of.min and of.max <= to.max:
+            unsupported(instruction, ".sat where nothing can be clamped")
+        low = source.type(max(int(to.min), int(of.min)))
+        high = source.type(min(int(to.max), int(of.max)))
+        function: Function = lambda a: np.minimum(np.maximum(a, low), high).astype(result)
+        return build_relaxed(instruction, function, result_type, (source_type,))
+    if result.itemsize == source.itemsize and result.itemsize > 1:
+        # A register wider than the type is truncated, and the result extended by its own sign.
+        return build_relaxed(instruction, lambda a: a.view(result), result_type, (source_type,))
+    return build_relaxed(instruction, lambda a: a.astype(result), result_type, (source_type,))
+
+
+def _widened(type_: str, *, ftz: bool) -> Function:
+    """What turns a float of any type into float64, exactly."""
+    if type_ == "bf16":
+        return lambda a: bf16.widen(a).astype(F8)
+    if type_ == "f32" and ftz:
+        return lambda a: rnd.flush_f32(a).astype(F8)
+    return identity if type_ == "f64" else (lambda a: a.astype(F8))
+
+
+def _float_to_integer(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+    """Rounded to an integer and clamped to the result's range.
+
+    NaN gives 0, or with a 64-bit side the upper bit alone (ISA, "Integer Notes").
+    """
+    modifiers = _modifiers(instruction)
+    round_ = _INTEGRAL[modifiers.one_of(*_INTEGRAL)]
+    ftz = source_type == "f32" and modifiers.flag("ftz")
+    if source_type != "bf16":
+        modifiers.flag("sat")  # it clamps anyway
+    modifiers.done()
+    widen = _widened(source_type, ftz=ftz)
+    is_long = source_type == "f64" or result_type in ("s64", "u64")
+    clamp = _clamping(result_type, is_long=is_long)
+    return build_relaxed(
+        instruction, lambda a: clamp(round_(widen(a))), result_type, (source_type,)
+    )
+
+
+def _clamping(type_: str, *, is_long: bool) -> Function:
+    """What turns integral float64 into integers of a type, clamped to its range."""
+    dtype = VALUE[type_]
+    limits = np.iinfo(dtype)
+    low, high = float(limits.min), float(limits.max)
+    bits = int(limits.bits)
+    nan = (int(limits.min) or 1 << (bits - 1)) if is_long else 0
+    if bits < 64:
+
+        def narrow(values: Array) -> Array:
+            result = np.minimum(np.maximum(values, low), high).astype(dtype)
+            nans = values != values
+            return np.where(nans, dtype.type(nan), result) if np.count_nonzero(nans) else result
+
+        return narrow
+
+    largest = np.nextafter(high, 0.0)  # below 2^63 or 2^64, which the type cannot hold
+
+    def wide(values: Array) -> Array:
+        result = np.minimum(np.maximum(values, low), largest).astype(dtype)
+        result = np.where(values >= high, dtype.type(limits.max), result)
+        return np.where(values != values, dtype.type(nan), result)
+
+    return wide
+
+
+def _integer_to_float(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+    """Rounded once, in a mode that must be there."""
+    modifiers = _modifiers(instruction)
+    mode = modifiers.one_of(*_FLOAT_MODES)
+    if result_type == "f32":
+        modifiers.flag("ftz")  # no integer is subnormal
+    saturates = result_type != "bf16" and modifiers.flag("sat")
+    modifiers.done()
+    function = _from_integer(result_type, mode, is_long=width_of(source_type) == 64)
+    if saturates:
+        plain = function
+        function = lambda a: rnd.saturate(plain(a))
+    return build_relaxed(instruction, function, result_type, (source_type,))
+
+
+def _from_integer(type_: str, mode: str, *, is_long: bool) -> Function:
+    if type_ == "f64":
+        if mode == "rn" or not is_long:
+            return lambda a: a.astype(F8)
+        return partial(exact.integer_to_f64_in, mode=mode)
+    if type_ == "f32" and mode == "rn":
+        return lambda a: a.astype(F4)
+    widen: Function = rnd.integer_to_odd_f64 if is_long else (lambda a: a.astype(F8))
+    narrow = _narrowing(type_, mode)
+    return lambda a: narrow(widen(a))
+
+
+def _narrowing(type_: str, mode: str) -> Function:
+    """What rounds float64 to a smaller type in a mode."""
+    if type_ == "f32":
+        return partial(rnd.narrow_f32, mode=mode)
+    if type_ == "f16":
+        return f16.narrow if mode == "rn" else partial(f16.narrow_exact, mode=mode)
+    return partial(bf16.narrow_exact, mode=mode)
+
+
+def _float_to_float(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+    """Widened exactly, rounded once to a smaller type, or rounded to an integral value."""
+    modifiers = _modifiers(instruction)
+    ftz = "f32" in (result_type, source_type) and modifiers.flag("ftz")
+    saturates = "bf16" not in (result_type, source_type) and modifiers.flag("sat")
+    mode = modifiers.one_of(*_FLOAT_MODES, *_INTEGRAL, default="")
+    clamps = source_type == "f32" and result_type in ("f16", "bf16") and mode in ("rn", "rz")
+    clamps = clamps and not ftz and not saturates
+    relu, satfinite = clamps and modifiers.flag("relu"), clamps and modifiers.flag("satfinite")
+    modifiers.done()
+    if result_type == source_type:
+        function = _same_type(instruction, result_type, mode, ftz=ftz)
+    elif mode in _INTEGRAL:
+        unsupported(instruction, f".{mode} between types of different size")
+    elif _is_exact(result_type, source_type):
+        if mode and "bf16" not in (result_type, source_type):
+            unsupported(instruction, f".{mode} where nothing is rounded")
+        function = _widening(result_type, source_type, ftz=ftz)
+    elif not mode:
+        unsupported(instruction, "it needs a rounding mode")
+    elif relu or satfinite:
+        narrow_exact = f16.narrow_exact if result_type == "f16" else bf16.narrow_exact
+        function = lambda a: narrow_exact(a.astype(F8), mode, satfinite=satfinite, relu=relu)
+    else:
+        function = _rounding(result_type, source_type, mode, ftz=ftz)
+    if saturates:
+        plain = function
+        function = lambda a: rnd.saturate(plain(a))
+    return build_relaxed(instruction, function, result_type, (source_type,))
+
+
+def _same_type(instruction: Instruction, type_: str, mode: str, *, ftz: bool) -> Function:
+    prepare = rnd.flush_f32 if ftz else identity
+    if not mode:
+        return prepare
+    if mode not in _INTEGRAL:
+        unsupported(instruction, f".{mode} between equal types")
+    round_ = _INTEGRAL[mode]
+    if type_ == "bf16":
+        return lambda a: bf16.narrow(round_(bf16.widen(a)))
+    return lambda a: round_(prepare(a))
+
+
+def _is_exact(result_type: str, source_type: str) -> bool:
+    """Whether every number of one type is one of the other."""
+    order = {"f16": ("f32", "f64"), "bf16": ("f32", "f64"), "f32": ("f64",), "f64": ()}
+    return result_type in order[source_type]
+
+
+def _widening(result_type: str, source_type: str, *, ftz: bool) -> Function:
+    if result_type == "f32" and source_type == "bf16":
+        return (lambda a: rnd.flush_f32(bf16.widen(a))) if ftz else bf16.widen
+    if result_type == "f32":
+        return lambda a: a.astype(F4)
+    return _widened(source_type, ftz=ftz)
+
+
+def _rounding(result_type: str, source_type: str, mode: str, *, ftz: bool) -> Function:
+    """To a smaller type; f32 to f16 or bf16, to nearest, does without float64."""
+    if source_type == "f32" and mode == "rn":
+        return f16.narrow if result_type == "f16" else bf16.narrow  # both lose subnormals of f32
+    widen = _widened(source_type, ftz=ftz)
+    narrow = _narrowing(result_type, mode)
+    if result_type == "f32" and ftz:
+        return lambda a: rnd.flush_f32(narrow(widen(a)))
+    return lambda a: narrow(widen(a))
+
+
+def _to_tf32(instruction: Instruction) -> PureOp:
+    """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32"""
+    modifiers = _modifiers(instruction)
+    if types_of(instruction) != "tf32.f32":
+        unsupported(instruction, "tf32 comes from f32")
+    mode = modifiers.one_of("rna", "rn", "rz")
+    satfinite = modifiers.flag("satfinite")
+    relu = mode != "rna" and modifiers.flag("relu")
+    modifiers.done()
+    function = partial(tf32.narrow, mode=mode, satfinite=satfinite, relu=relu)
+    return build_relaxed(instruction, lambda a: function(a).view(np.uint32), "b32", ("f32",))

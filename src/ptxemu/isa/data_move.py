@@ -1,0 +1,161 @@
+"""Loads and stores (PTX ISA, "Data Movement and Conversion Instructions": ld, ldu, st, st.bulk)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.errors import ExecutionError
+from ptxemu.isa.memory_operands import (
+    LaneReaders,
+    LaneWriters,
+    Shape,
+    destination,
+    source,
+    take_order,
+    take_shape,
+    take_space,
+)
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.call_frames import frame_bytes, parameter_bytes
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lane_memory import LaneMemory
+from ptxemu.machine.lanes import WARP_SIZE, Mask
+from ptxemu.machine.operands import uniform
+from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Symbol
+
+if TYPE_CHECKING:
+    from ptxemu.machine.grid import Launch
+    from ptxemu.machine.lane_memory import Values
+    from ptxemu.machine.warp import Warp
+
+
+@visible("ld", section="Data Movement and Conversion Instructions: ld")
+def load(instruction: Instruction) -> Step:
+    """d = [a]; .nc and cache hints change nothing here."""
+    modifiers = Modifiers(instruction, "ld")
+    modifiers.drop_hints()
+    space = take_space(modifiers)
+    order = take_order(modifiers, ("weak", ""))
+    type_, shape = take_shape(modifiers, instruction)
+    modifiers.done()
+    write = destination(instruction.operands[0], type_, shape)
+    operand = instruction.operands[1]
+    if space == "param" and isinstance(operand, Address) and isinstance(operand.base, Symbol):
+        return _load_parameter(instruction, operand, shape, write)
+    memory = LaneMemory(instruction, operand, space, shape.element, shape.count, order=order)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        write(warp, memory.load(warp, mask), mask)
+
+    return step
+
+
+@visible("ldu", section="Data Movement and Conversion Instructions: ldu")
+def load_uniform(instruction: Instruction) -> Step:
+    """d = [a], read-only data at an address that is the same in the warp."""
+    modifiers = Modifiers(instruction, "ldu")
+    space = take_space(modifiers)
+    type_, shape = take_shape(modifiers, instruction)
+    modifiers.done()
+    write = destination(instruction.operands[0], type_, shape)
+    memory = LaneMemory(instruction, instruction.operands[1], space, shape.element, shape.count)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        write(warp, memory.load(warp, mask), mask)
+
+    return step
+
+
+@visible("st", section="Data Movement and Conversion Instructions: st")
+def store(instruction: Instruction) -> Step:
+    """[a] = b"""
+    modifiers = Modifiers(instruction, "st")
+    modifiers.drop_hints()
+    space = take_space(modifiers)
+    order = take_order(modifiers, ("weak", ""))
+    type_, shape = take_shape(modifiers, instruction)
+    modifiers.done()
+    operand = instruction.operands[0]
+    read = source(instruction.operands[1], type_, shape)
+    if space == "param":
+        if not (isinstance(operand, Address) and isinstance(operand.base, Symbol)):
+            unsupported(instruction, "expected the name of a parameter")
+        return _store_argument(instruction, operand, shape, read)
+    memory = LaneMemory(instruction, operand, space, shape.element, shape.count, order=order)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        memory.store(warp, mask, read(warp, mask))
+
+    return step
+
+
+@visible("st.bulk", section="Data Movement and Conversion Instructions: st.bulk")
+def store_bulk(instruction: Instruction) -> Step:
+    """Zero `size` bytes, a multiple of 8, of shared memory."""
+    modifiers = Modifiers(instruction, "st.bulk")
+    modifiers.flag("weak")
+    space = take_space(modifiers)
+    modifiers.done()
+    target, size, value = instruction.operands
+    if value != IntImmediate(0):
+        unsupported(instruction, "expected the initial value 0")
+    address = LaneMemory(instruction, target, space, 8)
+    length = uniform(size, "u64")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        count = length(warp, mask)
+        if count % 8:
+            raise ExecutionError(f"{instruction.span}: st.bulk: {count} is no multiple of 8 bytes")
+        address.fill(warp, mask, count // 8)
+
+    return step
+
+
+def _load_parameter(
+    instruction: Instruction, operand: Address, shape: Shape, write: LaneWriters
+) -> Step:
+    """ld.param of a kernel parameter, which is the same in every lane, or of a call's result."""
+    assert isinstance(operand.base, Symbol)
+    name, offset = operand.base.name, operand.base.addend + operand.offset
+    size = shape.element * shape.count
+    dtype = np.dtype(f"u{shape.element}")
+    cached: list[tuple[Launch, Values]] = []
+
+    def parameter(warp: Warp) -> Values:
+        launch = warp.cta.machine.launch
+        if not cached or cached[0][0] is not launch:
+            words = np.frombuffer(parameter_bytes(warp, name, offset, size, instruction), dtype)
+            lanes = np.repeat(words[:, None], WARP_SIZE, axis=1)
+            cached[:] = [(launch, lanes[0] if shape.count == 1 else lanes)]
+        return cached[0][1]
+
+    def step(warp: Warp, mask: Mask) -> None:
+        frame = frame_bytes(warp, name)
+        if frame is None:
+            values = parameter(warp)
+        else:
+            words = np.ascontiguousarray(frame[:, offset : offset + size]).view(dtype)
+            values = words[:, 0] if shape.count == 1 else np.ascontiguousarray(words.T)
+        write(warp, values[..., mask], mask)
+
+    return step
+
+
+def _store_argument(
+    instruction: Instruction, operand: Address, shape: Shape, read: LaneReaders
+) -> Step:
+    """st.param: an argument of the call that follows."""
+    assert isinstance(operand.base, Symbol)
+    name, offset = operand.base.name, operand.base.addend + operand.offset
+    size = shape.element * shape.count
+
+    def step(warp: Warp, mask: Mask) -> None:
+        frame = frame_bytes(warp, name)
+        if frame is None or offset + size > frame.shape[1]:
+            raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {name} is no argument")
+        values = np.ascontiguousarray(np.atleast_2d(read(warp, mask)).T)
+        frame[mask, offset : offset + size] = values.view(np.uint8).reshape(len(values), size)
+
+    return step

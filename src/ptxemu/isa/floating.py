@@ -1,0 +1,313 @@
+"""PTX ISA "Floating Point Instructions" on f32, f32x2 and f64: arithmetic, signs, min and max."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ptxemu.isa.forms import Function, build, elementwise, overload
+from ptxemu.isa.registry import Modifiers, pure, unsupported
+from ptxemu.machine.decoded import PureOp
+from ptxemu.numerics import exact
+from ptxemu.numerics import rounding as rnd
+from ptxemu.numerics.dtypes import F4, F8, U4, U8, Array, constant, split
+from ptxemu.numerics.extremes import maximum, minimum, of_magnitudes, propagating
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Floating Point Instructions"
+MODES = ("rn", "rz", "rm", "rp")
+_ONE_F4 = constant(1, F4)
+_ONE_F8 = constant(1, F8)
+
+_NEAREST: dict[tuple[str, str], Function] = {
+    ("add", "f32"): np.add,
+    ("add", "f64"): np.add,
+    ("sub", "f32"): np.subtract,
+    ("sub", "f64"): np.subtract,
+    ("mul", "f32"): np.multiply,
+    ("mul", "f64"): np.multiply,
+    ("div", "f32"): np.divide,
+    ("div", "f64"): np.divide,
+    ("fma", "f32"): rnd.fma_f32,
+    ("fma", "f64"): exact.fma_f64,
+    ("rcp", "f32"): lambda a: _ONE_F4 / a,
+    ("rcp", "f64"): lambda a: _ONE_F8 / a,
+    ("sqrt", "f32"): np.sqrt,
+    ("sqrt", "f64"): np.sqrt,
+}
+"""Operations that round to nearest even."""
+
+_DIRECTED: dict[tuple[str, str], Function] = {
+    ("add", "f32"): rnd.add_f32_in,
+    ("add", "f64"): exact.add_f64_in,
+    ("sub", "f32"): lambda a, b, mode: rnd.add_f32_in(a, -b, mode),
+    ("sub", "f64"): lambda a, b, mode: exact.add_f64_in(a, -b, mode),
+    ("mul", "f32"): rnd.mul_f32_in,
+    ("mul", "f64"): exact.mul_f64_in,
+    ("div", "f32"): rnd.div_f32_in,
+    ("div", "f64"): exact.div_f64_in,
+    ("fma", "f32"): rnd.fma_f32_in,
+    ("fma", "f64"): exact.fma_f64,
+    ("rcp", "f32"): lambda a, mode: rnd.div_f32_in(_ONE_F4, a, mode),
+    ("rcp", "f64"): lambda a, mode: exact.div_f64_in(np.ones_like(a), a, mode),
+    ("sqrt", "f32"): rnd.sqrt_f32_in,
+    ("sqrt", "f64"): exact.sqrt_f64_in,
+}
+"""The same in any mode, given as the last argument."""
+
+_LARGE_DIVISOR = constant(2.0**126, F4)
+
+
+def operation(name: str, type_: str, mode: str) -> Function:
+    """The operation on f32 or f64 that rounds once in `mode`."""
+    if mode == "rn":
+        return _NEAREST[name, type_]
+    return partial(_DIRECTED[name, type_], mode=mode)
+
+
+def flushing(function: Function) -> Function:
+    """f32 with subnormal operands and results replaced by zeros (.ftz)."""
+    return lambda *operands: rnd.flush_f32(function(*map(rnd.flush_f32, operands)))
+
+
+def saturating(function: Function) -> Function:
+    """Results clamped to [0, 1] (.sat)."""
+    return lambda *operands: rnd.saturate(function(*operands))
+
+
+def paired(function: Function, arity: int) -> Function:
+    """f32x2: both halves of 64-bit operands."""
+    if arity == 2:
+        return lambda a, b: function(split(a, F4), split(b, F4)).view(U8)
+    return lambda a, b, c: function(split(a, F4), split(b, F4), split(c, F4)).view(U8)
+
+
+def _arithmetic(instruction: Instruction, opcode: str, name: str, arity: int) -> PureOp:
+    """An operation with {.rnd}{.ftz}{.sat}: which of them, its syntax says by type."""
+    modifiers = Modifiers(instruction, opcode)
+    type_ = modifiers.type()
+    if (name, type_) not in _NEAREST and (arity == 1 or type_ != "f32x2"):
+        unsupported(instruction, f"there is no {opcode} of type .{type_}")
+    element = "f32" if type_ == "f32x2" else type_
+    default = "rn" if name in ("add", "sub", "mul") else None
+    function = operation(name, element, modifiers.one_of(*MODES, default=default))
+    if element == "f32" and modifiers.flag("ftz"):
+        function = flushing(function)
+    if type_ == "f32" and name in ("add", "sub", "mul", "fma") and modifiers.flag("sat"):
+        function = saturating(function)
+    modifiers.done()
+    if type_ == "f32x2":
+        return elementwise(instruction, paired(function, arity), "b64", arity)
+    return elementwise(instruction, function, type_, arity)
+
+
+@overload("add", ("f32", "f32x2", "f64"), section=f"{SECTION}: add")
+def add(instruction: Instruction) -> PureOp:
+    """d = a + b ("...: add")."""
+    return _arithmetic(instruction, "add", "add", 2)
+
+
+@overload("sub", ("f32", "f32x2", "f64"), section=f"{SECTION}: sub")
+def sub(instruction: Instruction) -> PureOp:
+    """d = a - b ("...: sub")."""
+    return _arithmetic(instruction, "sub", "sub", 2)
+
+
+@overload("mul", ("f32", "f32x2", "f64"), section=f"{SECTION}: mul")
+def mul(instruction: Instruction) -> PureOp:
+    """d = a * b ("...: mul")."""
+    return _arithmetic(instruction, "mul", "mul", 2)
+
+
+@overload("fma", ("f32", "f32x2", "f64"), section=f"{SECTION}: fma")
+def fma(instruction: Instruction) -> PureOp:
+    """d = a * b + c, rounded once ("...: fma")."""
+    return _arithmetic(instruction, "fma", "fma", 3)
+
+
+@overload("mad", ("f32", "f64"), section=f"{SECTION}: mad")
+def mad(instruction: Instruction) -> PureOp:
+    """The same as fma from sm_20 on ("...: mad")."""
+    return _arithmetic(instruction, "mad", "fma", 3)
+
+
+@overload("div", ("f32", "f64"), section=f"{SECTION}: div")
+def div(instruction: Instruction) -> PureOp:
+    """d = a / b, rounded, or approximate: here then rounded to nearest as well ("...: div").
+
+    .approx gives 0 for divisors above 2^126 (NaN for infinity by them): it multiplies by 1 / b.
+    """
+    modifiers = Modifiers(instruction, "div")
+    type_ = modifiers.type()
+    approximate = type_ == "f32" and modifiers.one_of("approx", "full", default="")
+    if not approximate:
+        return _arithmetic(instruction, "div", "div", 2)
+    function: Function = _approximate_quotient if approximate == "approx" else np.divide
+    if modifiers.flag("ftz"):
+        function = flushing(function)
+    modifiers.done()
+    return elementwise(instruction, function, "f32", 2)
+
+
+def _approximate_quotient(a: Array, b: Array) -> Array:
+    result = a / b
+    large = (np.abs(b) > _LARGE_DIVISOR) & np.isfinite(b)
+    if np.count_nonzero(large):
+        result = np.where(large, a * np.copysign(F4.type(0), b), result)
+    return result
+
+
+@pure("rcp", section=f"{SECTION}: rcp")
+def rcp(instruction: Instruction) -> PureOp:
+    """d = 1 / a; approximate forms are rounded to nearest here ("...: rcp")."""
+    return _root_like(instruction, "rcp", operation("rcp", "f32", "rn"))
+
+
+@pure("sqrt", section=f"{SECTION}: sqrt")
+def sqrt(instruction: Instruction) -> PureOp:
+    """The square root; approximate forms are rounded to nearest here ("...: sqrt")."""
+    return _root_like(instruction, "sqrt", np.sqrt)
+
+
+def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> PureOp:
+    modifiers = Modifiers(instruction, opcode)
+    if not modifiers.flag("approx"):
+        return _arithmetic(instruction, opcode, opcode, 1)
+    type_ = modifiers.type()
+    ftz = modifiers.flag("ftz")
+    modifiers.done()
+    if type_ == "f32":
+        return elementwise(instruction, flushing(nearest) if ftz else nearest, "f32", 1)
+    if (opcode, type_, ftz) != ("rcp", "f64", True):
+        unsupported(instruction, f"an approximation of type .{type_}")
+    return elementwise(instruction, upper_half(lambda a: _ONE_F8 / a), "f64", 1)
+
+
+def upper_half(function: Function) -> Function:
+    """.approx.ftz.f64: of operand and result only the upper 32 bits count; subnormals are zero."""
+
+    def apply(a: Array) -> Array:
+        result: Array = function(_flush_f64(_upper(a)))
+        # The result has 20 bits of mantissa: rounded, and then cut.
+        rounded = result.view(U8) + np.where(np.isfinite(result), _HALF_OF_UPPER, 0)
+        return _flush_f64(_upper(rounded.astype(U8).view(F8)))
+
+    return apply
+
+
+_HALF_OF_UPPER = constant(1 << 31, U8)
+_UPPER = constant(0xFFFFFFFF00000000, U8)
+_SMALLEST_NORMAL = constant(2.0**-1022, F8)
+
+
+def _upper(values: Array) -> Array:
+    return (values.view(U8) & _UPPER).view(F8)
+
+
+def _flush_f64(values: Array) -> Array:
+    return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(0.0, values), values)
+
+
+def _sign_bits(instruction: Instruction, opcode: str, on_bits: dict[str, Function]) -> PureOp:
+    modifiers = Modifiers(instruction, opcode)
+    type_ = modifiers.type()
+    ftz = type_ == "f32" and modifiers.flag("ftz")
+    modifiers.done()
+    bits = "b32" if type_ == "f32" else "b64"
+    function = on_bits[bits]
+    if ftz:
+        plain = function
+        function = lambda a: plain(rnd.flush_f32(a.view(F4)).view(U4))
+    return elementwise(instruction, function, bits, 1)
+
+
+_SIGN_32, _SIGN_64 = constant(1 << 31, U4), constant(1 << 63, U8)
+_ABS = {"b32": lambda a: a & ~_SIGN_32, "b64": lambda a: a & ~_SIGN_64}
+_NEG = {"b32": lambda a: a ^ _SIGN_32, "b64": lambda a: a ^ _SIGN_64}
+
+
+@overload("abs", ("f32", "f64"), section=f"{SECTION}: abs")
+def abs_(instruction: Instruction) -> PureOp:
+    """The sign bit cleared ("...: abs")."""
+    return _sign_bits(instruction, "abs", _ABS)
+
+
+@overload("neg", ("f32", "f64"), section=f"{SECTION}: neg")
+def neg(instruction: Instruction) -> PureOp:
+    """The sign bit inverted ("...: neg")."""
+    return _sign_bits(instruction, "neg", _NEG)
+
+
+@pure("copysign", section=f"{SECTION}: copysign")
+def copysign(instruction: Instruction) -> PureOp:
+    """The value of b with the sign of a ("...: copysign")."""
+    modifiers = Modifiers(instruction, "copysign")
+    type_ = modifiers.one_of("f32", "f64")
+    modifiers.done()
+    sign = _SIGN_32 if type_ == "f32" else _SIGN_64
+    function = lambda a, b: (a & sign) | (b & ~sign)
+    return elementwise(instruction, function, "b32" if type_ == "f32" else "b64", 2)
+
+
+_PROPERTIES: dict[str, Function] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: a == a,
+    "notanumber": lambda a: a != a,
+    "normal": lambda a: np.isfinite(a) & ~_is_subnormal(a),
+    "subnormal": lambda a: _is_subnormal(a),
+}
+
+
+def _is_subnormal(values: Array) -> Array:
+    result: Array = (values != 0) & (np.abs(values) < np.finfo(values.dtype).tiny)
+    return result
+
+
+@pure("testp", section=f"{SECTION}: testp")
+def testp(instruction: Instruction) -> PureOp:
+    """Whether a number is finite, infinite, NaN, normal (as zero is), subnormal ("...: testp")."""
+    modifiers = Modifiers(instruction, "testp")
+    type_ = modifiers.one_of("f32", "f64")
+    test = modifiers.one_of(*_PROPERTIES)
+    modifiers.done()
+    return build(instruction, _PROPERTIES[test], "pred", (type_,))
+
+
+def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
+    """min and max: -0 is below +0; NaN yields to a number unless .NaN is there."""
+    modifiers = Modifiers(instruction, opcode)
+    type_ = modifiers.type()
+    arity = max(len(instruction.operands) - 1, 2)
+    function = choose
+    if type_ == "f32":
+        ftz = modifiers.flag("ftz")
+        if modifiers.flag("NaN"):
+            function = propagating(choose)
+        pair = function
+        if arity == 3:
+            function = lambda a, b, c: pair(pair(a, b), c)
+        xors = arity == 2 and modifiers.flag("xorsign")
+        if modifiers.flag("abs"):
+            if not xors and arity == 2:
+                unsupported(instruction, "modifier .abs is not known")
+            function = of_magnitudes(function, xors=xors)
+        elif xors:
+            unsupported(instruction, ".xorsign without .abs")
+        if ftz:
+            function = flushing(function)
+    modifiers.done()
+    return elementwise(instruction, function, type_, arity if type_ == "f32" else 2)
+
+
+@overload("min", ("f32", "f64"), section=f"{SECTION}: min")
+def min_(instruction: Instruction) -> PureOp:
+    """The smallest of two operands, of f32 also of three ("...: min")."""
+    return _extreme(instruction, "min", minimum)
+
+
+@overload("max", ("f32", "f64"), section=f"{SECTION}: max")
+def max_(instruction: Instruction) -> PureOp:
+    """The largest of two operands, of f32 also of three ("...: max")."""
+    return _extreme(instruction, "max", maximum)

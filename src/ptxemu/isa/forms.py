@@ -1,0 +1,225 @@
+"""What decoders of pure instructions share: their operands, checked, and opcodes that types split.
+
+`add.s32` and `add.f32` are two instructions of two sections of the manual with one opcode: each
+section's file defines its own with `overload`, and the types at the opcode's end choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ptxemu.isa.registry import PureDecoder, pure, unsupported
+from ptxemu.machine.decoded import PureOp
+from ptxemu.machine.lanes import VALUE
+from ptxemu.numerics.dtypes import Array
+from ptxemu.syntax.ast import (
+    Address,
+    FloatImmediate,
+    Instruction,
+    IntImmediate,
+    NegatedRegister,
+    Operand,
+    Pair,
+    Register,
+    Scalar,
+    Sink,
+    SpecialRegister,
+    Symbol,
+    Vector,
+)
+from ptxemu.syntax.types import TYPES, is_type
+
+Function = Callable[..., Any]
+
+_OVERLOADS: dict[str, dict[str, PureDecoder]] = {}
+
+
+def overload(
+    opcode: str, types: Sequence[str], *, section: str
+) -> Callable[[PureDecoder], PureDecoder]:
+    """Register a decoder of `opcode` for instructions that end in one of `types`.
+
+    A type is written as in the opcode: "f32", or "f32.f16" for two.
+    """
+
+    def register(decode: PureDecoder) -> PureDecoder:
+        if opcode not in _OVERLOADS:
+            _OVERLOADS[opcode] = {}
+            pure(opcode, section=section)(_dispatcher(opcode))
+        for type_ in types:
+            if type_ in _OVERLOADS[opcode]:
+                raise ValueError(f"{opcode}.{type_} is defined twice")
+            _OVERLOADS[opcode][type_] = decode
+        return decode
+
+    return register
+
+
+def _dispatcher(opcode: str) -> PureDecoder:
+    table = _OVERLOADS[opcode]
+
+    def decode(instruction: Instruction) -> PureOp:
+        trailing = types_of(instruction)
+        decoder = table.get(trailing) or table.get(trailing.rpartition(".")[2])
+        if decoder is None:
+            unsupported(instruction, f"there is no {opcode} of type .{trailing or '(none)'}")
+        return decoder(instruction)
+
+    return decode
+
+
+def types_of(instruction: Instruction) -> str:
+    """The types at the end of the opcode: "s32", "f32.f16"."""
+    parts = instruction.modifiers
+    start = len(parts)
+    while start > 1 and is_type(parts[start - 1]):
+        start -= 1
+    return ".".join(parts[start:])
+
+
+def elementwise(instruction: Instruction, function: Function, type_: str, arity: int) -> PureOp:
+    """An instruction `d, a, b...` whose operands all have one type."""
+    return build(instruction, function, type_, (type_,) * arity)
+
+
+def build(
+    instruction: Instruction, function: Function, result_type: str, source_types: Sequence[str]
+) -> PureOp:
+    """An instruction with one destination, whose sources (vectors taken apart) have these types."""
+    destination, *sources = instruction.operands
+    return assemble(
+        instruction, function, (destination,), (result_type,), flat(sources), source_types
+    )
+
+
+def build_relaxed(
+    instruction: Instruction, function: Function, result_type: str, source_types: Sequence[str]
+) -> PureOp:
+    """The same for cvt, whose registers may be wider: sources are cut, results extended.
+
+    A float result is extended with zeros. Where bf16 takes part the widths must be equal.
+    """
+    if "bf16" in (result_type, *source_types):
+        return build(instruction, function, result_type, source_types)
+    destination, *sources = instruction.operands
+    if isinstance(destination, Register) and VALUE[result_type].kind == "f":
+        value = VALUE[result_type]
+        if TYPES[destination.type].bits > 8 * value.itemsize:
+            number, bits = function, np.dtype(f"u{value.itemsize}")
+            function = lambda *lanes: number(*lanes).view(bits)
+            result_type = f"b{8 * value.itemsize}"
+    return assemble(
+        instruction,
+        function,
+        (destination,),
+        (result_type,),
+        flat(sources),
+        source_types,
+        relaxed=True,
+    )
+
+
+def assemble(
+    instruction: Instruction,
+    function: Function,
+    destinations: Sequence[Operand],
+    result_types: Sequence[str],
+    sources: Sequence[Operand],
+    source_types: Sequence[str],
+    *,
+    relaxed: bool = False,
+) -> PureOp:
+    """A PureOp whose operands are checked against their types; refuses what PTX does not allow."""
+    if len(destinations) != len(result_types):
+        unsupported(instruction, f"expected {len(result_types)} destinations")
+    if len(sources) != len(source_types):
+        unsupported(instruction, f"expected {len(source_types)} sources; got {len(sources)}")
+    return PureOp(
+        function,
+        tuple(result_types),
+        tuple(source_types),
+        tuple(
+            _destination(instruction, operand, type_, relaxed)
+            for operand, type_ in zip(destinations, result_types, strict=True)
+        ),
+        tuple(
+            _source(instruction, operand, type_, relaxed)
+            for operand, type_ in zip(sources, source_types, strict=True)
+        ),
+    )
+
+
+def flat(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+    """Operands with vectors replaced by their elements."""
+    found: list[Operand] = []
+    for operand in operands:
+        found.extend(operand.elements if isinstance(operand, Vector) else (operand,))
+    return tuple(found)
+
+
+def _destination(instruction: Instruction, operand: Operand, type_: str, relaxed: bool) -> Scalar:
+    if isinstance(operand, Sink):
+        return operand
+    if not isinstance(operand, Register):
+        unsupported(instruction, f"{operand} cannot be a destination")
+    _check_width(instruction, operand, type_, relaxed and VALUE[type_].kind != "f")
+    return operand
+
+
+def _source(instruction: Instruction, operand: Operand, type_: str, relaxed: bool) -> Scalar:
+    if isinstance(operand, NegatedRegister):
+        if type_ != "pred":
+            unsupported(instruction, f"!{operand.register.name} where .{type_} is expected")
+        return operand
+    if isinstance(operand, Register):
+        _check_width(instruction, operand, type_, relaxed)
+        return operand
+    if isinstance(operand, Sink | Pair | Address | Vector):
+        unsupported(instruction, f"{operand} cannot be a source")
+    if isinstance(operand, SpecialRegister | Symbol) and VALUE[type_].kind not in "iu":
+        unsupported(instruction, f"{operand.name} where .{type_} is expected")
+    if type_ == "b128":
+        unsupported(instruction, "an immediate of 128 bits")
+    if isinstance(operand, IntImmediate) and VALUE[type_].kind == "f":
+        unsupported(instruction, f"an integer where .{type_} is expected")
+    if isinstance(operand, FloatImmediate) and VALUE[type_].itemsize < 4:
+        unsupported(instruction, f"a float immediate where .{type_} is expected")
+    return operand
+
+
+def _check_width(instruction: Instruction, register: Register, type_: str, relaxed: bool) -> None:
+    """A register must be as wide as the type; a wider one passes where types are relaxed."""
+    declared, expected = TYPES[register.type], TYPES[type_]
+    fits = declared.bits == expected.bits or (relaxed and declared.bits > expected.bits)
+    if not fits or (declared.kind == "pred") != (expected.kind == "pred"):
+        unsupported(instruction, f"{register.name} is .{register.type}: .{type_} is expected")
+
+
+def immediate(operand: Operand) -> int | None:
+    """The value of an integer immediate, None for anything else."""
+    return operand.value if isinstance(operand, IntImmediate) else None
+
+
+def immediate_of(instruction: Instruction, index: int) -> int:
+    """The value of an operand that must be an integer constant."""
+    if index >= len(instruction.operands):
+        unsupported(instruction, f"operand {index} is missing")
+    value = immediate(instruction.operands[index])
+    if value is None:
+        unsupported(instruction, f"operand {index} must be a constant")
+    return value
+
+
+def width_of(type_: str) -> int:
+    """Bits of a type such as "s32"."""
+    return VALUE[type_].itemsize * 8
+
+
+def select(condition: Array, chosen: Array, other: Array) -> Array:
+    """`chosen` where the condition holds, else `other`; of one type."""
+    result = other.copy()
+    np.putmask(result, condition, chosen)
+    return result

@@ -1,0 +1,175 @@
+"""PTX ISA "Half Precision Floating Point Instructions": f16, bf16 and pairs of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ptxemu.isa.forms import Function, elementwise, overload
+from ptxemu.isa.registry import Modifiers, unsupported
+from ptxemu.machine.decoded import PureOp
+from ptxemu.numerics import bf16, f16
+from ptxemu.numerics.dtypes import F2, F4, U2, U4, Array, constant, split
+from ptxemu.numerics.extremes import maximum, minimum, of_magnitudes, propagating
+from ptxemu.numerics.rounding import saturate
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Half Precision Floating Point Instructions"
+TYPES = ("f16", "f16x2", "bf16", "bf16x2")
+_OOB_NAN = constant(0xFFFF, U2)
+_SIGN = constant(0x8000, U2)
+
+
+def _on_bf16(function: Function) -> Function:
+    """A float32 operation on bf16: float32 has bits enough that rounding twice is exact."""
+    return lambda *operands: bf16.narrow(function(*map(bf16.widen, operands)))
+
+
+_OPERATIONS: dict[str, Function] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+
+def _operation(name: str, element: str, mode: str) -> Function:
+    if name == "fma":
+        return f16.fma if element == "f16" else partial(bf16.fma, mode=mode)
+    operation = _OPERATIONS[name]  # NumPy computes float16 in float32, and so rounds as one does
+    return operation if element == "f16" else _on_bf16(operation)
+
+
+def _flushing(function: Function) -> Function:
+    return lambda *operands: f16.flush(function(*map(f16.flush, operands)))
+
+
+def _clamped(function: Function, element: str) -> Function:
+    """Negative results become +0, NaN the canonical one (.relu)."""
+
+    def apply(*operands: Array) -> Array:
+        bits = function(*operands).view(U2)
+        magnitude = bits & ~_SIGN
+        is_nan = magnitude > (0x7C00 if element == "f16" else 0x7F80)
+        result = np.where(bits & _SIGN != 0, U2.type(0), bits)
+        return np.where(is_nan, U2.type(f16.NAN), result).view(F2 if element == "f16" else U2)
+
+    return apply
+
+
+def _without_oob(function: Function, element: str) -> Function:
+    """0 where an operand is the out-of-bounds NaN, all ones (.oob)."""
+
+    def apply(*operands: Array) -> Array:
+        outside = np.logical_or.reduce([operand.view(U2) == _OOB_NAN for operand in operands])
+        result = function(*operands).view(U2)
+        return np.where(outside, U2.type(0), result).view(F2 if element == "f16" else U2)
+
+    return apply
+
+
+def _build(instruction: Instruction, function: Function, type_: str, arity: int) -> PureOp:
+    if not type_.endswith("x2"):
+        return elementwise(instruction, function, type_, arity)
+    dtype = F2 if type_ == "f16x2" else U2
+    packed = lambda *operands: function(*(split(a, dtype) for a in operands)).view(U4)
+    return elementwise(instruction, packed, "b32", arity)
+
+
+def _arithmetic(instruction: Instruction, name: str, arity: int) -> PureOp:
+    modifiers = Modifiers(instruction, name)
+    type_ = modifiers.type()
+    element = type_.removesuffix("x2")
+    modes = ("rn", "rz") if (name, element) == ("fma", "bf16") else ("rn",)
+    mode = modifiers.one_of(*modes, default=None if name == "fma" else "rn")
+    function = _operation(name, element, mode)
+    is_oob = name == "fma" and modifiers.flag("oob")
+    if element == "f16":
+        if not is_oob and modifiers.flag("ftz"):
+            function = _flushing(function)
+        if modifiers.flag("sat"):
+            plain = function
+            function = lambda *operands: saturate(plain(*operands))
+    if name == "fma" and modifiers.flag("relu"):
+        function = _clamped(function, element)
+    if is_oob:
+        function = _without_oob(function, element)
+    modifiers.done()
+    return _build(instruction, function, type_, arity)
+
+
+@overload("add", TYPES, section=f"{SECTION}: add")
+def add(instruction: Instruction) -> PureOp:
+    """d = a + b ("...: add")."""
+    return _arithmetic(instruction, "add", 2)
+
+
+@overload("sub", TYPES, section=f"{SECTION}: sub")
+def sub(instruction: Instruction) -> PureOp:
+    """d = a - b ("...: sub")."""
+    return _arithmetic(instruction, "sub", 2)
+
+
+@overload("mul", TYPES, section=f"{SECTION}: mul")
+def mul(instruction: Instruction) -> PureOp:
+    """d = a * b ("...: mul")."""
+    return _arithmetic(instruction, "mul", 2)
+
+
+@overload("fma", TYPES, section=f"{SECTION}: fma")
+def fma(instruction: Instruction) -> PureOp:
+    """d = a * b + c, rounded once; with .relu not below 0, with .oob 0 by OOB NaN ("...: fma")."""
+    return _arithmetic(instruction, "fma", 3)
+
+
+def _sign(instruction: Instruction, opcode: str, on_bits: Function) -> PureOp:
+    modifiers = Modifiers(instruction, opcode)
+    type_ = modifiers.type()
+    ftz = type_.startswith("f16") and modifiers.flag("ftz")
+    modifiers.done()
+    function = on_bits
+    if ftz:
+        function = lambda a: on_bits(f16.flush(a.view(F2)).view(U2))
+    if type_.endswith("x2"):
+        return elementwise(instruction, lambda a: function(split(a, U2)).view(U4), "b32", 1)
+    return elementwise(instruction, function, "b16", 1)
+
+
+@overload("neg", TYPES, section=f"{SECTION}: neg")
+def neg(instruction: Instruction) -> PureOp:
+    """The sign bit inverted ("...: neg")."""
+    return _sign(instruction, "neg", lambda a: a ^ _SIGN)
+
+
+@overload("abs", TYPES, section=f"{SECTION}: abs")
+def abs_(instruction: Instruction) -> PureOp:
+    """The sign bit cleared ("...: abs")."""
+    return _sign(instruction, "abs", lambda a: a & ~_SIGN)
+
+
+def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
+    modifiers = Modifiers(instruction, opcode)
+    type_ = modifiers.type()
+    element = type_.removesuffix("x2")
+    function = propagating(choose) if modifiers.flag("NaN") else choose
+    if modifiers.flag("xorsign"):
+        if not modifiers.flag("abs"):
+            unsupported(instruction, ".xorsign without .abs")
+        function = of_magnitudes(function, xors=True)
+    if element == "f16" and modifiers.flag("ftz"):
+        function = _flushing(function)
+    modifiers.done()
+    return _build(instruction, _on_bf16(function) if element == "bf16" else function, type_, 2)
+
+
+@overload("min", TYPES, section=f"{SECTION}: min")
+def min_(instruction: Instruction) -> PureOp:
+    """The smaller operand, -0 being below +0 ("...: min")."""
+    return _extreme(instruction, "min", minimum)
+
+
+@overload("max", TYPES, section=f"{SECTION}: max")
+def max_(instruction: Instruction) -> PureOp:
+    """The larger operand, -0 being below +0 ("...: max")."""
+    return _extreme(instruction, "max", maximum)
+
+
+def widened(type_: str) -> Function:
+    """What turns a half of a type into float32."""
+    return bf16.widen if type_ == "bf16" else (lambda a: a.astype(F4))

@@ -1,0 +1,324 @@
+"""PTX ISA "Integer Arithmetic Instructions": add to max, without the extended-precision ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.isa.forms import Function, build, elementwise, overload, select, width_of
+from ptxemu.isa.registry import Modifiers, pure, unsupported
+from ptxemu.machine.decoded import PureOp
+from ptxemu.numerics.dtypes import I2, I4, I8, U2, U4, U8, Array, constant, split
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Integer Arithmetic Instructions"
+INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
+SIGNED = ("s16", "s32", "s64")
+PACKED = ("u16x2", "s16x2")
+
+_S32_MIN = constant(-(1 << 31), I8)
+_S32_MAX = constant((1 << 31) - 1, I8)
+_THIRTY_TWO = constant(32, U8)
+_LOW_32 = constant(0xFFFFFFFF, U8)
+
+
+def unsigned(type_: str) -> str:
+    """The type whose arithmetic is the same but needs no signed view: s32 gives u32."""
+    return "u" + type_[1:]
+
+
+def saturated_s32(exact: Array) -> Array:
+    """64-bit results clamped to the range of s32."""
+    return np.minimum(np.maximum(exact, _S32_MIN), _S32_MAX).astype(I4)
+
+
+def packed_16(function: Function, dtype: np.dtype[np.uint16] | np.dtype[np.int16]) -> Function:
+    """`function` applied to both halves of 32-bit operands."""
+
+    def apply(*operands: Array) -> Array:
+        result: Array = function(*(split(operand, dtype) for operand in operands))
+        return result.view(U4)
+
+    return apply
+
+
+def _add_sub(instruction: Instruction, name: str, function: Function) -> PureOp:
+    modifiers = Modifiers(instruction, name)
+    type_ = modifiers.type()
+    if type_ in PACKED:
+        modifiers.done()
+        return elementwise(instruction, packed_16(function, U2), "b32", 2)
+    if type_ == "s32" and modifiers.flag("sat"):
+        modifiers.done()
+        return elementwise(
+            instruction, lambda a, b: saturated_s32(function(a.astype(I8), b.astype(I8))), "s32", 2
+        )
+    modifiers.done()
+    return elementwise(instruction, function, unsigned(type_), 2)
+
+
+@overload("add", (*INTEGERS, *PACKED), section=f"{SECTION}: add")
+def add(instruction: Instruction) -> PureOp:
+    """d = a + b, wrapping, or clamped with .sat ("Integer Arithmetic Instructions: add")."""
+    return _add_sub(instruction, "add", np.add)
+
+
+@overload("sub", INTEGERS, section=f"{SECTION}: sub")
+def sub(instruction: Instruction) -> PureOp:
+    """d = a - b, wrapping, or clamped with .sat ("Integer Arithmetic Instructions: sub")."""
+    return _add_sub(instruction, "sub", np.subtract)
+
+
+def _wide_32(a: Array, b: Array) -> Array:
+    return a.astype(I8) * b.astype(I8) if a.dtype.kind == "i" else a.astype(U8) * b.astype(U8)
+
+
+def _wide_16(a: Array, b: Array) -> Array:
+    return a.astype(I4) * b.astype(I4) if a.dtype.kind == "i" else a.astype(U4) * b.astype(U4)
+
+
+def high_u64(a: Array, b: Array) -> Array:
+    """Bits 127..64 of the unsigned product."""
+    a_low, a_high = a & _LOW_32, a >> _THIRTY_TWO
+    b_low, b_high = b & _LOW_32, b >> _THIRTY_TWO
+    middle = a_high * b_low + ((a_low * b_low) >> _THIRTY_TWO)
+    carry = (middle & _LOW_32) + a_low * b_high
+    high: Array = a_high * b_high + (middle >> _THIRTY_TWO) + (carry >> _THIRTY_TWO)
+    return high
+
+
+def _high_s64(a: Array, b: Array) -> Array:
+    ua, ub = a.view(U8), b.view(U8)
+    high = high_u64(ua, ub)
+    high = high - np.where(a < 0, ub, 0) - np.where(b < 0, ua, 0)
+    return high.view(I8)
+
+
+_HIGH: dict[str, Function] = {
+    "u16": lambda a, b: (_wide_16(a, b) >> 16).astype(U2),
+    "s16": lambda a, b: (_wide_16(a, b) >> 16).astype(I2),
+    "u32": lambda a, b: (_wide_32(a, b) >> _THIRTY_TWO).astype(U4),
+    "s32": lambda a, b: (_wide_32(a, b) >> 32).astype(I4),
+    "u64": high_u64,
+    "s64": _high_s64,
+}
+_WIDE: dict[str, Function] = {"u16": _wide_16, "s16": _wide_16, "u32": _wide_32, "s32": _wide_32}
+
+
+def high_product(type_: str) -> Function:
+    """The function that gives the upper half of a product."""
+    return _HIGH[type_]
+
+
+@overload("mul", INTEGERS, section=f"{SECTION}: mul")
+def mul(instruction: Instruction) -> PureOp:
+    """The lower half, the upper half or all of a * b ("...: mul")."""
+    modifiers = Modifiers(instruction, "mul")
+    type_ = modifiers.type()
+    wide_type = f"{type_[0]}{2 * width_of(type_)}"
+    mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
+    modifiers.done()
+    if mode == "lo":
+        return elementwise(instruction, np.multiply, unsigned(type_), 2)
+    if mode == "hi":
+        return elementwise(instruction, _HIGH[type_], type_, 2)
+    return build(instruction, _WIDE[type_], wide_type, (type_, type_))
+
+
+@overload("mad", INTEGERS, section=f"{SECTION}: mad")
+def mad(instruction: Instruction) -> PureOp:
+    """d = part of a * b, plus c ("...: mad")."""
+    modifiers = Modifiers(instruction, "mad")
+    type_ = modifiers.type()
+    wide_type = f"{type_[0]}{2 * width_of(type_)}"
+    mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
+    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
+    modifiers.done()
+    if mode == "lo":
+        return elementwise(instruction, lambda a, b, c: a * b + c, unsigned(type_), 3)
+    product = _WIDE[type_] if mode == "wide" else _HIGH[type_]
+    if mode == "wide":
+        function = lambda a, b, c: product(a, b) + c
+        return build(instruction, function, wide_type, (type_, type_, wide_type))
+    if saturates:
+        function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
+    else:
+        function = lambda a, b, c: product(a, b) + c
+    return elementwise(instruction, function, type_, 3)
+
+
+def _low_24(values: Array) -> Array:
+    """The low 24 bits, sign-extended for signed types, in 64 bits."""
+    if values.dtype.kind == "i":
+        return (values << 8).astype(I8) >> 8
+    return (values & 0xFFFFFF).astype(U8)
+
+
+def _product_24(mode: str) -> Function:
+    shift = 16 if mode == "hi" else 0
+
+    def product(a: Array, b: Array) -> Array:
+        full = _low_24(a) * _low_24(b)
+        return (full >> constant(shift, full.dtype)).astype(a.dtype)
+
+    return product
+
+
+@pure("mul24", section=f"{SECTION}: mul24")
+def mul24(instruction: Instruction) -> PureOp:
+    """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24")."""
+    modifiers = Modifiers(instruction, "mul24")
+    mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
+    modifiers.done()
+    return elementwise(instruction, _product_24(mode), type_, 2)
+
+
+@pure("mad24", section=f"{SECTION}: mad24")
+def mad24(instruction: Instruction) -> PureOp:
+    """Part of the product of the low 24 bits, plus c ("...: mad24")."""
+    modifiers = Modifiers(instruction, "mad24")
+    mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
+    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
+    modifiers.done()
+    product = _product_24(mode)
+    if saturates:
+        function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
+        return elementwise(instruction, function, type_, 3)
+    return elementwise(instruction, lambda a, b, c: product(a, b) + c, type_, 3)
+
+
+def _distance(a: Array, b: Array) -> Array:
+    return np.maximum(a, b) - np.minimum(a, b)
+
+
+@pure("sad", section=f"{SECTION}: sad")
+def sad(instruction: Instruction) -> PureOp:
+    """d = c + |a - b|, wrapping ("...: sad")."""
+    modifiers = Modifiers(instruction, "sad")
+    type_ = modifiers.one_of(*INTEGERS)
+    modifiers.done()
+    return elementwise(instruction, lambda a, b, c: c + _distance(a, b), type_, 3)
+
+
+def _magnitude(values: Array) -> Array:
+    if values.dtype.kind == "u":
+        return values
+    return np.abs(values).view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+def quotient(a: Array, b: Array) -> Array:
+    """a / b towards zero; all ones where b is 0, which the ISA leaves open and hardware gives."""
+    upper, lower = _magnitude(a), _magnitude(b)
+    by_zero = lower == 0
+    result = (upper // np.maximum(lower, 1)).view(a.dtype)
+    if a.dtype.kind == "i":
+        result = select((a ^ b) < 0, -result, result)
+    return select(by_zero, ~np.zeros_like(a), result)
+
+
+def remainder(a: Array, b: Array) -> Array:
+    """a - b * quotient, with the sign of a; all ones where b is 0 (see `quotient`)."""
+    return select(b == 0, ~np.zeros_like(a), a - b * quotient(a, b))
+
+
+@overload("div", INTEGERS, section=f"{SECTION}: div")
+def div(instruction: Instruction) -> PureOp:
+    """d = a / b towards zero ("...: div")."""
+    modifiers = Modifiers(instruction, "div")
+    type_ = modifiers.type()
+    modifiers.done()
+    return elementwise(instruction, quotient, type_, 2)
+
+
+@pure("rem", section=f"{SECTION}: rem")
+def rem(instruction: Instruction) -> PureOp:
+    """The remainder of a / b, with the sign of a ("...: rem")."""
+    modifiers = Modifiers(instruction, "rem")
+    type_ = modifiers.one_of(*INTEGERS)
+    modifiers.done()
+    return elementwise(instruction, remainder, type_, 2)
+
+
+@overload("abs", SIGNED, section=f"{SECTION}: abs")
+def abs_(instruction: Instruction) -> PureOp:
+    """d = |a|; the smallest number stays ("...: abs")."""
+    modifiers = Modifiers(instruction, "abs")
+    type_ = modifiers.type()
+    modifiers.done()
+    return elementwise(instruction, np.abs, type_, 1)
+
+
+@overload("neg", SIGNED, section=f"{SECTION}: neg")
+def neg(instruction: Instruction) -> PureOp:
+    """d = -a ("...: neg")."""
+    modifiers = Modifiers(instruction, "neg")
+    type_ = modifiers.type()
+    modifiers.done()
+    return elementwise(instruction, np.negative, unsigned(type_), 1)
+
+
+def _extreme(instruction: Instruction, name: str, function: Function) -> PureOp:
+    modifiers = Modifiers(instruction, name)
+    type_ = modifiers.type()
+    relu = type_ in ("s32", "s16x2") and modifiers.flag("relu")
+    modifiers.done()
+    chosen = (lambda a, b: np.maximum(function(a, b), a.dtype.type(0))) if relu else function
+    if type_ in PACKED:
+        return elementwise(instruction, packed_16(chosen, I2 if type_[0] == "s" else U2), "b32", 2)
+    return elementwise(instruction, chosen, type_, 2)
+
+
+@overload("min", (*INTEGERS, *PACKED), section=f"{SECTION}: min")
+def min_(instruction: Instruction) -> PureOp:
+    """The smaller operand, with .relu at least 0 ("...: min")."""
+    return _extreme(instruction, "min", np.minimum)
+
+
+@overload("max", (*INTEGERS, *PACKED), section=f"{SECTION}: max")
+def max_(instruction: Instruction) -> PureOp:
+    """The larger operand, with .relu at least 0 ("...: max")."""
+    return _extreme(instruction, "max", np.maximum)
+
+
+def _bytes(values: Array, signed: bool) -> Array:
+    parts = split(values, np.dtype(np.int8 if signed else np.uint8))
+    return parts.reshape(-1, 4).astype(I8)
+
+
+def _dot(a: Array, b: Array, c: Array) -> Array:
+    total: Array = (a * b).sum(axis=1) + c.astype(I8)
+    return total.astype(U4)
+
+
+def _dot_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str]:
+    b_type, a_type = modifiers.type(), modifiers.type()
+    for type_ in (a_type, b_type):
+        if type_ not in ("u32", "s32"):
+            unsupported(instruction, f"expected types .u32 or .s32; got .{type_}")
+    return b_type, a_type
+
+
+@pure("dp4a", section=f"{SECTION}: dp4a")
+def dp4a(instruction: Instruction) -> PureOp:
+    """d = c + the dot product of four bytes ("...: dp4a")."""
+    modifiers = Modifiers(instruction, "dp4a")
+    b_type, a_type = _dot_types(instruction, modifiers)
+    modifiers.done()
+    a_signed, b_signed = a_type == "s32", b_type == "s32"
+    function = lambda a, b, c: _dot(_bytes(a, a_signed), _bytes(b, b_signed), c)
+    return elementwise(instruction, function, "b32", 3)
+
+
+@pure("dp2a", section=f"{SECTION}: dp2a")
+def dp2a(instruction: Instruction) -> PureOp:
+    """d = c + the dot product of two half-words and two of four bytes ("...: dp2a")."""
+    modifiers = Modifiers(instruction, "dp2a")
+    b_type, a_type = _dot_types(instruction, modifiers)
+    first = 0 if modifiers.one_of("lo", "hi") == "lo" else 2
+    modifiers.done()
+    a_dtype, b_signed = (I2 if a_type == "s32" else U2), b_type == "s32"
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        words = split(a, a_dtype).reshape(-1, 2).astype(I8)
+        return _dot(words, _bytes(b, b_signed)[:, first : first + 2], c)
+
+    return elementwise(instruction, function, "b32", 3)

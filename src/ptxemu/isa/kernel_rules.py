@@ -1,0 +1,42 @@
+"""Rules that ptxas applies to a kernel as a whole, beyond single instructions."""
+
+from __future__ import annotations
+
+from ptxemu.syntax.ast import Function, Instruction
+
+_SAME_GROUP = 'PTX ISA, "tcgen05.mma": all tcgen05 instructions of a kernel have one .cta_group'
+_WS_GROUP = 'PTX ISA, "tcgen05.mma", "Matrix Shape": .ws is invalid with .cta_group::2'
+_TARGETS = {"tcgen05": ("sm_100", "sm_103"), "wgmma": ("sm_90",)}
+
+
+def check_kernel(function: Function, target: str | None = None) -> list[str]:
+    """What ptxas refuses in a kernel, in words with the PTX lines; empty where all is legal.
+
+    Args:
+        target: the module's `.target`, to check that it has the tensor cores that are used.
+    """
+    found: list[str] = []
+    groups: dict[str, Instruction] = {}
+    wrong_targets: dict[str, Instruction] = {}
+    for instruction in function.instructions:
+        family = instruction.modifiers[0]
+        if family not in _TARGETS:
+            continue
+        if target is not None and not _has(target, family):
+            wrong_targets.setdefault(family, instruction)
+        for modifier in instruction.modifiers:
+            if modifier.startswith("cta_group::"):
+                groups.setdefault(modifier, instruction)
+        if "ws" in instruction.modifiers and "cta_group::2" in instruction.modifiers:
+            found.append(f"{instruction.span}: {instruction.opcode} ({_WS_GROUP})")
+    if len(groups) > 1:
+        places = " and ".join(f".{group} at {first.span}" for group, first in groups.items())
+        found.append(f"{places} ({_SAME_GROUP})")
+    for family, first in wrong_targets.items():
+        needed = " or ".join(f"{name}a" for name in _TARGETS[family])
+        found.append(f"{first.span}: {first.opcode} needs {needed}; the target is {target}")
+    return found
+
+
+def _has(target: str, family: str) -> bool:
+    return any(target in (f"{name}a", f"{name}f") for name in _TARGETS[family])

@@ -1,0 +1,259 @@
+"""mbarrier objects (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier").
+
+A state (the result of an arrive) is opaque to programs: the phase above the pending count before
+the arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.engines.mbarrier import MAX_COUNT, Mbarriers, mbarriers
+from ptxemu.errors import ExecutionError
+from ptxemu.events import AccessKind, Space
+from ptxemu.isa.memory_operands import SCOPES
+from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
+from ptxemu.machine.access import locate_shared, report
+from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
+from ptxemu.machine.operands import address_reader, reader, writer
+from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
+from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+_SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
+_BYTES = 8
+_PENDING_BITS = MAX_COUNT.bit_length()
+_ONE = IntImmediate(1)
+
+
+class Target:
+    """Finds the objects that an address operand names."""
+
+    def __init__(self, instruction: Instruction, operand: Operand, modifiers: Modifiers) -> None:
+        self.instruction = instruction
+        self._addresses = address_reader(operand)
+        self._space = modifiers.one_of("shared", "shared::cta", "shared::cluster", default="")
+        self._may_be_remote = self._space in ("", "shared::cluster")
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the opcode says .shared::cluster."""
+        return self._space == "shared::cluster"
+
+    def of_lanes(self, warp: Warp, mask: Mask) -> Iterator[tuple[int, Mbarriers, int]]:
+        """Each active lane with the barriers of its CTA and its object's offset."""
+        addresses = self._addresses(warp)
+        for lane in np.flatnonzero(mask).tolist():
+            barriers, offset = self.locate(warp, int(addresses[lane]))
+            yield lane, barriers, offset
+
+    def groups(
+        self, warp: Warp, mask: Mask, keys: Lanes
+    ) -> Iterator[tuple[Mask, Mbarriers, int, int]]:
+        """The active lanes by object and key: lanes, barriers, offset, key."""
+        addresses = self._addresses(warp)
+        pairs = list(zip(addresses[mask].tolist(), keys[mask].tolist(), strict=True))
+        if pairs.count(pairs[0]) == len(pairs):
+            address, key = pairs[0]
+            yield mask, *self.locate(warp, address), key
+            return
+        for address, key in dict.fromkeys(pairs):
+            lanes = mask & (addresses == address) & (keys == key)
+            yield lanes, *self.locate(warp, address), key
+
+    def locate(self, warp: Warp, address: int) -> tuple[Mbarriers, int]:
+        """The barriers of the CTA that an address names, and the offset there."""
+        if in_window(address, SHARED_WINDOW):
+            address -= SHARED_WINDOW
+        cta = warp.cta
+        if not self._may_be_remote and address >> SHARED_RANK_SHIFT != cta.rank:
+            raise ExecutionError(
+                f"{self.instruction.span}: {self.instruction.opcode}: {warp.label}: address "
+                f"0x{address:x} is not in shared::cta of the CTA of rank {cta.rank}"
+            )
+        owner, offset = locate_shared(cta, address, _BYTES, self.instruction)
+        if offset % _BYTES:
+            raise ExecutionError(
+                f"{self.instruction.span}: {self.instruction.opcode}: {warp.label}: mbarrier at "
+                f"0x{offset:x}: expected 8-byte alignment"
+            )
+        return mbarriers(owner), offset
+
+    @contextmanager
+    def naming(self, warp: Warp) -> Iterator[None]:
+        """Errors of the engine inside get the instruction's place."""
+        try:
+            yield
+        except ExecutionError as error:
+            instruction = self.instruction
+            raise ExecutionError(
+                f"{instruction.span}: {instruction.opcode}: {warp.label}: {error}"
+            ) from None
+
+
+def take_scope(modifiers: Modifiers, default: str) -> str:
+    """The scope of an arrival or a wait; "relaxed" for one that orders nothing."""
+    order = modifiers.one_of(default, "relaxed", default=default)
+    scope = modifiers.one_of(*SCOPES, default="cta")
+    return scope if order != "relaxed" else "relaxed"
+
+
+@visible("mbarrier.init", section=_SECTION + ".init")
+def init(instruction: Instruction) -> Step:
+    """Make an object that expects `count` arrivals a phase."""
+    modifiers = Modifiers(instruction, "mbarrier.init")
+    target = Target(instruction, instruction.operands[0], modifiers)
+    modifiers.one_of("b64")
+    modifiers.done()
+    read = reader(instruction.operands[1], "u32")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        counts = read(warp)
+        for lane, barriers, offset in target.of_lanes(warp, mask):
+            if offset in barriers.by_offset:
+                warp.cta.machine.complain(
+                    "warning",
+                    "mbarrier-initialised-twice",
+                    f"mbarrier.init of the object at shared 0x{offset:x} without an inval",
+                    warp,
+                    instruction,
+                )
+            with target.naming(warp):
+                barriers.init(warp, offset, int(counts[lane]))
+            _report_write(warp, barriers, offset, instruction)
+
+    return step
+
+
+def _report_write(warp: Warp, barriers: Mbarriers, offset: int, instruction: Instruction) -> None:
+    """Tell of a write of the object; arrivals and waits are told by their tokens."""
+    machine = warp.cta.machine
+    if machine.observer is not None:
+        starts = np.array([offset], dtype=np.int64)
+        report(
+            machine,
+            warp,
+            Space.SHARED,
+            barriers.cta,
+            starts,
+            _BYTES,
+            AccessKind.WRITE,
+            instruction,
+        )
+
+
+@visible("mbarrier.inval", section=_SECTION + ".inval")
+def invalidate(instruction: Instruction) -> Step:
+    """Give the object's bytes back."""
+    modifiers = Modifiers(instruction, "mbarrier.inval")
+    target = Target(instruction, instruction.operands[0], modifiers)
+    modifiers.one_of("b64")
+    modifiers.done()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        for _, barriers, offset in target.of_lanes(warp, mask):
+            with target.naming(warp):
+                barriers.invalidate(offset)
+            _report_write(warp, barriers, offset, instruction)
+
+    return step
+
+
+@visible("mbarrier.expect_tx", "mbarrier.complete_tx", section=_SECTION + ".expect_tx")
+def change_tx(instruction: Instruction) -> Step:
+    """tx-count += or -= bytes; complete_tx simulates the end of an asynchronous copy."""
+    name = instruction.modifiers[1]
+    modifiers = Modifiers(instruction, f"mbarrier.{name}")
+    modifiers.flag("relaxed")
+    modifiers.one_of("cta", "cluster", default="cta")
+    target = Target(instruction, instruction.operands[0], modifiers)
+    modifiers.one_of("b64")
+    modifiers.done()
+    read = reader(instruction.operands[1], "u32")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        counts = read(warp)
+        for lane, barriers, offset in target.of_lanes(warp, mask):
+            count = int(counts[lane])
+            with target.naming(warp):
+                if name == "expect_tx":
+                    barriers.expect_tx(offset, count)
+                else:
+                    barriers.complete_tx(warp, offset, count, scope="relaxed")
+
+    return step
+
+
+@visible("mbarrier.arrive", "mbarrier.arrive_drop", section=_SECTION + ".arrive")
+def arrive(instruction: Instruction) -> Step:
+    """One arrival a lane (or `count`); .expect_tx first adds bytes to the tx-count, as one step.
+
+    arrive_drop also lowers what later phases expect; .noComplete must not complete the phase.
+    """
+    name = instruction.modifiers[1]
+    modifiers = Modifiers(instruction, f"mbarrier.{name}")
+    expects, no_complete = modifiers.flag("expect_tx"), modifiers.flag("noComplete")
+    scope = take_scope(modifiers, "release")
+    # The state operand is absent in no form, but the count and tx-count are.
+    state, address, *counts = instruction.operands
+    target = Target(instruction, address, modifiers)
+    modifiers.one_of("b64")
+    modifiers.done()
+    if target.is_cluster and not isinstance(state, Sink):
+        unsupported(instruction, "an arrive on .shared::cluster gives no state")
+    if len(counts) != 1 and (expects or no_complete or counts):
+        unsupported(instruction, "expected one count")
+    read = reader(counts[0] if counts else _ONE, "u32")
+    write = writer(state)
+    drops = name == "arrive_drop"
+
+    def step(warp: Warp, mask: Mask) -> None:
+        values = read(warp)
+        states = np.zeros(WARP_SIZE, dtype=np.uint64)
+        for lane, barriers, offset in target.of_lanes(warp, mask):
+            value = int(values[lane])
+            count, expected = (1, value) if expects else (value, 0)
+            barrier = barriers.by_offset.get(offset)
+            pending = barrier.pending if barrier is not None else 0
+            if no_complete and count >= pending:
+                raise ExecutionError(
+                    f"{instruction.span}: {instruction.opcode}: {warp.label}: the arrival would "
+                    f"complete the phase of the mbarrier at shared 0x{offset:x}"
+                )
+            is_remote = barriers.cta is not warp.cta
+            reach = "cluster" if is_remote and scope != "relaxed" else scope
+            method = barriers.arrive_drop if drops else barriers.arrive
+            with target.naming(warp):
+                phase = method(warp, offset, count, expect=expected, scope=reach)
+            states[lane] = (phase << _PENDING_BITS) | pending
+        write(warp, states, mask)
+
+    return step
+
+
+def _pending_of(states: Lanes) -> Lanes:
+    return (states & np.uint64(MAX_COUNT)).astype(np.uint32)
+
+
+@pure("mbarrier.pending_count", section=_SECTION + ".pending_count")
+def pending_count(instruction: Instruction) -> PureOp:
+    """The pending count in a state."""
+    modifiers = Modifiers(instruction, "mbarrier.pending_count")
+    modifiers.one_of("b64")
+    modifiers.done()
+    count, state = instruction.operands
+    if not isinstance(count, Register) or not isinstance(state, Register):
+        unsupported(instruction, "expected registers")
+    return PureOp(_pending_of, ("u32",), ("u64",), (count,), (state,))
+
+
+def phase_of_state(state: int) -> int:
+    """The phase that an arrive's state belongs to."""
+    return state >> _PENDING_BITS

@@ -1,0 +1,143 @@
+"""Waiting for phases of mbarriers (PTX ISA, "mbarrier.test_wait, mbarrier.try_wait")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ptxemu.engines.mbarrier import Mbarrier, Mbarriers
+from ptxemu.isa.mbarrier import Target, phase_of_state, take_scope
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.operands import reader, writer
+from ptxemu.syntax.ast import Instruction
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+_Seen = dict[tuple[int, int], tuple[Mbarrier, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """The lanes that wait for one phase of one object."""
+
+    lanes: Mask
+    barriers: Mbarriers
+    offset: int
+    parity: int | None
+    """Of the awaited phase; None where a state names the phase itself."""
+    phase: int
+
+    def is_complete(self) -> bool:
+        """Whether the phase has completed."""
+        if self.parity is not None:
+            return self.barriers.has_completed(self.offset, self.parity)
+        return self.barriers.at(self.offset).phase > self.phase
+
+    def matched(self) -> int:
+        """The completed phase that answers the wait; -1 for that before the first."""
+        return self.barriers.at(self.offset).phase - 1 if self.parity is not None else self.phase
+
+    def describe(self) -> str:
+        """For the deadlock report."""
+        wanted = f"parity {self.parity}" if self.parity is not None else f"phase {self.phase}"
+        return f"mbarrier wait for {wanted}: {self.barriers.describe(self.offset)}"
+
+
+@visible(
+    "mbarrier.test_wait",
+    "mbarrier.try_wait",
+    section="Parallel Synchronization and Communication Instructions: mbarrier.test_wait",
+)
+def wait(instruction: Instruction) -> Step:
+    """p = whether the phase has completed. test_wait answers at once; try_wait blocks until it is
+    true, or gives up when nothing else can go on (its time limit)."""
+    name = instruction.modifiers[1]
+    modifiers = Modifiers(instruction, f"mbarrier.{name}")
+    by_parity = modifiers.flag("parity")
+    scope = take_scope(modifiers, "acquire")
+    destination, address, operand, *hint = instruction.operands
+    target = Target(instruction, address, modifiers)
+    modifiers.one_of("b64")
+    modifiers.done()
+    if target.is_cluster:
+        unsupported(instruction, "a wait is for an object in .shared::cta")
+    if hint and name == "test_wait":
+        unsupported(instruction, "test_wait has no time limit")
+    write = writer(destination)
+    read = reader(operand, "u32" if by_parity else "u64")
+
+    def waits(warp: Warp, mask: Mask) -> list[_Wait]:
+        found = []
+        for lanes, barriers, offset, key in target.groups(warp, mask, read(warp)):
+            if offset not in barriers.by_offset:
+                with target.naming(warp):
+                    barriers.at(offset)
+            parity = key & 1 if by_parity else None
+            found.append(_Wait(lanes, barriers, offset, parity, phase_of_state(key)))
+        return found
+
+    def settle(warp: Warp, wanted: list[_Wait]) -> None:
+        for one in wanted:
+            held = one.is_complete()
+            write(warp, np.full(32, held), one.lanes)
+            if held:
+                _succeeded(warp, one, scope, target)
+
+    def step(warp: Warp, mask: Mask) -> Blocked | None:
+        wanted = waits(warp, mask)
+        missing = [one for one in wanted if not one.is_complete()]
+        if not missing or name == "test_wait":
+            settle(warp, wanted)
+            return None
+        only = missing[0]
+        return Blocked(
+            only.is_complete
+            if len(missing) == 1
+            else lambda: any(m.is_complete() for m in missing),
+            lambda: "; ".join(one.describe() for one in missing),
+            lambda: settle(warp, wanted),
+            lambda: settle(warp, wanted),
+        )
+
+    return step
+
+
+def _succeeded(warp: Warp, wait: _Wait, scope: str, target: Target) -> None:
+    """Learn what the phases up to the matched one released; look for phases that were missed.
+
+    Arrivals are read-modify-writes of one object, so whoever sees a phase complete also knows what
+    earlier phases released.
+    """
+    barriers, offset, machine = wait.barriers, wait.offset, warp.cta.machine
+    matched, barrier = wait.matched(), barriers.at(offset)
+    seen = cast(_Seen, warp.state.setdefault("mbarrier_seen", {}))
+    key = (barriers.cta.index, offset)
+    last_barrier, last = seen.get(key, (None, None))
+    if last_barrier is not barrier:
+        last = None
+    seen[key] = (barrier, matched if last is None else max(matched, last))
+    if machine.observer is None:
+        return
+    for phase in range(0 if last is None else last + 1, matched + 1):
+        machine.observer.acquired(warp, barriers.token(offset, phase), scope)
+    if last is not None and last == matched:
+        machine.observer.acquired(warp, barriers.token(offset, matched), scope)
+    # A wait of the same parity as the last one is for the same phase or the next but one.
+    if wait.parity is None or last is None:
+        return
+    latest_meant = last + 2 if (last & 1) == wait.parity else last + 1
+    if matched >= latest_meant + 2:
+        machine.complain(
+            "warning",
+            "mbarrier-phase-aliasing",
+            f"the wait for parity {wait.parity} of the mbarrier at shared 0x{offset:x} matches "
+            f"phase {matched}, but this warp last saw phase {last}: phases were missed, and a wait "
+            "for the other parity would have blocked",
+            warp,
+            target.instruction,
+        )

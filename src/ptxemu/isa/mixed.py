@@ -1,0 +1,59 @@
+"""PTX ISA "Mixed Precision Floating Point Instructions": f32 arithmetic on half operands."""
+
+from __future__ import annotations
+
+from ptxemu.isa.floating import MODES, operation, saturating
+from ptxemu.isa.forms import Function, build, overload
+from ptxemu.isa.half import widened
+from ptxemu.isa.registry import Modifiers
+from ptxemu.machine.decoded import PureOp
+from ptxemu.numerics.dtypes import Array
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Mixed Precision Floating Point Instructions"
+TYPES = ("f32.f16", "f32.bf16")
+
+
+def _form(instruction: Instruction, opcode: str) -> tuple[Function, str]:
+    """The f32 operation, rounded and clamped as asked, and the type of the half operands."""
+    modifiers = Modifiers(instruction, opcode)
+    half = modifiers.type()
+    modifiers.one_of("f32")
+    default = None if opcode == "fma" else "rn"
+    function = operation(opcode, "f32", modifiers.one_of(*MODES, default=default))
+    if modifiers.flag("sat"):
+        function = saturating(function)
+    modifiers.done()
+    return function, half
+
+
+def _sum(instruction: Instruction, opcode: str) -> PureOp:
+    function, half = _form(instruction, opcode)
+    widen = widened(half)
+    mixed = lambda a, c: function(widen(a), c)
+    return build(instruction, mixed, "f32", (half, "f32"))
+
+
+@overload("add", TYPES, section=f"{SECTION}: add")
+def add(instruction: Instruction) -> PureOp:
+    """d = a + c, a being a half ("...: add")."""
+    return _sum(instruction, "add")
+
+
+@overload("sub", TYPES, section=f"{SECTION}: sub")
+def sub(instruction: Instruction) -> PureOp:
+    """d = a - c, a being a half ("...: sub")."""
+    return _sum(instruction, "sub")
+
+
+@overload("fma", TYPES, section=f"{SECTION}: fma")
+def fma(instruction: Instruction) -> PureOp:
+    """d = a * b + c, a and b being halves ("...: fma")."""
+    function, half = _form(instruction, "fma")
+    widen = widened(half)
+
+    def mixed(a: Array, b: Array, c: Array) -> Array:
+        result: Array = function(widen(a), widen(b), c)
+        return result
+
+    return build(instruction, mixed, "f32", (half, half, "f32"))

@@ -1,0 +1,128 @@
+"""PTX ISA "Data Movement and Conversion Instructions: cvt" of packed types, and cvt.pack.
+
+.rs (stochastic rounding) and .s2f6x2 are not there: they are refused at load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.isa.forms import Function, assemble, build_relaxed
+from ptxemu.isa.registry import Modifiers, pure, unsupported
+from ptxemu.machine.decoded import PureOp
+from ptxemu.numerics import bf16, f16, narrow
+from ptxemu.numerics.dtypes import F8, U1, U2, U4, Array, constant, interleave, split
+from ptxemu.syntax.ast import Instruction
+
+SECTION = "Data Movement and Conversion Instructions: cvt"
+_NARROW = {
+    "e4m3x2": "e4m3",
+    "e5m2x2": "e5m2",
+    "e2m1x2": "e2m1",
+    "e2m3x2": "e2m3",
+    "e3m2x2": "e3m2",
+}
+"""Packed types whose codes take a byte each (a nibble for e2m1)."""
+PACKED_FORMS = frozenset(
+    ("f16x2", "bf16x2", "ue8m0x2", *_NARROW, "e2m1x4", "e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4")
+)
+_FOUR = constant(4, U1)
+
+
+def packed_cvt(instruction: Instruction) -> PureOp:
+    """Two numbers at once; of two operands the first goes to the upper half ("...: cvt")."""
+    modifiers = Modifiers(instruction, "cvt")
+    source_type, result_type = modifiers.type(), modifiers.type()
+    if result_type in ("f16x2", "bf16x2") and source_type == "f32":
+        op = _two_halves(instruction, modifiers, result_type)
+    elif result_type in _NARROW and source_type in ("f32", "f16x2", "bf16x2"):
+        op = _to_narrow(instruction, modifiers, result_type, source_type)
+    elif result_type == "f16x2" and source_type in _NARROW:
+        modifiers.one_of("rn")
+        table = narrow.pairs_as_f16x2(_NARROW[source_type], modifiers.flag("relu"))
+        op = _from_table(instruction, table, "b8" if source_type == "e2m1x2" else "b16")
+    elif result_type == "bf16x2" and source_type == "ue8m0x2":
+        modifiers.one_of("rn")
+        op = _from_table(instruction, narrow.ue8m0_pairs_as_bf16x2(), "b16")
+    elif result_type == "ue8m0x2" and source_type in ("f32", "bf16x2"):
+        mode = modifiers.one_of("rz", "rp")
+        table = narrow.codes_of_bf16("ue8m0", mode, modifiers.flag("satfinite"), False)
+        op = _by_table(instruction, table, result_type, source_type)
+    else:
+        unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
+    modifiers.done()
+    return op
+
+
+def _two_halves(instruction: Instruction, modifiers: Modifiers, type_: str) -> PureOp:
+    """cvt.{rn,rz}{.relu}{.satfinite}.{f16x2,bf16x2}.f32 d, a, b"""
+    mode = modifiers.one_of("rn", "rz")
+    relu, satfinite = modifiers.flag("relu"), modifiers.flag("satfinite")
+    form = f16 if type_ == "f16x2" else bf16
+    if mode == "rn" and not relu and not satfinite:
+        convert: Function = form.narrow
+    else:
+        convert = lambda values: form.narrow_exact(
+            values.astype(F8), mode, satfinite=satfinite, relu=relu
+        )
+    function = lambda a, b: convert(interleave(b, a)).view(U4)
+    return build_relaxed(instruction, function, "b32", ("f32", "f32"))
+
+
+def _to_narrow(
+    instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
+) -> PureOp:
+    """cvt.rn.satfinite{.relu} to two codes, from two f32 or a packed pair"""
+    modifiers.one_of("rn")
+    modifiers.one_of("satfinite")
+    relu = modifiers.flag("relu")
+    tables = narrow.codes_of_f16 if source_type == "f16x2" else narrow.codes_of_bf16
+    table = tables(_NARROW[result_type], "rn", True, relu)
+    return _by_table(instruction, table, result_type, source_type)
+
+
+def _by_table(instruction: Instruction, table: Array, result_type: str, source_type: str) -> PureOp:
+    if source_type == "f32":
+        codes: Function = lambda a, b: table[narrow.odd_bf16(interleave(b, a))]
+        sources: tuple[str, ...] = ("f32", "f32")
+    else:
+        codes = lambda a: table[split(a, U2)]
+        sources = ("b32",)
+    if result_type == "e2m1x2":
+        return build_relaxed(instruction, lambda *a: _nibbles(codes(*a)), "b8", sources)
+    return build_relaxed(instruction, lambda *a: codes(*a).view(U2), "b16", sources)
+
+
+def _nibbles(codes: Array) -> Array:
+    return codes[0::2] | (codes[1::2] << _FOUR)
+
+
+def _from_table(instruction: Instruction, table: Array, source_type: str) -> PureOp:
+    return build_relaxed(instruction, lambda a: table[a], "b32", (source_type,))
+
+
+_PACK_TYPES = ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2")
+
+
+@pure("cvt.pack", section=f"{SECTION}.pack")
+def cvt_pack(instruction: Instruction) -> PureOp:
+    """Two s32 clamped to a narrow type, a above b, above them c's low bits ("...: cvt.pack")."""
+    modifiers = Modifiers(instruction, "cvt.pack")
+    modifiers.one_of("sat")
+    merges = modifiers.flag("b32")
+    modifiers.one_of("s32")
+    type_ = modifiers.one_of(*(_PACK_TYPES[2:] if merges else _PACK_TYPES[:2]))
+    modifiers.done()
+    bits = int(type_[1:])
+    low = -(1 << (bits - 1)) if type_[0] == "s" else 0
+    high = low + (1 << bits) - 1
+    mask, shift = constant((1 << bits) - 1, U4), constant(bits, U4)
+
+    def function(a: Array, b: Array, *c: Array) -> Array:
+        upper, lower = (np.clip(x, low, high).view(U4) & mask for x in (a, b))
+        both = (upper << shift) | lower
+        return both | (c[0] << constant(2 * bits, U4)) if merges else both
+
+    destination, *sources = instruction.operands
+    types = ("s32", "s32", "b32") if merges else ("s32", "s32")
+    return assemble(instruction, function, (destination,), ("b32",), sources, types)

@@ -1,0 +1,138 @@
+"""The table of instructions: opcode prefixes to the functions that decode them, once, at load.
+
+Two kinds. A *pure* instruction maps operand values to a result value and touches nothing else; its
+meaning is a function on NumPy arrays of 32 lanes. A *visible* instruction does something that
+another agent could notice (memory, synchronisation, control); it is decoded into a step that acts
+on a warp. Decoding fails closed: a modifier that the function does not know is an error at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
+
+from ptxemu.errors import UnsupportedInstructionError
+from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.syntax.ast import Instruction
+
+PureDecoder: TypeAlias = Callable[[Instruction], PureOp]
+StepDecoder: TypeAlias = Callable[[Instruction], Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One entry of the table."""
+
+    opcode: str
+    decode: Callable[[Instruction], PureOp | Step]
+    is_pure: bool
+    section: str
+    """Title of the PTX ISA section that defines it."""
+
+
+_DEFINITIONS: dict[str, Definition] = {}
+
+
+def pure(*opcodes: str, section: str) -> Callable[[PureDecoder], PureDecoder]:
+    """Register a decoder of pure instructions whose opcode starts with one of `opcodes`."""
+
+    def register(decode: PureDecoder) -> PureDecoder:
+        for opcode in opcodes:
+            _add(Definition(opcode, decode, True, section))
+        return decode
+
+    return register
+
+
+def visible(*opcodes: str, section: str) -> Callable[[StepDecoder], StepDecoder]:
+    """Register a decoder of visible instructions whose opcode starts with one of `opcodes`."""
+
+    def register(decode: StepDecoder) -> StepDecoder:
+        for opcode in opcodes:
+            _add(Definition(opcode, decode, False, section))
+        return decode
+
+    return register
+
+
+def _add(definition: Definition) -> None:
+    if definition.opcode in _DEFINITIONS:
+        raise ValueError(f"{definition.opcode} is defined twice")
+    _DEFINITIONS[definition.opcode] = definition
+
+
+def find(instruction: Instruction) -> Definition | None:
+    """The definition with the longest opcode that the instruction's opcode starts with."""
+    parts = instruction.modifiers
+    for count in range(len(parts), 0, -1):
+        definition = _DEFINITIONS.get(".".join(parts[:count]))
+        if definition is not None:
+            return definition
+    return None
+
+
+def decode(instruction: Instruction) -> PureOp | Step:
+    """Decode one instruction.
+
+    Raises:
+        UnsupportedInstructionError: no definition has it, or not with these modifiers.
+    """
+    definition = find(instruction)
+    if definition is None:
+        unsupported(instruction, "unknown instruction")
+    return definition.decode(instruction)
+
+
+def definitions() -> list[Definition]:
+    """All entries, by opcode."""
+    return [_DEFINITIONS[opcode] for opcode in sorted(_DEFINITIONS)]
+
+
+class Modifiers:
+    """The modifiers of an instruction behind its opcode, taken one by one; none may be left."""
+
+    def __init__(self, instruction: Instruction, opcode: str) -> None:
+        self._instruction = instruction
+        self._left = list(instruction.modifiers[opcode.count(".") + 1 :])
+
+    def flag(self, name: str) -> bool:
+        """Take `name` if it is there."""
+        if name in self._left:
+            self._left.remove(name)
+            return True
+        return False
+
+    def one_of(self, *names: str, default: str | None = None) -> str:
+        """Take the one of `names` that is there; without it `default`, or an error if None."""
+        for name in names:
+            if self.flag(name):
+                return name
+        if default is None:
+            unsupported(self._instruction, f"expected one of .{', .'.join(names)}")
+        return default
+
+    def type(self) -> str:
+        """Take the last modifier as the instruction's type."""
+        if not self._left:
+            unsupported(self._instruction, "it has no type")
+        return self._left.pop()
+
+    def drop_hints(self) -> None:
+        """Drop cache and eviction hints, which have no functional effect."""
+        self._left = [
+            m
+            for m in self._left
+            if not m.startswith(("L1::", "L2::", "evict", "level"))
+            and m not in ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified")
+        ]
+
+    def done(self) -> None:
+        """Fail when a modifier is left that nobody took."""
+        if self._left:
+            unsupported(self._instruction, f"modifier .{self._left[0]} is not known")
+
+
+def unsupported(instruction: Instruction, why: str) -> NoReturn:
+    """Refuse to decode."""
+    raise UnsupportedInstructionError(f"{instruction.span}: {instruction.opcode}: {why}")

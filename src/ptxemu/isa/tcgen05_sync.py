@@ -1,0 +1,187 @@
+"""tcgen05.alloc, dealloc, relinquish_alloc_permit, commit and fence (PTX ISA, "Tensor Memory
+Allocation and Management Instructions", "Async Synchronization" and "Specialized Synchronization
+Operations for TensorCore 5th Generation")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu.engines import tcgen05
+from ptxemu.engines.tmem_allocator import tmem_allocator
+from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.isa.registry import Modifiers, visible
+from ptxemu.machine.access import locate_shared, report
+from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.lanes import Mask, first_lane
+from ptxemu.machine.operands import address_reader, reader, uniform
+from ptxemu.machine.warp import Warp
+from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
+from ptxemu.memory.tmem import LANE_BYTES, LANES, split_address
+from ptxemu.syntax.ast import Instruction
+
+_MULTICAST = "multicast::cluster"
+
+
+@visible("tcgen05.alloc", section="tcgen05.alloc")
+def tcgen05_alloc(instruction: Instruction) -> Step:
+    """Allocates columns, waiting for free ones, and writes their address to shared memory."""
+    modifiers = Modifiers(instruction, "tcgen05.alloc")
+    cta_group = _management(modifiers)
+    modifiers.flag("shared::cta")
+    modifiers.one_of("b32")
+    modifiers.done()
+    dst, count = instruction.operands
+    address, columns = address_reader(dst), uniform(count, "u32")
+
+    def step(warp: Warp, mask: Mask) -> Blocked:
+        allocator = tmem_allocator(warp.cta)
+        wanted = columns(warp, mask)
+        target = int(address(warp)[first_lane(mask)])
+        allocator.check_count(wanted, instruction)
+        request = allocator.request(wanted, cta_group, warp, instruction)
+
+        def finish() -> None:
+            assert request.start is not None
+            observer = warp.cta.machine.observer
+            if observer is not None:
+                observer.acquired(warp, ("tmem", warp.cta.index), "cta")
+            _store_address(warp, instruction, target, request.start)
+
+        return Blocked(
+            ready=lambda: allocator.ready(request, cta_group),
+            reason=lambda: (
+                f"tcgen05.alloc waits for {wanted} free TMEM columns"
+                + ("" if len(request.arrived) == 2 else " and for the peer CTA's tcgen05.alloc")
+            ),
+            resume=finish,
+        )
+
+    return step
+
+
+@visible("tcgen05.dealloc", section="tcgen05.dealloc")
+def tcgen05_dealloc(instruction: Instruction) -> Step:
+    """Frees columns. Reported as a write of all of them: nothing may use them any more."""
+    modifiers = Modifiers(instruction, "tcgen05.dealloc")
+    cta_group = _management(modifiers)
+    modifiers.one_of("b32")
+    modifiers.done()
+    taddr, count = instruction.operands
+    address, columns = uniform(taddr, "u32"), uniform(count, "u32")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        where, freed = address(warp, mask), columns(warp, mask)
+        allocator = tmem_allocator(warp.cta)
+        allocator.check_count(freed, instruction)
+        machine = warp.cta.machine
+        if machine.observer is not None:
+            starts = np.arange(LANES, dtype=np.int64) * LANE_BYTES + split_address(where)[1] * 4
+            report(
+                machine,
+                warp,
+                Space.TMEM,
+                warp.cta,
+                starts,
+                freed * 4,
+                AccessKind.WRITE,
+                instruction,
+            )
+            machine.observer.released(warp, ("tmem", warp.cta.index), "cta")
+        allocator.dealloc(where, freed, cta_group, warp, instruction)
+
+    return step
+
+
+@visible("tcgen05.relinquish_alloc_permit", section="tcgen05.relinquish_alloc_permit")
+def tcgen05_relinquish_alloc_permit(instruction: Instruction) -> Step:
+    """The CTA allocates no more."""
+    modifiers = Modifiers(instruction, "tcgen05.relinquish_alloc_permit")
+    _management(modifiers)
+    modifiers.done()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        tmem_allocator(warp.cta).relinquished = True
+
+    return step
+
+
+@visible("tcgen05.commit", section="tcgen05.commit")
+def tcgen05_commit(instruction: Instruction) -> Step:
+    """Arrives on mbarriers when the thread's tcgen05.mma, cp and shift so far have completed."""
+    modifiers = Modifiers(instruction, "tcgen05.commit")
+    cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
+    modifiers.one_of("mbarrier::arrive::one")
+    modifiers.flag("shared::cluster")
+    is_multicast = modifiers.flag(_MULTICAST)
+    modifiers.one_of("b64")
+    modifiers.done()
+    mbar, *mask_operand = instruction.operands
+    address = address_reader(mbar)
+    cta_mask = reader(mask_operand[0], "u16") if is_multicast else None
+
+    def step(warp: Warp, mask: Mask) -> None:
+        addresses = address(warp)
+        for lane in np.flatnonzero(mask):
+            where = _shared_address(int(addresses[lane]))
+            ctas = None if cta_mask is None else int(cta_mask(warp)[lane])
+            home, offset = locate_shared(warp.cta, where, 8, instruction)
+            targets = [(home, offset)]
+            if ctas is not None:
+                ranks = [r for r in range(16) if ctas >> r & 1]
+                targets = [
+                    locate_shared(warp.cta, (r << SHARED_RANK_SHIFT) | offset, 8, instruction)
+                    for r in ranks
+                ]
+            tcgen05.commit(warp, int(lane), instruction, targets, cta_group)
+
+    return step
+
+
+@visible(
+    "tcgen05.fence::before_thread_sync",
+    "tcgen05.fence::after_thread_sync",
+    section="tcgen05.fence",
+)
+def tcgen05_fence(instruction: Instruction) -> Step:
+    """Orders asynchronous tcgen05 operations around a synchronisation between threads."""
+    name = instruction.modifiers[1]
+    Modifiers(instruction, f"tcgen05.{name}").done()
+    kind = f"tcgen05.{name.removeprefix('fence::')}"
+    effect = tcgen05.fence_before if "before" in name else tcgen05.fence_after
+
+    def step(warp: Warp, mask: Mask) -> None:
+        effect(warp, [int(lane) for lane in np.flatnonzero(mask)])
+        observer = warp.cta.machine.observer
+        if observer is not None:
+            observer.fenced(warp, kind, instruction)
+
+    return step
+
+
+def _management(modifiers: Modifiers) -> int:
+    """The modifiers that all allocation instructions have; gives the cta_group."""
+    cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
+    modifiers.one_of("sync")
+    modifiers.one_of("aligned")
+    return cta_group
+
+
+def _shared_address(address: int) -> int:
+    """A shared::cluster address from one, or from a generic address."""
+    return address - SHARED_WINDOW if in_window(address, SHARED_WINDOW) else address
+
+
+def _store_address(warp: Warp, instruction: Instruction, target: int, start: int) -> None:
+    cta, offset = locate_shared(warp.cta, _shared_address(target), 4, instruction)
+    report(
+        cta.machine,
+        warp,
+        Space.SHARED,
+        cta,
+        np.array([offset], dtype=np.int64),
+        4,
+        AccessKind.WRITE,
+        instruction,
+        proxy=Proxy.GENERIC,
+    )
+    cta.shared_words[offset >> 2] = start

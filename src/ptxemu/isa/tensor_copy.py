@@ -1,0 +1,201 @@
+"""Tensor copies (PTX ISA, "Data Movement and Conversion Instructions: Tensor copy":
+cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.prefetch.tensor)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ptxemu.engines.bulk_copy import (
+    destinations,
+    shared_place,
+    signal_of,
+)
+from ptxemu.engines.copy_operation import fault, issue_copy
+from ptxemu.engines.groups import groups_of
+from ptxemu.engines.reductions import reduction
+from ptxemu.engines.tma import GlobalTile, SharedTile, fetch_map
+from ptxemu.isa.bulk_copy import OPERATIONS
+from ptxemu.isa.copy_operands import (
+    BULK_GROUP,
+    COMPLETE_TX,
+    addresses,
+    each_lane,
+    issues,
+    take_route,
+    tensor_operand,
+    trailing,
+)
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lanes import Lanes, Mask
+from ptxemu.machine.operands import LaneReader, reader
+from ptxemu.syntax.ast import Instruction, Operand
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+_SECTION = "Data Movement and Conversion Instructions: "
+_DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
+_IM2COL = ("im2col", "im2col::w", "im2col::w::128", "im2col_no_offs")
+_FOUR_ROWS = ("tile::gather4", "tile::scatter4")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOperand:
+    """[map, {coordinates}] of an instruction."""
+
+    instruction: Instruction
+    map_address: LaneReader
+    coordinates: list[LaneReader]
+    four_rows: bool
+
+    @classmethod
+    def decode(
+        cls, instruction: Instruction, operand: Operand, modifiers: Modifiers, four_rows: str
+    ) -> TensorOperand:
+        """Take the dimensions and the mode, `four_rows` being the other one than .tile."""
+        rank = int(modifiers.one_of(*_DIMENSIONS)[0])
+        for name in _IM2COL:
+            if modifiers.flag(name):
+                unsupported(instruction, f".{name} is not supported: only .tile modes are")
+        is_four = modifiers.flag(four_rows)
+        if not is_four:
+            modifiers.flag("tile")
+        elif rank != 2:
+            unsupported(instruction, f".{four_rows} is for 2d")
+        count = 5 if is_four else rank
+        return cls(instruction, *tensor_operand(instruction, operand, count), is_four)
+
+    def lanes(self, warp: Warp) -> list[Lanes]:
+        """All lanes' map addresses and coordinates."""
+        return [self.map_address(warp), *(read(warp) for read in self.coordinates)]
+
+    def tile(self, warp: Warp, values: list[Lanes], lane: int, *, writes: bool) -> GlobalTile:
+        """What one lane names."""
+        address, *coordinates = (int(v[lane]) for v in values)
+        made = fetch_map(warp, address, self.instruction)
+        tile = GlobalTile(made, tuple(coordinates), self.four_rows, address)
+        tile.check(self.instruction, writes=writes)
+        return tile
+
+
+@visible("cp.async.bulk.tensor", section=_SECTION + "cp.async.bulk.tensor")
+def copy(instruction: Instruction) -> Step:
+    """A box of a tensor to shared memory, or back."""
+    modifiers = Modifiers(instruction, "cp.async.bulk.tensor")
+    has_policy = modifiers.flag("L2::cache_hint")
+    route = take_route(modifiers, instruction)
+    if route == ("global", "shared::cta"):
+        return _store(instruction, modifiers, has_policy, None)
+    if route[1] != "global":
+        unsupported(instruction, f"there is no copy from {route[1]} to {route[0]}")
+    return _load(instruction, modifiers, has_policy, own=route[0] == "shared::cta")
+
+
+@visible("cp.reduce.async.bulk.tensor", section=_SECTION + "cp.reduce.async.bulk.tensor")
+def reduce(instruction: Instruction) -> Step:
+    """A box of shared memory combined into a tensor, whose map gives the type."""
+    modifiers = Modifiers(instruction, "cp.reduce.async.bulk.tensor")
+    has_policy = modifiers.flag("L2::cache_hint")
+    if take_route(modifiers, instruction) != ("global", "shared::cta"):
+        unsupported(instruction, "only from shared::cta to global")
+    return _store(instruction, modifiers, has_policy, modifiers.one_of(*OPERATIONS))
+
+
+def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, own: bool) -> Step:
+    """Elements outside the tensor are filled, and counted as the others are."""
+    modifiers.one_of(COMPLETE_TX)
+    multicast = modifiers.flag("multicast::cluster")
+    group = modifiers.one_of("cta_group::1", "cta_group::2", default="cta_group::1")
+    if multicast and own:
+        unsupported(instruction, ".multicast::cluster is for shared::cluster")
+    operand = TensorOperand.decode(instruction, instruction.operands[1], modifiers, "tile::gather4")
+    modifiers.done()
+    optional = trailing(instruction, 3, {"ctas": multicast, "policy": has_policy})
+    read_target = addresses(instruction, instruction.operands[0])
+    read_barrier = addresses(instruction, instruction.operands[2])
+    read_ctas = None if optional["ctas"] is None else reader(optional["ctas"], "u16")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        cta = warp.cta
+        targets, barriers, values = read_target(warp), read_barrier(warp), operand.lanes(warp)
+        for lane, _ in each_lane(mask):
+            source = operand.tile(warp, values, lane, writes=False)
+            owner, offset = shared_place(cta, int(targets[lane]), 0, instruction, own=own)
+            barrier = shared_place(cta, int(barriers[lane]), 8, instruction, own=False)
+            chosen = None if read_ctas is None else int(read_ctas(warp)[lane])
+            for destination in destinations(cta, owner, chosen, instruction):
+                target = SharedTile(destination, offset, source.tensor_map, source.rows)
+                target.check(instruction)
+                signal = signal_of(
+                    destination,
+                    barrier,
+                    source.size,
+                    instruction,
+                    multicast=multicast,
+                    cta_group=int(group[-1]),
+                )
+                issue_copy(
+                    warp,
+                    instruction,
+                    "cp.async.bulk.tensor",
+                    source,
+                    target,
+                    size=source.size,
+                    signal=signal,
+                )
+
+    return step
+
+
+def _store(
+    instruction: Instruction, modifiers: Modifiers, has_policy: bool, reduces: str | None
+) -> Step:
+    """Elements outside the tensor are skipped; completes as part of a bulk group."""
+    modifiers.one_of(BULK_GROUP)
+    operand = TensorOperand.decode(
+        instruction, instruction.operands[0], modifiers, "tile::scatter4"
+    )
+    modifiers.done()
+    trailing(instruction, 2, {"policy": has_policy})
+    read_source = addresses(instruction, instruction.operands[1])
+    kind = "cp.async.bulk.tensor" if reduces is None else "cp.reduce.async.bulk.tensor"
+
+    def step(warp: Warp, mask: Mask) -> None:
+        sources, values = read_source(warp), operand.lanes(warp)
+        copies = issues(mask, [sources, *values]) if reduces is None else each_lane(mask)
+        for lane, lanes in copies:
+            target = operand.tile(warp, values, lane, writes=True)
+            made = target.tensor_map
+            combine = None if reduces is None else reduction(reduces, made.dtype)
+            if reduces is not None and combine is None:
+                fault(instruction, f"there is no .{reduces} of the tensor map's {made.dtype}")
+            owner, offset = shared_place(warp.cta, int(sources[lane]), 0, instruction, own=True)
+            source = SharedTile(owner, offset, made, target.rows)
+            source.check(instruction)
+            operation = issue_copy(
+                warp, instruction, kind, source, target, size=target.size, combine=combine
+            )
+            groups_of(warp, "bulk").add(operation, lanes)
+
+    return step
+
+
+@visible("cp.async.bulk.prefetch.tensor", section=_SECTION + "cp.async.bulk.prefetch.tensor")
+def prefetch(instruction: Instruction) -> Step:
+    """Into the L2 cache: only the operands are checked."""
+    modifiers = Modifiers(instruction, "cp.async.bulk.prefetch.tensor")
+    has_policy = modifiers.flag("L2::cache_hint")
+    modifiers.one_of("L2")
+    modifiers.one_of("global")
+    operand = TensorOperand.decode(instruction, instruction.operands[0], modifiers, "tile::gather4")
+    modifiers.done()
+    trailing(instruction, 1, {"policy": has_policy})
+
+    def step(warp: Warp, mask: Mask) -> None:
+        values = operand.lanes(warp)
+        for lane, _ in issues(mask, values):
+            operand.tile(warp, values, lane, writes=False)
+
+    return step

@@ -1,0 +1,184 @@
+"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions")."""
+
+from __future__ import annotations
+
+import re
+
+from ptxemu.descriptors import WgmmaDescriptor
+from ptxemu.engines import wgmma as engine
+from ptxemu.engines.wgmma import WgmmaForm
+from ptxemu.errors import IllegalInstructionError
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.operands import elements, uniform
+from ptxemu.machine.warp import Warp
+from ptxemu.memory.matrix_layout import Major
+from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Vector
+
+_FLOAT_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2")
+_INTEGER_TYPES = ("s8", "u8")
+_K_BY_TYPE = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
+_RESULT_TYPES = {
+    "f16": ("f16", "f32"),
+    "bf16": ("f32",),
+    "tf32": ("f32",),
+    "e4m3": ("f16", "f32"),
+    "e5m2": ("f16", "f32"),
+    "s8": ("s32",),
+    "u8": ("s32",),
+}
+_SHAPE = re.compile(r"m64n(\d+)k(\d+)")
+
+
+@visible("wgmma.fence", section="wgmma.fence")
+def wgmma_fence(instruction: Instruction) -> Step:
+    """Orders register accesses before it ahead of those of the wgmma.mma_async behind it."""
+    _sync_aligned(instruction, "wgmma.fence")
+    return lambda warp, mask: engine.fence(warp, instruction)
+
+
+@visible("wgmma.commit_group", section="wgmma.commit_group")
+def wgmma_commit_group(instruction: Instruction) -> Step:
+    """The wgmma.mma_async since the last commit become one group."""
+    _sync_aligned(instruction, "wgmma.commit_group")
+    return lambda warp, mask: engine.commit(warp)
+
+
+@visible("wgmma.wait_group", section="wgmma.wait_group")
+def wgmma_wait_group(instruction: Instruction) -> Step:
+    """Waits until at most N of the latest groups are pending."""
+    _sync_aligned(instruction, "wgmma.wait_group")
+    keep = _immediate(instruction, instruction.operands[0])
+
+    def step(warp: Warp, mask: Mask) -> Blocked:
+        waited = engine.oldest_groups(warp, keep)
+        return Blocked(
+            ready=lambda: all(map(engine.is_complete, waited)),
+            reason=lambda: f"wgmma.wait_group {keep}: {len(waited)} products are under way",
+            resume=lambda: engine.join(warp, keep),
+        )
+
+    return step
+
+
+@visible("wgmma.mma_async", section="wgmma.mma_async")
+def wgmma_mma_async(instruction: Instruction) -> Step:
+    """D = A * B + D, or D = A * B where scale-d is false; asynchronously."""
+    form, descriptors = _form(instruction)
+    a_desc = None if form.a else uniform(descriptors[0], "u64")
+    b_desc = uniform(descriptors[-1], "u64")
+    scale_d = uniform(instruction.operands[3], "pred")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        a = None if a_desc is None else WgmmaDescriptor.decode(a_desc(warp, mask))
+        b = WgmmaDescriptor.decode(b_desc(warp, mask))
+        engine.issue(warp, instruction, form, a, b, bool(scale_d(warp, mask)))
+
+    return step
+
+
+def _form(instruction: Instruction) -> tuple[WgmmaForm, tuple[Operand, ...]]:
+    """The form, and the operands that are descriptors."""
+    modifiers = Modifiers(instruction, "wgmma.mma_async")
+    if modifiers.flag("sp"):
+        unsupported(instruction, "sparse products are not emulated")
+    for name in ("sync", "aligned"):
+        modifiers.one_of(name)
+    shape = next((_SHAPE.fullmatch(m) for m in instruction.modifiers if _SHAPE.fullmatch(m)), None)
+    if shape is None:
+        unsupported(instruction, "expected a shape m64nNkK")
+    modifiers.flag(shape.group(0))
+    saturate = modifiers.flag("satfinite")
+    btype, atype, dtype = modifiers.type(), modifiers.type(), modifiers.type()
+    is_integer = atype in _INTEGER_TYPES
+    modifiers.done()
+    n, k = int(shape.group(1)), int(shape.group(2))
+    _check_types(instruction, dtype, atype, btype)
+    if saturate and not is_integer:
+        unsupported(instruction, ".satfinite is for integers")
+    _check_shape(instruction, n, k, atype)
+    d, a, b, _, *immediates = instruction.operands
+    is_a_in_registers = isinstance(a, Vector)
+    values = [_immediate(instruction, operand) for operand in immediates]
+    scales = values[: 0 if is_integer else 2]
+    transposes = values[len(scales) :]
+    expected = 0 if atype not in ("f16", "bf16") else 1 if is_a_in_registers else 2
+    if len(scales) != (0 if is_integer else 2) or len(transposes) != expected:
+        raise IllegalInstructionError(
+            f"{instruction.opcode}: it has {len(values)} immediates", instruction.span
+        )
+    if any(scale not in (-1, 1) for scale in scales):
+        raise IllegalInstructionError("imm-scale: expected -1 or 1", instruction.span)
+    majors = [Major.MN if flag else Major.K for flag in transposes]
+    registers_of_d = n // 4 if dtype == "f16" else n // 2
+    form = WgmmaForm(
+        n,
+        k,
+        dtype,
+        atype,
+        btype,
+        _slots(instruction, d, registers_of_d),
+        _slots(instruction, a, 4) if is_a_in_registers else (),
+        negate_a=bool(scales) and scales[0] == -1,
+        negate_b=bool(scales) and scales[1] == -1,
+        a_major=majors[0] if len(majors) == 2 else Major.K,
+        b_major=majors[-1] if majors else Major.K,
+        saturate=saturate,
+    )
+    return form, (b,) if is_a_in_registers else (a, b)
+
+
+def _check_types(instruction: Instruction, dtype: str, atype: str, btype: str) -> None:
+    if atype not in _K_BY_TYPE or btype not in _K_BY_TYPE:
+        known = ", ".join(_FLOAT_TYPES + _INTEGER_TYPES)
+        unsupported(instruction, f"types .{atype}.{btype}: expected two of {known}")
+    same_family = (
+        atype == btype
+        or {atype, btype} <= {"e4m3", "e5m2"}
+        or {atype, btype} <= set(_INTEGER_TYPES)
+    )
+    if not same_family or dtype not in _RESULT_TYPES[atype]:
+        raise IllegalInstructionError(
+            f"{instruction.opcode}: wgmma has no .{dtype}.{atype}.{btype} (PTX ISA, "
+            '"wgmma.mma_async", "Data-types")',
+            instruction.span,
+        )
+
+
+def _check_shape(instruction: Instruction, n: int, k: int, atype: str) -> None:
+    """PTX ISA, "Matrix Shape": N in steps of 8; for integers 8, 16, 24 and then steps of 16."""
+    allowed = n % 8 == 0 and 8 <= n <= 256
+    if atype in _INTEGER_TYPES and n > 24:
+        allowed = allowed and n % 16 == 0
+    if not allowed or k != _K_BY_TYPE[atype]:
+        raise IllegalInstructionError(
+            f"{instruction.opcode}: wgmma has no shape m64n{n}k{k} for .{atype} (PTX ISA, "
+            '"wgmma", "Matrix Shape")',
+            instruction.span,
+        )
+
+
+def _slots(instruction: Instruction, operand: Operand, count: int) -> tuple[int, ...]:
+    registers = elements(operand)
+    if len(registers) != count or not all(isinstance(r, Register) for r in registers):
+        raise IllegalInstructionError(
+            f"{instruction.opcode}: expected {count} registers; got {len(registers)}",
+            instruction.span,
+        )
+    return tuple(register.slot for register in registers)
+
+
+def _immediate(instruction: Instruction, operand: Operand) -> int:
+    if not isinstance(operand, IntImmediate):
+        raise IllegalInstructionError(
+            f"{instruction.opcode}: expected an immediate; got {operand}", instruction.span
+        )
+    return operand.value
+
+
+def _sync_aligned(instruction: Instruction, opcode: str) -> None:
+    modifiers = Modifiers(instruction, opcode)
+    modifiers.one_of("sync")
+    modifiers.one_of("aligned")
+    modifiers.done()

@@ -1,0 +1,1 @@
+"""Grids, clusters, CTAs, warps and their registers."""

@@ -1,0 +1,49 @@
+"""Bytes of parameters: the kernel's, and those that a function declares to pass to a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.errors import ExecutionError
+from ptxemu.machine.lanes import WARP_SIZE
+from ptxemu.memory.address import PARAM_WINDOW
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+    from ptxemu.syntax.ast import Instruction
+
+_Frames = dict[str, NDArray[np.uint8]]
+
+
+def frame_bytes(warp: Warp, name: str) -> NDArray[np.uint8] | None:
+    """The bytes (32, size) of a .param variable of the function body; None for another name."""
+    frames = warp.state.get("call frames")
+    if frames is None:
+        frames = warp.state["call frames"] = {
+            variable.name: np.zeros((WARP_SIZE, variable.size), dtype=np.uint8)
+            for variable in warp.program.function.variables
+            if variable.space == "param"
+        }
+    return cast(_Frames, frames).get(name)
+
+
+def parameter_bytes(
+    warp: Warp, name: str, offset: int, size: int, instruction: Instruction
+) -> bytes:
+    """Bytes of a kernel parameter.
+
+    Raises:
+        ExecutionError: they are not all in the parameter block.
+    """
+    machine = warp.cta.machine
+    start = machine.layout.symbol_address(name) - PARAM_WINDOW + offset
+    block = machine.launch.parameters
+    if not 0 <= start <= len(block) - size:
+        raise ExecutionError(
+            f"{instruction.span}: {instruction.opcode}: {name}+{offset} ({size} bytes) is outside "
+            f"the {len(block)} bytes of parameters"
+        )
+    return block[start : start + size]

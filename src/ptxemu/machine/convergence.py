@@ -1,0 +1,85 @@
+"""Which lanes execute an instruction together: all live ones (`.aligned`) or a member mask's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ptxemu.machine.lanes import LANE_IDS, Lanes, Mask
+from ptxemu.machine.operands import reader
+from ptxemu.syntax.ast import Instruction, IntImmediate
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+RequiredLanes: TypeAlias = Callable[["Warp", Mask], Mask]
+
+_ALL = 0xFFFFFFFF
+_WITH_MEMBERS = ("shfl", "vote", "match", "redux", "elect")
+_CTA_BARRIERS = ("sync", "arrive", "red", "cta")
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The lanes that an instruction wants at its pc before it executes.
+
+    A warp's lanes that are still on their way there (blocked in a branch that only they took, say)
+    are waited for, as compiled code does at the point where control flow joins.
+    """
+
+    lanes: RequiredLanes
+    is_aligned: bool
+    """`.aligned`: every live lane of the warp; otherwise the lanes of the member mask."""
+    joins_elsewhere: bool = False
+    """bar.warp.sync: the members may stand at different instructions."""
+
+
+def together(instruction: Instruction) -> Together | None:
+    """Which lanes must be together at an instruction; None where every lane may go alone."""
+    base, *rest = instruction.modifiers
+    if "aligned" in rest or (base == "bar" and rest[0] in _CTA_BARRIERS):
+        return Together(lambda warp, mask: warp.alive, is_aligned=True)
+    if base == "bar" and rest[0] == "warp":
+        return Together(_members(instruction), is_aligned=False, joins_elsewhere=True)
+    if base in _WITH_MEMBERS and rest[0] == "sync":
+        return Together(_members(instruction), is_aligned=False)
+    return None
+
+
+def _members(instruction: Instruction) -> RequiredLanes:
+    """The lanes of the member mask, which is the last operand."""
+    operand = instruction.operands[-1]
+    if isinstance(operand, IntImmediate) and operand.value & _ALL == _ALL:
+        return lambda warp, mask: warp.alive
+    read = reader(operand, "u32")
+
+    def lanes(warp: Warp, mask: Mask) -> Mask:
+        bits = int(np.bitwise_or.reduce(read(warp)[mask]))
+        return mask_of(bits) & warp.alive
+
+    return lanes
+
+
+def mask_of(bits: int) -> Mask:
+    """The lanes whose bit is set."""
+    return ((np.uint32(bits) >> LANE_IDS) & np.uint32(1)).astype(np.bool_)
+
+
+def bits_of(mask: Lanes) -> int:
+    """A mask as 32 bits, lane 0 lowest."""
+    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+def lane_names(mask: Mask) -> str:
+    """For messages: "0-15, 20"."""
+    lanes = [int(lane) for lane in np.flatnonzero(mask)]
+    ranges: list[list[int]] = []
+    for lane in lanes:
+        if ranges and lane == ranges[-1][1] + 1:
+            ranges[-1][1] = lane
+        else:
+            ranges.append([lane, lane])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

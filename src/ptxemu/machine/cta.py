@@ -1,0 +1,139 @@
+"""A CTA: its shared memory, TMEM, barriers and warps; and the cluster that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
+from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
+
+if TYPE_CHECKING:
+    from ptxemu.machine.grid import Machine
+    from ptxemu.machine.warp import Warp
+
+TMEM_LANES = 128
+TMEM_COLUMNS = 512
+
+
+@dataclass(slots=True)
+class Cluster:
+    """CTAs that can reach each other's shared memory; `ctas[r]` has %cluster_ctarank r."""
+
+    index: int
+    shape: tuple[int, int, int]
+    ctaid: tuple[int, int, int]
+    ctas: list[Cta] = field(default_factory=list)
+
+
+class Cta:
+    """One CTA of a launch."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        cluster: Cluster,
+        rank: int,
+        ctaid: tuple[int, int, int],
+    ) -> None:
+        self.machine = machine
+        self.cluster = cluster
+        self.rank = rank
+        """%cluster_ctarank"""
+        self.ctaid = ctaid
+        gx, gy, _ = machine.launch.grid
+        self.index = ctaid[0] + gx * (ctaid[1] + gy * ctaid[2])
+        """CTA number in the grid."""
+        self.shared: NDArray[np.uint8] = np.zeros(
+            SHARED_BASE + machine.layout.shared_bytes, dtype=np.uint8
+        )
+        """Bytes by CTA-relative shared address; the first SHARED_BASE are reserved."""
+        self.shared_words: NDArray[np.uint32] = self.shared.view(np.uint32)
+        self._tmem: NDArray[np.uint32] | None = None
+        self.warps: list[Warp] = []
+        self.exited = False
+        self.engines: dict[str, Any] = {}
+        """Engines' per-CTA state by engine name: mbarriers, named barriers, TMEM allocations."""
+        self.exit_checks: list[Callable[[], None]] = []
+        """Called when all warps have exited: engines report what was left undone."""
+
+    @property
+    def tmem(self) -> NDArray[np.uint32]:
+        """Tensor memory (128 lanes, 512 columns) of 32-bit cells."""
+        if self._tmem is None:
+            self._tmem = np.zeros((TMEM_LANES, TMEM_COLUMNS), dtype=np.uint32)
+        return self._tmem
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a CTA."""
+        x, y, z = self.machine.launch.block
+        return x * y * z
+
+    def symbol_address(self, name: str) -> int:
+        """Address of a symbol; shared addresses carry this CTA's rank."""
+        layout = self.machine.layout
+        offset = layout.shared_offsets.get(name)
+        if offset is not None:
+            return (self.rank << SHARED_RANK_SHIFT) | (SHARED_BASE + offset)
+        return layout.symbol_address(name)
+
+    def special_registers(self, warp_index: int) -> dict[str, Lanes]:
+        """The special registers of a warp that never change."""
+        launch = self.machine.launch
+        bx, by, _ = launch.block
+        thread = LANE_IDS + np.uint32(warp_index * WARP_SIZE)
+        cluster = self.cluster
+        cx, cy, _ = cluster.shape
+        per_axis: dict[str, tuple[int, int, int]] = {
+            "%ntid": launch.block,
+            "%ctaid": self.ctaid,
+            "%nctaid": launch.grid,
+            "%clusterid": cluster.ctaid,
+            "%nclusterid": launch.clusters,
+            "%cluster_ctaid": (
+                self.rank % cx,
+                self.rank // cx % cy,
+                self.rank // (cx * cy),
+            ),
+            "%cluster_nctaid": cluster.shape,
+        }
+        values: dict[str, Lanes] = {
+            "%tid.x": thread % np.uint32(bx),
+            "%tid.y": thread // np.uint32(bx) % np.uint32(by),
+            "%tid.z": thread // np.uint32(bx * by),
+            "%laneid": LANE_IDS,
+            "%lanemask_eq": np.uint32(1) << LANE_IDS,
+            "%lanemask_lt": (np.uint32(1) << LANE_IDS) - np.uint32(1),
+            "%lanemask_le": (np.uint32(2) << LANE_IDS) - np.uint32(1),
+            "%lanemask_gt": ~((np.uint32(2) << LANE_IDS) - np.uint32(1)),
+            "%lanemask_ge": ~((np.uint32(1) << LANE_IDS) - np.uint32(1)),
+        }
+        for name, axes in per_axis.items():
+            for axis, value in zip("xyz", axes, strict=True):
+                values[f"{name}.{axis}"] = _all_lanes(value)
+        constants = {
+            "%warpid": warp_index,
+            "%nwarpid": -(-self.num_threads // WARP_SIZE),
+            "%cluster_ctarank": self.rank,
+            "%cluster_nctarank": len(cluster.ctas) or cx * cy * cluster.shape[2],
+            "%is_explicit_cluster": int(launch.explicit_cluster),
+            "%smid": self.index % self.machine.device.num_sms,
+            "%nsmid": self.machine.device.num_sms,
+            "%gridid": 0,
+            "%dynamic_smem_size": launch.dynamic_shared_bytes,
+            "%total_smem_size": self.machine.layout.shared_bytes,
+            "%aggr_smem_size": self.machine.layout.shared_bytes,
+            "%reserved_smem_offset_begin": 0,
+            "%reserved_smem_offset_end": SHARED_BASE,
+        }
+        values.update({name: _all_lanes(value) for name, value in constants.items()})
+        return values
+
+
+def _all_lanes(value: int) -> Lanes:
+    return np.full(WARP_SIZE, value, dtype=np.uint32)

@@ -1,0 +1,57 @@
+"""What decoding an instruction gives: a pure function on lanes, or a step that acts on a warp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ptxemu.machine.lanes import Mask
+from ptxemu.syntax.ast import Scalar
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+
+def identity(lanes: Any) -> Any:
+    """The function of a move; a block copies the register and calls nothing."""
+    return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class PureOp:
+    """A decoded pure instruction.
+
+    `function(*sources)` gets one array (32,) per source, viewed as `source_types` say
+    (`machine.lanes.VALUE`), and returns the destination's value, viewed as `result_types` say; for
+    more than one destination (`d|p`, a vector) a tuple. It must not change its arguments, and works
+    lane by lane: on any number of lanes, each result depending on that lane's operands only.
+    `destinations` and `sources` are operands of the instruction (scalars; a vector's elements).
+    """
+
+    function: Callable[..., Any]
+    result_types: tuple[str, ...]
+    source_types: tuple[str, ...]
+    destinations: tuple[Scalar, ...]
+    sources: tuple[Scalar, ...]
+
+
+@dataclass(slots=True)
+class Blocked:
+    """What a visible step returns when the warp must wait.
+
+    The scheduler asks `ready` until it is true, then calls `resume` (if any) and the warp goes on
+    behind the instruction. `reason` is for the deadlock report. A wait with a time limit
+    (mbarrier.try_wait) has `expire`: when nothing else can go on, the scheduler may call it in
+    place of `resume`, and the warp goes on without what it waited for.
+    """
+
+    ready: Callable[[], bool]
+    reason: Callable[[], str]
+    resume: Callable[[], None] | None = None
+    expire: Callable[[], None] | None = None
+
+
+Step: TypeAlias = Callable[["Warp", Mask], "Blocked | None"]
+"""A decoded visible instruction: `step(warp, mask)`, `mask` being the lanes that execute it (the
+active lanes whose guard holds; never empty)."""

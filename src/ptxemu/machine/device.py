@@ -1,0 +1,61 @@
+"""What the emulated GPU has: the limits that a driver checks at a launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Limits of one architecture (CUDA C++ Programming Guide, "Technical Specifications")."""
+
+    arch: str
+    capability: tuple[int, int]
+    num_sms: int
+    shared_bytes_per_cta: int
+    """Largest shared memory of a CTA, static and dynamic: 227 KiB."""
+    max_threads_per_cta: int = 1024
+    registers_per_sm: int = 65536
+    max_cluster: int = 8
+    """Largest portable cluster; 16 where the kernel allows non-portable sizes."""
+    max_nonportable_cluster: int = 16
+    has_tmem: bool = False
+    max_parameter_bytes: int = 32764
+
+
+SM_90A = Device("sm_90a", (9, 0), num_sms=132, shared_bytes_per_cta=232448)
+SM_100A = Device("sm_100a", (10, 0), num_sms=148, shared_bytes_per_cta=232448, has_tmem=True)
+
+_DEVICES = {
+    "sm_90": SM_90A,
+    "sm_90a": SM_90A,
+    "sm_100": SM_100A,
+    "sm_100a": SM_100A,
+    "sm_100f": SM_100A,
+}
+
+
+_num_sms: int | None = None
+
+
+def limit_sms(count: int | None) -> None:
+    """Give the devices of `device_for` so many SMs from now on; None: as many as the real ones.
+
+    With few SMs a persistent kernel goes around its loop over tiles on a small problem.
+    """
+    global _num_sms
+    if count is not None and count < 1:
+        raise ValueError(f"sms: expected a positive number; got {count}")
+    _num_sms = count
+
+
+def device_for(target: str) -> Device:
+    """The device that runs PTX of `.target` (its first word).
+
+    Raises:
+        ValueError: an architecture that ptxemu does not emulate.
+    """
+    device = _DEVICES.get(target)
+    if device is None:
+        raise ValueError(f"target: expected one of {', '.join(_DEVICES)}; got {target!r}")
+    return device if _num_sms is None else replace(device, num_sms=_num_sms)

@@ -1,0 +1,73 @@
+"""Lanes of a warp: masks, and the NumPy types that registers of each PTX type are kept in."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+WARP_SIZE = 32
+
+Mask: TypeAlias = NDArray[np.bool_]
+Lanes: TypeAlias = NDArray[Any]
+"""One value a lane: shape (32,), or (32, 2) uint64 for b128. Contiguous,
+and never changed in place."""
+
+FULL: Mask = np.ones(WARP_SIZE, dtype=np.bool_)
+"""All lanes. `mask is FULL` is the quick test; use `is_full` where a mask may be another array."""
+FULL.flags.writeable = False
+LANE_IDS: NDArray[np.uint32] = np.arange(WARP_SIZE, dtype=np.uint32)
+LANE_IDS.flags.writeable = False
+
+STORAGE: dict[str, np.dtype[Any]] = {
+    "pred": np.dtype(np.bool_),
+    **{t: np.dtype(np.uint16) for t in ("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16")},
+    **{t: np.dtype(np.uint32) for t in ("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32")},
+    **{t: np.dtype(np.uint64) for t in ("b64", "u64", "s64", "f64", "f32x2", "b128")},
+}
+"""How a register of a declared type is kept: unsigned integers of its width (8-bit in 16); a b128
+register is an array (32, 2) of its low and high half."""
+
+VALUE: dict[str, np.dtype[Any]] = {
+    "pred": np.dtype(np.bool_),
+    "b8": np.dtype(np.uint8),
+    "u8": np.dtype(np.uint8),
+    "s8": np.dtype(np.int8),
+    "b16": np.dtype(np.uint16),
+    "u16": np.dtype(np.uint16),
+    "s16": np.dtype(np.int16),
+    "b32": np.dtype(np.uint32),
+    "u32": np.dtype(np.uint32),
+    "s32": np.dtype(np.int32),
+    "b64": np.dtype(np.uint64),
+    "u64": np.dtype(np.uint64),
+    "s64": np.dtype(np.int64),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "bf16": np.dtype(np.uint16),
+    "f16x2": np.dtype(np.uint32),
+    "bf16x2": np.dtype(np.uint32),
+    "f32x2": np.dtype(np.uint64),
+    "b128": np.dtype(np.uint64),
+    "tf32": np.dtype(np.uint32),
+}
+"""What an instruction of a type sees of an operand: the same bits, viewed (8-bit: truncated)."""
+
+
+def is_full(mask: Mask) -> bool:
+    """Whether all 32 lanes are in `mask`."""
+    return mask is FULL or bool(mask.all())
+
+
+def merged(mask: Mask, new: Lanes, old: Lanes) -> Lanes:
+    """`new` in the lanes of `mask`, `old` elsewhere; same storage dtype."""
+    if mask is FULL:
+        return new
+    return np.where(mask if new.ndim == 1 else mask[:, None], new, old)
+
+
+def first_lane(mask: Mask) -> int:
+    """The lowest lane of a mask that is not empty."""
+    return int(mask.argmax())

@@ -1,0 +1,65 @@
+"""Where a kernel's variables and parameters lie: shared offsets, parameter and constant windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ptxemu.errors import ExecutionError
+from ptxemu.memory.address import CONST_WINDOW, LOCAL_WINDOW, PARAM_WINDOW
+from ptxemu.syntax.ast import Function, Module, Variable
+
+
+def _align(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+class Layout:
+    """Offsets of one kernel of a module for a launch with `dynamic_shared_bytes`.
+
+    Static shared variables come first, in order; extern ones share the dynamic part behind them.
+    """
+
+    def __init__(self, module: Module, function: Function, dynamic_shared_bytes: int) -> None:
+        self.shared_offsets: dict[str, int] = {}
+        self._addresses: dict[str, int] = {}
+        self.constants: list[tuple[Variable, int]] = []
+        """Module-level .const and .global variables with their addresses."""
+        shared = [v for v in (*module.variables, *function.variables) if v.space == "shared"]
+        offset = 0
+        for variable in (v for v in shared if not v.is_extern):
+            offset = _align(offset, variable.align)
+            self.shared_offsets[variable.name] = offset
+            offset += variable.size
+        externs = [v for v in shared if v.is_extern]
+        if externs:
+            offset = _align(offset, max(v.align for v in externs))
+        for variable in externs:
+            self.shared_offsets[variable.name] = offset
+        self.static_shared_bytes = offset
+        self.shared_bytes = offset + dynamic_shared_bytes
+        """All shared memory of a CTA."""
+        self._place(CONST_WINDOW, (v for v in module.variables if v.space in ("const", "global")))
+        self.local_bytes = self._place(
+            LOCAL_WINDOW, (v for v in function.variables if v.space == "local")
+        )
+        for parameter in function.parameters:
+            self._addresses[parameter.name] = PARAM_WINDOW + parameter.offset
+        last = function.parameters[-1] if function.parameters else None
+        self.parameter_bytes = last.offset + last.size if last else 0
+
+    def _place(self, window: int, variables: Iterable[Variable]) -> int:
+        offset = 0
+        for variable in variables:
+            offset = _align(offset, variable.align)
+            self._addresses[variable.name] = window + offset
+            if window == CONST_WINDOW:
+                self.constants.append((variable, window + offset))
+            offset += variable.size
+        return offset
+
+    def symbol_address(self, name: str) -> int:
+        """Generic address of a parameter, constant, global or local variable."""
+        address = self._addresses.get(name)
+        if address is None:
+            raise ExecutionError(f"symbol {name} has no address")
+        return address

@@ -1,0 +1,82 @@
+"""Which registers matter only inside one block, so that it need not give them back to the warp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ptxemu.machine.blocks import Block
+from ptxemu.syntax.ast import (
+    Address,
+    Instruction,
+    NegatedRegister,
+    Operand,
+    Pair,
+    Register,
+    Vector,
+)
+
+_ELSEWHERE = -1
+
+
+def mark_temporaries(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> None:
+    """Tell each block its temporaries: registers that no other instruction names and that the block
+    never reads before it has written them in every lane."""
+    home = _homes(instructions, blocks)
+    for number, block in enumerate(blocks):
+        kept = _read_first(block)
+        block.temporaries = frozenset(
+            slot for slot in block.registers if home[slot] == number and slot not in kept
+        )
+
+
+def _homes(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[int, int]:
+    """By register the number of the block that alone names it, or `_ELSEWHERE`."""
+    place = [_ELSEWHERE] * len(instructions)
+    for number, block in enumerate(blocks):
+        place[block.first : block.end] = [number] * block.count
+    home: dict[int, int] = {}
+    for instruction in instructions:
+        here = place[instruction.pc]
+        for slot in _slots(instruction):
+            if home.setdefault(slot, here) != here:
+                home[slot] = _ELSEWHERE
+    return home
+
+
+def _read_first(block: Block) -> set[int]:
+    """Registers whose value from before the block can matter."""
+    exposed: set[int] = set()
+    written: set[int] = set()
+    for instruction, op in block.code:
+        reads = {slot for operand in op.sources for slot in _registers(operand)}
+        writes = {slot for operand in op.destinations for slot in _registers(operand)}
+        if instruction.guard is not None:  # the other lanes keep what was there
+            reads |= writes | {instruction.guard.register.slot}
+            writes = set()
+        exposed |= reads - written
+        written |= writes
+    return exposed
+
+
+def _slots(instruction: Instruction) -> Iterator[int]:
+    if instruction.guard is not None:
+        yield instruction.guard.register.slot
+    for operand in instruction.operands:
+        yield from _registers(operand)
+
+
+def _registers(operand: Operand) -> Iterator[int]:
+    if isinstance(operand, Register):
+        yield operand.slot
+    elif isinstance(operand, NegatedRegister):
+        yield operand.register.slot
+    elif isinstance(operand, Vector):
+        for element in operand.elements:
+            yield from _registers(element)
+    elif isinstance(operand, Pair):
+        yield from _registers(operand.first)
+        yield from _registers(operand.second)
+    elif isinstance(operand, Address):
+        yield from _registers(operand.base)
+        for coordinate in operand.coordinates or ():
+            yield from _registers(coordinate)

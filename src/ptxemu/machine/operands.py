@@ -1,0 +1,158 @@
+"""Operands turned into functions once, at decode: read lanes, read one value, write lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxemu.errors import IllegalInstructionError
+from ptxemu.machine.lanes import STORAGE, VALUE, WARP_SIZE, Lanes, Mask, first_lane, merged
+from ptxemu.syntax.ast import (
+    Address,
+    FloatImmediate,
+    IntImmediate,
+    NegatedRegister,
+    Operand,
+    Register,
+    Sink,
+    SpecialRegister,
+    Symbol,
+    Vector,
+)
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+LaneReader = Callable[["Warp"], Lanes]
+LaneWriter = Callable[["Warp", Lanes, Mask], None]
+
+
+def convert(lanes: Lanes, type_: str) -> Lanes:
+    """Register contents as an instruction of `type_` sees them: viewed, truncated or widened."""
+    target = VALUE[type_]
+    if lanes.dtype == target:
+        return lanes
+    if lanes.dtype.itemsize == target.itemsize and lanes.dtype != np.bool_:
+        return lanes.view(target)
+    return lanes.astype(np.dtype(f"u{target.itemsize}")).view(target)
+
+
+def store_form(values: Lanes, register: Register) -> Lanes:
+    """A result as the register keeps it: bits viewed; a narrower signed one is sign-extended."""
+    storage = STORAGE[register.type]
+    if values.dtype == storage:
+        return values
+    if values.dtype.itemsize == storage.itemsize and values.dtype != np.bool_:
+        return values.view(storage)
+    return values.astype(storage)
+
+
+def immediate_lanes(operand: IntImmediate | FloatImmediate, type_: str) -> Lanes:
+    """A constant in every lane, viewed as `type_`."""
+    target = VALUE[type_]
+    if isinstance(operand, FloatImmediate):
+        if target == np.float64 or type_ == "b64":
+            bits = np.full(WARP_SIZE, _float_bits(operand, 64), dtype=np.uint64)
+        else:
+            bits = np.full(WARP_SIZE, _float_bits(operand, 32), dtype=np.uint32)
+        if bits.dtype.itemsize == target.itemsize:
+            return bits.view(target)
+        return bits.view(np.float32).astype(target)
+    if target == np.bool_:
+        return np.full(WARP_SIZE, operand.value != 0)
+    if target.kind == "f":
+        unsigned = np.dtype(f"u{target.itemsize}")
+        return np.full(WARP_SIZE, operand.value, dtype=unsigned).view(target)
+    wrapped = operand.value & ((1 << (8 * target.itemsize)) - 1)
+    return np.full(WARP_SIZE, wrapped, dtype=np.dtype(f"u{target.itemsize}")).view(target)
+
+
+def _float_bits(operand: FloatImmediate, width: int) -> int:
+    if operand.width == width:
+        return operand.bits
+    if width == 64:
+        value = np.uint32(operand.bits).view(np.float32)
+        return int(np.float64(value).view(np.uint64))
+    value64 = np.uint64(operand.bits).view(np.float64)
+    return int(np.float32(value64).view(np.uint32))
+
+
+def reader(operand: Operand, type_: str) -> LaneReader:
+    """A function that gives the operand's 32 values, viewed as `type_`."""
+    if isinstance(operand, Register):
+        slot = operand.slot
+        if STORAGE.get(operand.type) == VALUE[type_]:
+            return lambda warp: warp.registers[slot]
+        return lambda warp: convert(warp.registers[slot], type_)
+    if isinstance(operand, NegatedRegister):
+        slot = operand.register.slot
+        return lambda warp: ~warp.registers[slot]
+    if isinstance(operand, IntImmediate | FloatImmediate):
+        constant = immediate_lanes(operand, type_)
+        constant.flags.writeable = False
+        return lambda warp: constant
+    if isinstance(operand, SpecialRegister):
+        name = operand.name
+        return lambda warp: convert(warp.special(name), type_)
+    if isinstance(operand, Symbol):
+        symbol, addend = operand.name, operand.addend
+        return lambda warp: convert(
+            np.full(WARP_SIZE, warp.symbol_address(symbol) + addend, dtype=np.uint64), type_
+        )
+    raise IllegalInstructionError(f"operand {operand} cannot be read as a value")
+
+
+def uniform(operand: Operand, type_: str) -> Callable[[Warp, Mask], int]:
+    """A function that gives the operand's value in the first lane of the mask, as an int."""
+    read = reader(operand, type_)
+
+    def value(warp: Warp, mask: Mask) -> int:
+        return int(read(warp)[first_lane(mask)])
+
+    return value
+
+
+def writer(operand: Operand) -> LaneWriter:
+    """A function that writes values into the operand's register, in the lanes of the mask."""
+    if isinstance(operand, Sink):
+        return lambda warp, values, mask: None
+    if not isinstance(operand, Register):
+        raise IllegalInstructionError(f"operand {operand} cannot be written")
+    register = operand
+
+    def write(warp: Warp, values: Lanes, mask: Mask) -> None:
+        new = store_form(values, register)
+        warp.registers[register.slot] = merged(mask, new, warp.registers[register.slot])
+
+    return write
+
+
+def elements(operand: Operand) -> tuple[Any, ...]:
+    """The elements of a vector operand; a scalar is a vector of one."""
+    return operand.elements if isinstance(operand, Vector) else (operand,)
+
+
+def address_reader(operand: Operand, width: int = 64) -> LaneReader:
+    """A function that gives the 32 addresses of `[base + offset]` as int64.
+
+    Args:
+        operand: the address operand.
+        width: bits of the address arithmetic: a 32-bit base register wraps at 32 bits.
+    """
+    if not isinstance(operand, Address):
+        raise IllegalInstructionError(f"operand {operand} is not an address")
+    base, offset = operand.base, operand.offset
+    if isinstance(base, Register) and STORAGE[base.type].itemsize == 4:
+        read32 = reader(base, "u32")
+        # NOTE: NumPy combines arrays with arrays of no dimensions faster than with scalars.
+        add = np.array(offset & 0xFFFFFFFF, dtype=np.uint32)
+        if offset == 0:
+            return lambda warp: read32(warp).astype(np.int64)
+        return lambda warp: (read32(warp) + add).astype(np.int64)
+    read64 = reader(base, "s64")
+    if offset == 0:
+        return read64
+    add64 = np.array(offset, dtype=np.int64)
+    return lambda warp: read64(warp) + add64

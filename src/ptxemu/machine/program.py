@@ -1,0 +1,121 @@
+"""A kernel decoded once: blocks, steps, branches and exits by pc; gaps reported before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ptxemu.errors import UnsupportedInstructionError
+from ptxemu.machine.blocks import Block
+from ptxemu.machine.convergence import Together, together
+from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.liveness import mark_temporaries
+from ptxemu.machine.operands import LaneReader, reader
+from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class StepNode:
+    """One visible instruction."""
+
+    instruction: Instruction
+    step: Step
+    guard: Guard | None
+    together: Together | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchNode:
+    """bra: lanes whose guard holds go to `target`."""
+
+    instruction: Instruction
+    target: int
+    guard: Guard | None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchNode:
+    """brx.idx: lanes whose guard holds go to the target that their index names."""
+
+    instruction: Instruction
+    index: LaneReader
+    targets: tuple[int, ...]
+    guard: Guard | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExitNode:
+    """ret or exit: lanes whose guard holds are done."""
+
+    instruction: Instruction
+    guard: Guard | None
+
+
+Node: TypeAlias = Block | StepNode | BranchNode | SwitchNode | ExitNode
+
+
+class Program:
+    """The decoded instructions of one kernel.
+
+    `nodes[pc]` is the node that starts at pc; None inside a block. Every label starts a node.
+    """
+
+    def __init__(self, function: Function, decode: Callable[[Instruction], PureOp | Step]) -> None:
+        self.function = function
+        self._decode_instruction = decode
+        self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
+        self._decode()
+
+    def _decode(self) -> None:
+        gaps: list[str] = []
+        leaders = set(self.function.labels.values())
+        run: list[tuple[Instruction, PureOp]] = []
+
+        def close() -> None:
+            if run:
+                self.nodes[run[0][0].pc] = Block(run)
+                run.clear()
+
+        for instruction in self.function.instructions:
+            if instruction.pc in leaders:
+                close()
+            try:
+                decoded = self._decode_one(instruction)
+            except UnsupportedInstructionError as error:
+                gaps.append(str(error))
+                continue
+            if isinstance(decoded, PureOp):
+                run.append((instruction, decoded))
+            else:
+                close()
+                self.nodes[instruction.pc] = decoded
+        close()
+        if gaps:
+            more = f"\n  ... and {len(gaps) - 20} more" if len(gaps) > 20 else ""
+            raise UnsupportedInstructionError(
+                f"kernel {self.function.name} needs {len(gaps)} instructions that ptxemu does not "
+                "have:\n  " + "\n  ".join(gaps[:20]) + more
+            )
+        blocks = [node for node in self.nodes if isinstance(node, Block)]
+        mark_temporaries(self.function.instructions, blocks)
+
+    def _decode_one(self, instruction: Instruction) -> PureOp | Node:
+        name = instruction.modifiers[0]
+        if name == "bra":
+            (label,) = instruction.operands
+            if not isinstance(label, Symbol):
+                raise UnsupportedInstructionError(f"{instruction.span}: indirect branch")
+            return BranchNode(instruction, self.function.labels[label.name], instruction.guard)
+        if name == "brx":
+            index, targets = instruction.operands
+            assert isinstance(targets, Symbol)
+            labels = self.function.branch_targets[targets.name]
+            places = tuple(self.function.labels[label] for label in labels)
+            return SwitchNode(instruction, reader(index, "u32"), places, instruction.guard)
+        if name in ("ret", "exit"):
+            return ExitNode(instruction, instruction.guard)
+        decoded = self._decode_instruction(instruction)
+        if isinstance(decoded, PureOp):
+            return decoded
+        return StepNode(instruction, decoded, instruction.guard, together(instruction))

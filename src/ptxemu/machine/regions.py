@@ -1,0 +1,107 @@
+"""Runs of bytes that lanes can address: a CTA's shared memory, an allocation, a warp's local bytes.
+
+A region's words are at the addresses that instructions use, generic windows and CTA ranks included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ptxemu.events import Space
+from ptxemu.machine.lanes import WARP_SIZE
+from ptxemu.memory.address import (
+    CONST_WINDOW,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_BASE,
+    SHARED_RANK_SHIFT,
+    SHARED_WINDOW,
+    WINDOW_BYTES,
+    in_window,
+)
+from ptxemu.memory.words import Words
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.warp import Warp
+
+_WINDOW_BITS = WINDOW_BYTES.bit_length() - 1
+SHARED_TOP = SHARED_WINDOW >> _WINDOW_BITS
+LOCAL_TOP = LOCAL_WINDOW >> _WINDOW_BITS
+LOW_BITS = WINDOW_BYTES - 1
+_LOCAL_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """One run of bytes and whose it is."""
+
+    words: Words
+    space: Space
+    owner: Cta | None
+    """The CTA of shared memory."""
+    origin: int
+    """What an address is above the place that observers know it by (`events.Access.starts`)."""
+    is_writable: bool = True
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether accesses are reported: other agents can reach the bytes and change them."""
+        return self.space in (Space.GLOBAL, Space.SHARED)
+
+
+def shared_region(cta: Cta) -> Region:
+    """A CTA's shared memory at its 32-bit shared addresses."""
+    return _shared(cta, "region shared", 0)
+
+
+def generic_shared_region(cta: Cta) -> Region:
+    """A CTA's shared memory at its generic addresses."""
+    return _shared(cta, "region generic", SHARED_WINDOW)
+
+
+def _shared(cta: Cta, key: str, window: int) -> Region:
+    found = cta.engines.get(key)
+    if found is None:
+        origin = window + (cta.rank << SHARED_RANK_SHIFT)
+        words = Words(origin + SHARED_BASE, cta.shared[SHARED_BASE:])
+        found = cta.engines[key] = Region(words, Space.SHARED, cta, origin)
+    return cast(Region, found)
+
+
+def local_stride(warp: Warp) -> int:
+    """Bytes between the local memories of neighbouring lanes."""
+    return -(-warp.cta.machine.layout.local_bytes // _LOCAL_ALIGNMENT) * _LOCAL_ALIGNMENT
+
+
+def local_region(warp: Warp) -> Region:
+    """The local memories of a warp's lanes, one behind the other, at lane * stride + offset."""
+    found = warp.state.get("region local")
+    if found is None:
+        data = np.zeros(WARP_SIZE * local_stride(warp), dtype=np.uint8)
+        found = warp.state["region local"] = Region(Words(0, data), Space.LOCAL, None, 0)
+    return cast(Region, found)
+
+
+def global_region(warp: Warp, address: int, size: int) -> Region | None:
+    """The allocation that holds [address, address + size), a parameter or a constant; or None."""
+    words = warp.cta.machine.memory.words_at(address, size)
+    if words is None:
+        return None
+    if in_window(address, PARAM_WINDOW):
+        return Region(words, Space.PARAM, None, PARAM_WINDOW, is_writable=False)
+    return Region(words, Space.GLOBAL, None, 0, is_writable=words.data.flags.writeable)
+
+
+def describe_generic(address: int) -> str:
+    """The state space that a generic address names."""
+    windows = {
+        "shared": SHARED_WINDOW,
+        "local": LOCAL_WINDOW,
+        "param": PARAM_WINDOW,
+        "const": CONST_WINDOW,
+    }
+    return next((name for name, w in windows.items() if in_window(address, w)), "global")

@@ -1,0 +1,332 @@
+"""A warp: 32 lanes, their registers, and their control flow with divergence and reconvergence."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.engines.in_flight import Claim, touch_block, touch_step
+from ptxemu.errors import ExecutionError
+from ptxemu.machine.blocks import Block
+from ptxemu.machine.convergence import lane_names
+from ptxemu.machine.lanes import FULL, LANE_IDS, STORAGE, WARP_SIZE, Lanes, Mask
+from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.decoded import Blocked
+    from ptxemu.syntax.ast import Guard
+
+
+class Status(Enum):
+    """What a call of `Warp.advance` came to."""
+
+    MOVED = "moved"
+    BLOCKED = "blocked"
+    EXITED = "exited"
+
+
+class Group:
+    """Lanes of a warp at the same pc."""
+
+    __slots__ = ("awaited", "blocked", "mask", "may_diverge", "pc")
+
+    def __init__(self, pc: int, mask: Mask) -> None:
+        self.pc = pc
+        self.mask = mask
+        self.blocked: Blocked | None = None
+        self.awaited: Mask | None = None
+        """Lanes that the instruction at `pc` waits for (see `machine.convergence`)."""
+        self.may_diverge = False
+        """The next instruction executes although lanes are missing that can never come."""
+
+
+class Warp:
+    """One warp of a CTA.
+
+    Lanes that diverge form groups; of the groups that can run the one with the smallest pc goes
+    first, and groups that meet at a pc merge (reconvergence at the latest where code is common).
+    """
+
+    def __init__(self, agent_id: int, cta: Cta, index: int, num_lanes: int) -> None:
+        self.agent_id = agent_id
+        self.cta = cta
+        self.index = index
+        """Warp number in the CTA, threadIdx / 32."""
+        self.program: Program = cta.machine.program
+        registers = self.program.function.registers
+        self.registers: list[Lanes] = [
+            np.zeros((WARP_SIZE, 2) if r.type == "b128" else WARP_SIZE, STORAGE[r.type])
+            for r in sorted(registers, key=lambda r: r.slot)
+        ]
+        alive = FULL if num_lanes == WARP_SIZE else np.less(LANE_IDS, num_lanes)
+        self.alive: Mask = alive
+        """Lanes that have not exited."""
+        self.groups: list[Group] = [Group(0, alive)]
+        self.group = self.groups[0]
+        """The group that executes now, or executed last."""
+        self.instruction_count = 0
+        self.state: dict[str, object] = {}
+        """Engines' per-warp state by engine name: groups of cp.async, bulk copies, wgmma."""
+        self.in_flight: dict[int, Claim] = {}
+        """Registers of wgmma and tcgen05.ld operations under way, by slot."""
+        self._special = cta.special_registers(index)
+
+    @property
+    def label(self) -> str:
+        """For people: "cta (0,0,0) warp 3"."""
+        x, y, z = self.cta.ctaid
+        return f"cta ({x},{y},{z}) warp {self.index}"
+
+    def special(self, name: str) -> Lanes:
+        """The value of a special register in every lane."""
+        value = self._special.get(name)
+        if value is not None:
+            return value
+        return self.cta.machine.dynamic_special(self, name)
+
+    def symbol_address(self, name: str) -> int:
+        """The address of a variable or a parameter, in its own state space's form."""
+        return self.cta.symbol_address(name)
+
+    def advance(self) -> Status:
+        """Execute up to and including the next visible instruction of one group that can run."""
+        group = self._runnable()
+        if group is None:
+            return Status.EXITED if not self.groups else Status.BLOCKED
+        self.group = group
+        nodes = self.program.nodes
+        while True:
+            node = nodes[group.pc]
+            if type(node) is Block:
+                self._run_block(node, group)
+                if len(self.groups) > 1 and self._other_goes_first(group):
+                    return Status.MOVED
+            elif type(node) is StepNode:
+                return self._run_step(node, group)
+            elif type(node) is BranchNode:
+                backward = self._run_branch(node, group)
+                if backward or len(self.groups) > 1:
+                    return Status.MOVED
+            elif type(node) is SwitchNode:
+                self._run_switch(node, group)
+                return Status.MOVED
+            elif type(node) is ExitNode:
+                self._run_exit(node, group)
+                return Status.MOVED if self.groups else Status.EXITED
+            else:  # past the last instruction
+                self._remove_lanes(group, group.mask)
+                return Status.MOVED if self.groups else Status.EXITED
+
+    def blocked_reasons(self) -> list[str]:
+        """What each blocked group waits for."""
+        return [
+            f"{self.label}, {int(g.mask.sum())} lanes, "
+            f"{self.program.function.instructions[g.pc - 1].span}: {g.blocked.reason()}"
+            for g in self.groups
+            if g.blocked is not None
+        ] + [
+            f"{self.label}, lanes {lane_names(g.mask)}, "
+            f"{self.program.function.instructions[g.pc].span}: "
+            f"wait for lanes {lane_names(g.awaited & self.alive & ~g.mask)} of the warp"
+            for g in self.groups
+            if g.awaited is not None
+        ]
+
+    def fingerprint(self) -> int:
+        """Equal for equal registers at equal places (and, very rarely, for others)."""
+        places = tuple((g.pc, g.mask.tobytes()) for g in self.groups)
+        return hash((self.agent_id, places, b"".join(r.tobytes() for r in self.registers)))
+
+    def expire_waits(self) -> bool:
+        """End the waits that have a time limit; whether there was one."""
+        expired = False
+        for group in self.groups:
+            blocked = group.blocked
+            if blocked is not None and blocked.expire is not None:
+                self.group = group
+                group.blocked = None
+                blocked.expire()
+                self._tell_unblocked(group)
+                expired = True
+        return expired
+
+    def _runnable(self) -> Group | None:
+        best: Group | None = None
+        for group in self.groups:
+            blocked = group.blocked
+            if blocked is not None:
+                if not blocked.ready():
+                    continue
+                self.group = group
+                group.blocked = None
+                if blocked.resume is not None:
+                    blocked.resume()
+                self._tell_unblocked(group)
+            if group.awaited is not None and not self._gathered(group):
+                continue
+            if best is None or group.pc < best.pc:
+                best = group
+        if best is None and self.groups and all(g.blocked is None for g in self.groups):
+            best = self._diverged()
+        if best is not None:
+            best.awaited = None
+            if len(self.groups) > 1:
+                self._merge(best)
+        return best
+
+    def _tell_unblocked(self, group: Group) -> None:
+        observer = self.cta.machine.observer
+        if observer is not None:
+            observer.unblocked(self, self.program.function.instructions[group.pc - 1])
+
+    def _merge(self, group: Group) -> None:
+        """Reconverge: groups that can run at the same pc become one."""
+        for other in [g for g in self.groups if g is not group]:
+            if other.pc == group.pc and other.blocked is None:
+                mask = group.mask | other.mask
+                group.mask = FULL if mask.all() else mask
+                self.groups.remove(other)
+
+    def _gathered(self, group: Group) -> bool:
+        """Whether the lanes that `group` awaits are all at its pc."""
+        assert group.awaited is not None
+        missing = group.awaited & self.alive
+        for other in self.groups:
+            if other.pc == group.pc and other.blocked is None:
+                missing = missing & ~other.mask
+        return not missing.any()
+
+    def _diverged(self) -> Group:
+        """All groups await lanes that wait elsewhere: the first one goes on without."""
+        first = min(self.groups, key=lambda g: g.pc)
+        joins = [g for g in self.groups if self._joins_elsewhere(g)]
+        for group in joins if first in joins else [first]:
+            group.awaited, group.may_diverge = None, True
+        return first
+
+    def _joins_elsewhere(self, group: Group) -> bool:
+        node = self.program.nodes[group.pc]
+        together = node.together if isinstance(node, StepNode) else None
+        return together is not None and together.joins_elsewhere
+
+    def _together(self, node: StepNode, group: Group, mask: Mask) -> bool:
+        """Whether the lanes that `node` wants are here; else `group` awaits them."""
+        assert node.together is not None
+        missing = node.together.lanes(self, mask) & self.alive & ~mask
+        may_diverge, group.may_diverge = group.may_diverge, False
+        if not missing.any():
+            return True
+        if len(self.groups) > 1 and not may_diverge and (missing & ~group.mask).any():
+            group.awaited = missing | mask
+            return False
+        if not node.together.joins_elsewhere:
+            self.cta.machine.complain(
+                "error" if node.together.is_aligned else "warning",
+                "divergent-aligned" if node.together.is_aligned else "divergent-members",
+                f"lanes {lane_names(mask)} execute {node.instruction.opcode} without lanes "
+                f"{lane_names(missing)}",
+                self,
+                node.instruction,
+            )
+        return True
+
+    def _other_goes_first(self, group: Group) -> bool:
+        return any(g is not group and g.blocked is None and g.pc <= group.pc for g in self.groups)
+
+    def _run_block(self, block: Block, group: Group) -> None:
+        if self.in_flight:
+            touch_block(self, block)
+        if group.mask is FULL:
+            block.run_full(self, FULL)
+        else:
+            block.run_masked(self, group.mask)
+        self.instruction_count += block.count
+        observer = self.cta.machine.observer
+        if observer is not None:
+            observer.block_executed(self, block.first, block.count, int(group.mask.sum()))
+        group.pc = block.end
+
+    def _guarded(self, guard: Guard | None, mask: Mask) -> Mask:
+        if guard is None:
+            return mask
+        held = self.registers[guard.register.slot]
+        held = (mask & ~held) if guard.negated else (mask & held)
+        return FULL if held.all() else held
+
+    def _run_step(self, node: StepNode, group: Group) -> Status:
+        mask = self._guarded(node.guard, group.mask)
+        if (
+            node.together is not None
+            and mask is not FULL
+            and mask.any()
+            and not self._together(node, group, mask)
+        ):
+            return Status.MOVED
+        group.pc += 1
+        self.instruction_count += 1
+        if not mask.any():
+            return Status.MOVED
+        observer = self.cta.machine.observer
+        if observer is not None:
+            observer.instruction_executed(self, node.instruction, int(mask.sum()))
+        if self.in_flight:
+            touch_step(self, node.instruction)
+        blocked = node.step(self, mask)
+        if blocked is not None and not blocked.ready():
+            group.blocked = blocked
+            if observer is not None:
+                observer.blocked(self, node.instruction, blocked.reason)
+            return Status.BLOCKED if len(self.groups) == 1 else Status.MOVED
+        if blocked is not None and blocked.resume is not None:
+            blocked.resume()
+        return Status.MOVED
+
+    def _run_branch(self, node: BranchNode, group: Group) -> bool:
+        self.instruction_count += 1
+        taken = self._guarded(node.guard, group.mask)
+        here = group.pc
+        if node.guard is None or taken is group.mask or bool((taken == group.mask).all()):
+            group.pc = node.target
+            return node.target <= here
+        if not taken.any():
+            group.pc = here + 1
+            return False
+        stay = group.mask & ~taken
+        group.pc, group.mask = here + 1, stay
+        self.groups.append(Group(node.target, taken))
+        return True
+
+    def _run_switch(self, node: SwitchNode, group: Group) -> None:
+        self.instruction_count += 1
+        taken = self._guarded(node.guard, group.mask)
+        group.pc += 1
+        if not taken.any():
+            return
+        indices = node.index(self)
+        stay = group.mask & ~taken
+        for index in np.unique(indices[taken]).tolist():
+            if index >= len(node.targets):
+                raise ExecutionError(
+                    f"{node.instruction.span}: brx.idx: {self.label}: index {index} of a list of "
+                    f"{len(node.targets)} targets"
+                )
+            self.groups.append(Group(node.targets[index], taken & (indices == index)))
+        if stay.any():
+            group.mask = stay
+        else:
+            self.groups.remove(group)
+
+    def _run_exit(self, node: ExitNode, group: Group) -> None:
+        self.instruction_count += 1
+        leaving = self._guarded(node.guard, group.mask)
+        group.pc += 1
+        self._remove_lanes(group, leaving)
+
+    def _remove_lanes(self, group: Group, leaving: Mask) -> None:
+        self.alive = self.alive & ~leaving
+        group.mask = group.mask & ~leaving
+        if not group.mask.any():
+            self.groups.remove(group)

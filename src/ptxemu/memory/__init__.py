@@ -1,0 +1,1 @@
+"""State spaces, addresses, swizzles, tensor maps and matrix descriptors."""

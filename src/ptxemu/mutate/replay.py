@@ -1,0 +1,109 @@
+"""Repeats one launch on the same inputs: with another kernel in its place, under any schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ptxemu.api import Module, array_bytes
+from ptxemu.check import Finding
+from ptxemu.errors import DeadlockError, ExecutionError
+from ptxemu.events import Agent, Observer
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.mutate.runner import Fault, Outcome
+from ptxemu.sched.policy import Policy
+
+
+class _Watch(Observer):
+    """Notes which lines are reached, and stops a run that does not end."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.lines: set[int] = set()
+        self.waited: set[int] = set()
+        self.count = 0
+        self._limit = limit
+
+    def instruction_executed(self, agent: Agent, instruction: Any, lanes: int) -> None:
+        self.lines.add(instruction.span.ptx_line)
+        self._add(1)
+
+    def block_executed(self, agent: Agent, first_pc: int, count: int, lanes: int) -> None:
+        self._add(count)
+
+    def blocked(self, agent: Agent, instruction: Any, reason: Callable[[], str]) -> None:
+        self.waited.add(instruction.span.ptx_line)
+
+    def _add(self, count: int) -> None:
+        self.count += count
+        if self._limit is not None and self.count > self._limit:
+            raise ExecutionError(f"it does not end: {self._limit} warp instructions")
+
+
+class Replay:
+    """A launch with a copy of its inputs, taken when this is made.
+
+    The launch's arrays are used in place, as their addresses are among the kernel's arguments;
+    every run restores them first. Memory that is not registered cannot be restored.
+    """
+
+    def __init__(self, setup: LaunchSetup) -> None:
+        for number, arg in enumerate(setup.args):
+            if isinstance(arg, np.ndarray) or hasattr(arg, "data_ptr"):
+                setup.memory.register(array_bytes(arg), f"argument {number}")
+        self.setup = setup
+        self._allocations = [
+            (allocation, allocation.data.copy()) for allocation in setup.memory.allocations
+        ]
+
+    @property
+    def kernel(self) -> str:
+        """Name of the entry point."""
+        return self.setup.kernel
+
+    @property
+    def module(self) -> Module:
+        """The original."""
+        return self.setup.module
+
+    def run(self, module: Module, policy: Policy, *, limit: int | None = None) -> Outcome:
+        """Run `module` instead of the original; its errors are outcomes.
+
+        Args:
+            limit: warp instructions after which the run counts as endless.
+        """
+        watch = _Watch(limit)
+        error, kind = None, ""
+        findings: Iterable[Finding]
+        try:
+            result = self.setup.launch(
+                module=module, memory=self._restored(), policy=policy, observer=watch, check=True
+            )
+            findings = result.findings
+        except ExecutionError as failure:
+            kind = "deadlock" if isinstance(failure, DeadlockError) else "error"
+            error, findings = str(failure), failure.findings
+        return Outcome(
+            faults={Fault.of(finding): finding.message for finding in findings},
+            outputs=[a.data.copy() for a, _ in self._allocations if a.writable],
+            error_kind=kind,
+            error=error,
+            reached=watch.lines,
+            waited=watch.waited,
+            warp_instructions=watch.count,
+        )
+
+    def _restored(self) -> GlobalMemory:
+        memory = GlobalMemory(allow_unregistered=self.setup.memory.allow_unregistered)
+        for allocation, before in self._allocations:
+            if allocation.writable:
+                allocation.data[:] = before
+            memory.register(
+                allocation.data,
+                allocation.name,
+                base=allocation.base,
+                writable=allocation.writable,
+            )
+        return memory

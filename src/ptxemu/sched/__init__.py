@@ -1,0 +1,1 @@
+"""Who runs next: warps and asynchronous steps in a seeded order; and deadlocks."""

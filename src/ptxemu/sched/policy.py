@@ -1,0 +1,35 @@
+"""Schedules: when asynchronous work happens and in which order warps run, all from one seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a run is interleaved; the same policy and seed give the same run.
+
+    Attributes:
+        asynchronous: "eager": at once; "late": only when no warp can go on without it;
+            "random": at random moments.
+        warps: "round_robin", or "random".
+        seed: of the random choices.
+        probability: with "random", that an asynchronous step is taken after a warp's step.
+        timeouts: that after a warp's step some warp's wait with a time limit
+            (mbarrier.try_wait) gives up, as it may at any time; without, only where all wait.
+    """
+
+    asynchronous: str = "random"
+    warps: str = "random"
+    seed: int = 0
+    probability: float = 0.2
+    timeouts: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names."""
+        for name, value, choices in (
+            ("asynchronous", self.asynchronous, ("eager", "late", "random")),
+            ("warps", self.warps, ("round_robin", "random")),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}; got {value!r}")

@@ -1,0 +1,180 @@
+"""Runs a machine to its end: picks warps and asynchronous steps, finds deadlocks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from ptxemu.engines.operation import AsyncOperation
+from ptxemu.errors import DeadlockError
+from ptxemu.machine.cta import Cluster
+from ptxemu.machine.grid import Machine
+from ptxemu.machine.warp import Status, Warp
+from ptxemu.sched.policy import Policy
+
+SPINNING_STEPS_PER_WARP = 64
+"""Steps of every warp without any progress after which asynchronous work is forced."""
+LIVELOCK_ROUNDS = 50
+"""Such rounds, with no asynchronous work left and every warp where it was before, after which the
+warps spin for ever."""
+
+
+class Scheduler:
+    """One run of a machine under a policy."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        policy: Policy,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._machine = machine
+        self._policy = policy
+        self._random = random.Random(policy.seed)
+        self._on_progress = on_progress
+        self._warps: list[Warp] = []
+        self._clusters: list[Cluster] = []
+        self._waiting: Iterator[Cluster] = iter(())
+        self._finished = 0
+        self._states: set[int] = set()
+        self._states_since = -1
+        self.steps = 0
+        """Warp steps taken."""
+
+    def run(self) -> None:
+        """Run until every CTA has exited and every asynchronous operation has completed.
+
+        Raises:
+            DeadlockError: nothing can go on.
+        """
+        self._waiting = self._machine.clusters()
+        self._start_clusters()
+        spinning, seen, idle_rounds = 0, self._machine.progress, 0
+        while self._warps or self._machine.pending:
+            moved = self._step_some_warp()
+            if self._policy.asynchronous == "eager":
+                self._drain()
+            elif self._policy.asynchronous == "random" and (
+                self._random.random() < self._policy.probability
+            ):
+                self._step_async()
+            if self._policy.timeouts:
+                self._time_out()
+            if self._machine.progress != seen:
+                spinning, seen, idle_rounds = 0, self._machine.progress, 0
+                continue
+            if moved:
+                spinning += 1
+            if not moved or spinning > SPINNING_STEPS_PER_WARP * max(len(self._warps), 1):
+                spinning = 0
+                if self._step_async():
+                    idle_rounds = 0
+                    continue
+                idle_rounds = 0 if self._is_new_state() else idle_rounds + 1
+                if not moved and idle_rounds <= LIVELOCK_ROUNDS and self._expire_waits():
+                    continue
+                if not moved or idle_rounds > LIVELOCK_ROUNDS:
+                    self._deadlock(spins=moved)
+
+    def _start_clusters(self) -> None:
+        """Keep as many clusters resident as the device has SMs for."""
+        ctas_per_cluster = len(self._clusters[0].ctas) if self._clusters else 1
+        while len(self._clusters) * ctas_per_cluster < self._machine.device.num_sms:
+            cluster = next(self._waiting, None)
+            if cluster is None:
+                return
+            self._clusters.append(cluster)
+            ctas_per_cluster = len(cluster.ctas)
+            self._warps.extend(warp for cta in cluster.ctas for warp in cta.warps)
+
+    def _step_some_warp(self) -> bool:
+        """Advance one warp that can move; False when none can."""
+        count = len(self._warps)
+        if not count:
+            return False
+        start = int(self._random.random() * count) if self._policy.warps == "random" else self.steps
+        for offset in range(count):
+            warp = self._warps[(start + offset) % count]
+            status = warp.advance()
+            if status is Status.BLOCKED:
+                continue
+            self.steps += 1
+            if status is Status.EXITED:
+                self._machine.progress += 1
+                self._machine.warp_instructions += warp.instruction_count
+                self._warps.remove(warp)
+                self._warp_exited(warp)
+            return True
+        return False
+
+    def _warp_exited(self, warp: Warp) -> None:
+        cta = warp.cta
+        if any(w.groups for w in cta.warps):
+            return
+        cta.exited = True
+        for check in cta.exit_checks:
+            check()
+        if self._machine.observer is not None:
+            self._machine.observer.cta_exited(cta)
+        cluster = cta.cluster
+        if all(c.exited for c in cluster.ctas):
+            self._finish_cluster(cluster)
+
+    def _finish_cluster(self, cluster: Cluster) -> None:
+        self._clusters.remove(cluster)
+        self._finished += 1
+        if self._on_progress is not None:
+            nx, ny, nz = self._machine.launch.clusters
+            done = self._finished + self._machine.cancelled_clusters
+            self._on_progress(done, nx * ny * nz)
+        self._start_clusters()
+
+    def _step_async(self) -> bool:
+        ready = [operation for operation in self._machine.pending if operation.ready]
+        if not ready:
+            return False
+        operation: AsyncOperation = self._random.choice(ready)
+        self._machine.take_step(operation)
+        return True
+
+    def _is_new_state(self) -> bool:
+        """Whether some warp is where it never was since the last progress.
+
+        A warp that spins comes back to the same registers at the same place; one that computes
+        does not.
+        """
+        if self._machine.progress != self._states_since:
+            self._states.clear()
+            self._states_since = self._machine.progress
+        before = len(self._states)
+        self._states.update(warp.fingerprint() for warp in self._warps)
+        return len(self._states) > before
+
+    def _time_out(self) -> None:
+        """Now and then some warp's wait with a time limit gives up."""
+        if self._warps and self._random.random() < self._policy.timeouts:
+            self._random.choice(self._warps).expire_waits()
+
+    def _expire_waits(self) -> bool:
+        """End the waits that have a time limit; whether there was one."""
+        return any([warp.expire_waits() for warp in self._warps])
+
+    def _drain(self) -> None:
+        while True:
+            ready = next((o for o in self._machine.pending if o.ready), None)
+            if ready is None:
+                return
+            self._machine.take_step(ready)
+
+    def _deadlock(self, *, spins: bool) -> None:
+        reasons = [reason for warp in self._warps for reason in warp.blocked_reasons()]
+        spinning = [
+            f"{warp.label} spins near {warp.program.function.instructions[group.pc].span}"
+            for warp in self._warps
+            for group in warp.groups
+            if group.blocked is None
+        ]
+        kind = "livelock" if spins else "deadlock"
+        lines = "\n  ".join((reasons + spinning)[:40])
+        raise DeadlockError(f"{kind}: nothing can go on.\n  {lines}")

@@ -1,0 +1,1 @@
+"""PTX text to abstract syntax: no semantics."""

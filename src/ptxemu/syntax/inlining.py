@@ -1,0 +1,187 @@
+"""Calls of functions of the module, replaced by the functions' bodies.
+
+The emulator has no call stack: a call's parameters are variables of the caller, so the body reads
+and writes those in place of its own. Recursive and indirect calls stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from ptxemu.syntax.ast import (
+    Address,
+    Function,
+    Guard,
+    Instruction,
+    Module,
+    NegatedRegister,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+_Operand = TypeVar("_Operand", bound=Operand)
+_PER_CALL = ("local", "param")
+"""State spaces whose variables every call has for itself."""
+
+
+def inlined(module: Module, function: Function) -> Function:
+    """`function` with the bodies of the functions that it calls in place of the calls."""
+    return _expanded(module, function, (function.name,))
+
+
+def _expanded(module: Module, function: Function, stack: tuple[str, ...]) -> Function:
+    if not any(_callee(module, i, stack) for i in function.instructions):
+        return function
+    merged = _Merged(function)
+    for instruction in function.instructions:
+        callee = _callee(module, instruction, stack)
+        if callee is None:
+            merged.keep(instruction)
+        else:
+            merged.insert(_expanded(module, callee, (*stack, callee.name)), instruction)
+    return merged.function()
+
+
+def _callee(module: Module, instruction: Instruction, stack: tuple[str, ...]) -> Function | None:
+    """The function whose body can stand for a call; None for all other instructions."""
+    if instruction.modifiers[0] != "call":
+        return None
+    returns, target, arguments = instruction.operands[:3]
+    callee = module.functions.get(target.name) if isinstance(target, Symbol) else None
+    if callee is None or not callee.instructions or callee.name in stack:
+        return None
+    for actual, formal in ((arguments, callee.parameters), (returns, callee.returns)):
+        if not isinstance(actual, Vector) or len(actual.elements) != len(formal):
+            return None
+        if not all(isinstance(element, Symbol) for element in actual.elements):
+            return None
+    return callee
+
+
+class _Merged:
+    """A function under construction: the caller's instructions and the inserted bodies."""
+
+    def __init__(self, caller: Function) -> None:
+        self._caller = caller
+        self._instructions: list[Instruction] = []
+        self._registers = list(caller.registers)
+        self._variables = {variable.name: variable for variable in caller.variables}
+        self._labels: dict[str, int] = {}
+        self._branch_targets = dict(caller.branch_targets)
+        self._places: list[int] = []
+        self._calls = 0
+
+    def keep(self, instruction: Instruction) -> None:
+        """Add an instruction of the caller."""
+        self._places.append(len(self._instructions))
+        self._add(instruction)
+
+    def insert(self, body: Function, call: Instruction) -> None:
+        """Add `body` in place of `call`."""
+        self._calls += 1
+        self._places.append(len(self._instructions))
+        names = _Names(body, call, f"@call{self._calls}", len(self._registers))
+        self._registers += [names.register(register) for register in body.registers]
+        for variable in body.variables:
+            self._add_variable(replace(variable, name=names.name(variable.name)))
+        end = f"end@call{self._calls}"
+        if call.guard is not None:
+            skip = Guard(call.guard.register, not call.guard.negated)
+            self._add(_branch(call, end, skip))
+        start = len(self._instructions)
+        for label, pc in body.labels.items():
+            self._labels[names.name(label)] = start + pc
+        for name, targets in body.branch_targets.items():
+            self._branch_targets[names.name(name)] = tuple(names.name(t) for t in targets)
+        for instruction in body.instructions:
+            renamed = names.instruction(instruction)
+            is_return = instruction.modifiers[0] == "ret"
+            self._add(_branch(renamed, end, renamed.guard) if is_return else renamed)
+        self._labels[end] = len(self._instructions)
+
+    def function(self) -> Function:
+        """The result."""
+        places = [*self._places, len(self._instructions)]
+        labels = {label: places[pc] for label, pc in self._caller.labels.items()}
+        return replace(
+            self._caller,
+            instructions=tuple(self._instructions),
+            registers=tuple(self._registers),
+            variables=tuple(self._variables.values()),
+            labels={**labels, **self._labels},
+            branch_targets=self._branch_targets,
+        )
+
+    def _add(self, instruction: Instruction) -> None:
+        self._instructions.append(replace(instruction, pc=len(self._instructions)))
+
+    def _add_variable(self, variable: Variable) -> None:
+        self._variables.setdefault(variable.name, variable)
+
+
+def _branch(like: Instruction, label: str, guard: Guard | None) -> Instruction:
+    """A branch that stands where `like` stood."""
+    target = Symbol(label)
+    return replace(like, opcode="bra", modifiers=("bra",), operands=(target,), guard=guard)
+
+
+class _Names:
+    """The registers and names of one inserted body."""
+
+    def __init__(self, body: Function, call: Instruction, suffix: str, first_slot: int) -> None:
+        self._suffix = suffix
+        self._first_slot = first_slot
+        self._map = {name: name + suffix for name in (*body.labels, *body.branch_targets)}
+        for variable in body.variables:
+            own = variable.name + suffix
+            shared = f"{body.name}::{variable.name.removeprefix(f'{body.name}::')}"
+            self._map[variable.name] = own if variable.space in _PER_CALL else shared
+        returns, _, arguments = call.operands[:3]
+        for actual, formal in ((arguments, body.parameters), (returns, body.returns)):
+            assert isinstance(actual, Vector)
+            for element, parameter in zip(actual.elements, formal, strict=True):
+                assert isinstance(element, Symbol)
+                self._map[parameter.name] = element.name
+
+    def name(self, name: str) -> str:
+        """A label, variable or parameter of the body as the caller has it."""
+        return self._map.get(name, name)
+
+    def register(self, register: Register) -> Register:
+        """A register of the body."""
+        return Register(
+            register.name + self._suffix, register.slot + self._first_slot, register.type
+        )
+
+    def instruction(self, instruction: Instruction) -> Instruction:
+        """An instruction of the body."""
+        guard = instruction.guard
+        if guard is not None:
+            guard = Guard(self.register(guard.register), guard.negated)
+        operands = tuple(self.operand(operand) for operand in instruction.operands)
+        return replace(instruction, operands=operands, guard=guard)
+
+    def operand(self, operand: _Operand) -> _Operand:
+        """An operand of the body."""
+        result: Operand = operand
+        if isinstance(operand, Register):
+            result = self.register(operand)
+        elif isinstance(operand, NegatedRegister):
+            result = NegatedRegister(self.register(operand.register))
+        elif isinstance(operand, Symbol):
+            result = replace(operand, name=self.name(operand.name))
+        elif isinstance(operand, Vector):
+            result = Vector(tuple(self.operand(element) for element in operand.elements))
+        elif isinstance(operand, Pair):
+            result = Pair(self.operand(operand.first), self.operand(operand.second))
+        elif isinstance(operand, Address):
+            coordinates = operand.coordinates
+            if coordinates is not None:
+                coordinates = tuple(self.operand(element) for element in coordinates)
+            result = replace(operand, base=self.operand(operand.base), coordinates=coordinates)
+        return result  # type: ignore[return-value]  # an operand of the same class

@@ -1,0 +1,225 @@
+"""A run without a machine: tests call what agents do, the checker hears it as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ptxemu.check import Checker, Finding
+from ptxemu.errors import Span
+from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.syntax.ast import Instruction
+
+SHARED, GLOBAL, TMEM = Space.SHARED, Space.GLOBAL, Space.TMEM
+
+
+@dataclass
+class FakeWarp:
+    """A warp of a fake CTA."""
+
+    agent_id: int
+    index: int
+    cta: FakeCta
+
+    @property
+    def label(self) -> str:
+        return f"cta {self.cta.ctaid} warp {self.index}"
+
+
+@dataclass
+class FakeCluster:
+    """A cluster along x."""
+
+    index: int
+    ctas: list[FakeCta] = field(default_factory=list)
+
+
+@dataclass
+class FakeCta:
+    """A CTA along x."""
+
+    index: int
+    rank: int
+    cluster: FakeCluster
+    warps: list[FakeWarp] = field(default_factory=list)
+    engines: dict[str, Any] = field(default_factory=dict)
+    exited: bool = False
+
+    @property
+    def ctaid(self) -> tuple[int, int, int]:
+        return (self.index, 0, 0)
+
+
+@dataclass(eq=False)
+class FakeOperation:
+    """An asynchronous operation."""
+
+    agent_id: int
+    kind: str
+    issuer: FakeWarp
+    instruction: Instruction
+    after: list[FakeOperation] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} #{self.agent_id}"
+
+
+class FakeRun:
+    """A launch of `clusters` clusters of `ctas` CTAs of `warps` warps."""
+
+    def __init__(self, *, clusters: int = 1, ctas: int = 1, warps: int = 2) -> None:
+        self.checker = Checker("fake")
+        self._agents = 0
+        self._instructions: dict[str, Instruction] = {}
+        self.ctas: list[FakeCta] = []
+        for number in range(clusters):
+            cluster = FakeCluster(number)
+            for rank in range(ctas):
+                cta = FakeCta(len(self.ctas), rank, cluster)
+                cluster.ctas.append(cta)
+                self.ctas.append(cta)
+            for cta in cluster.ctas:
+                cta.warps = [FakeWarp(self._agent_id(), w, cta) for w in range(warps)]
+                self.checker.cta_started(cta)
+        self.warps = [warp for cta in self.ctas for warp in cta.warps]
+
+    def _agent_id(self) -> int:
+        self._agents += 1
+        return self._agents - 1
+
+    def instruction(self, text: str) -> Instruction:
+        """One instruction a text; the n-th new one stands in PTX line 10 * n."""
+        found = self._instructions.get(text)
+        if found is None:
+            pc = len(self._instructions) + 1
+            opcode = text.split(" ", 1)[0]
+            found = Instruction(
+                opcode,
+                tuple(opcode.split(".")),
+                (),
+                None,
+                pc,
+                Span(10 * pc, "kernel.py", pc),
+                text,
+            )
+            self._instructions[text] = found
+        return found
+
+    def access(
+        self,
+        agent: FakeWarp | FakeOperation,
+        text: str,
+        kind: str,
+        starts: int | list[int],
+        size: int = 4,
+        *,
+        space: Space = SHARED,
+        owner: int | None = None,
+        order: str = "weak",
+        scope: str = "",
+        is_silent: bool = False,
+    ) -> None:
+        """`agent` reads, writes or updates (kind) memory; operations through the async proxy."""
+        is_warp = isinstance(agent, FakeWarp)
+        cta = agent.cta if is_warp else agent.issuer.cta
+        instruction = self.instruction(text)
+        generic = is_warp or (agent.kind.startswith("cp.async") and "bulk" not in agent.kind)
+        self.checker.instruction_executed(agent, instruction, 32)
+        self.checker.accessed(
+            Access(
+                agent,
+                space,
+                None if space is GLOBAL else (cta.index if owner is None else owner),
+                np.atleast_1d(np.array(starts, dtype=np.int64)),
+                size,
+                AccessKind(kind),
+                Proxy.GENERIC if generic else Proxy.ASYNC,
+                instruction,
+                order,
+                scope,
+                is_silent,
+            )
+        )
+
+    def read(self, agent: Any, starts: Any, size: int = 4, **rest: Any) -> None:
+        """A load (of an operation: of its instruction)."""
+        self.access(agent, self._text(agent, "ld"), "read", starts, size, **rest)
+
+    def write(self, agent: Any, starts: Any, size: int = 4, **rest: Any) -> None:
+        """A store (of an operation: of its instruction)."""
+        self.access(agent, self._text(agent, "st"), "write", starts, size, **rest)
+
+    def _text(self, agent: Any, opcode: str) -> str:
+        if isinstance(agent, FakeOperation):
+            return agent.instruction.text
+        return f"{opcode}.b32 of warp {agent.agent_id}"
+
+    def issue(
+        self,
+        warp: FakeWarp,
+        text: str,
+        *,
+        kind: str = "",
+        ordered_after: list[FakeOperation] | None = None,
+    ) -> FakeOperation:
+        """`warp` starts an operation; its kind is the instruction's opcode."""
+        instruction = self.instruction(text)
+        operation = FakeOperation(self._agent_id(), kind or instruction.opcode, warp, instruction)
+        if ordered_after is not None:
+            operation.details["ordered_after"] = ordered_after
+        self.checker.instruction_executed(warp, instruction, 1)
+        self.checker.async_issued(operation, warp)
+        return operation
+
+    def barrier(self, *warps: FakeWarp, use: int = 0, number: int = 0) -> None:
+        """bar.sync of `warps`."""
+        token = ("barrier", warps[0].cta.index, number, use)
+        for warp in warps:
+            self.checker.released(warp, token, "cta")
+        for warp in warps:
+            self.checker.acquired(warp, token, "cta")
+
+    def cluster_barrier(self, *, use: int = 0, relaxed: bool = False) -> None:
+        """barrier.cluster of all warps of cluster 0."""
+        token = ("cluster_barrier", 0, use)
+        for warp in self.warps:
+            self.checker.released(warp, token, "relaxed" if relaxed else "cluster")
+        for warp in self.warps:
+            self.checker.acquired(warp, token, "cluster")
+
+    def arrive(self, agent: Any, *, offset: int = 0, phase: int = 0, cta: int = 0) -> None:
+        """An arrival at an mbarrier, or a complete_tx."""
+        self.checker.released(agent, ("mbarrier", cta, offset, phase), "cta")
+
+    def wait(self, warp: FakeWarp, *, offset: int = 0, phase: int = 0, cta: int = 0) -> None:
+        """A successful wait on an mbarrier."""
+        self.checker.acquired(warp, ("mbarrier", cta, offset, phase), "cta")
+
+    def fence(self, warp: FakeWarp, kind: str) -> None:
+        """A fence."""
+        self.checker.fenced(warp, kind, self.instruction(f"fence.{kind}"))
+
+    def join(self, warp: FakeWarp, operation: FakeOperation, *, reads: bool = False) -> None:
+        """A wait_group."""
+        self.checker.async_joined(warp, operation, reads)
+
+    def exit(self, cta: FakeCta) -> None:
+        """All warps of a CTA exit."""
+        cta.exited = True
+        self.checker.cta_exited(cta)
+
+    def finish(self) -> None:
+        """The run is over."""
+        self.checker.finish()
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.checker.findings
+
+    @property
+    def codes(self) -> list[str]:
+        return [finding.code for finding in self.findings]

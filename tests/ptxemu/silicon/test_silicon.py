@@ -1,0 +1,69 @@
+"""ptxemu does what an H200 did: every program of `programs/` against its recording."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import emulate
+from programs import all_programs
+from programs.case import Program
+from record import tensor_map
+from silicon_archive import Archive
+
+from ptxemu.errors import ExecutionError, LaunchError
+
+ARCHIVE = Archive.load()
+
+
+def _families() -> dict[str, list[Program]]:
+    families: dict[str, list[Program]] = {}
+    for program in all_programs():
+        families.setdefault(program.name.partition("/")[0], []).append(program)
+    return families
+
+
+@pytest.mark.parametrize("program", [pytest.param(p, id=p.name) for p in all_programs()])
+def test_program_does_what_the_hardware_did(program: Program) -> None:
+    recording = ARCHIVE.programs.get(program.name)
+    if recording is None:
+        pytest.skip("not recorded yet")
+    if recording.digest != program.digest():
+        pytest.skip("the program changed after its recording: not recorded yet")
+    if recording.status == "ok":
+        assert not emulate.differences(program, emulate.run(program), recording.results)
+    elif recording.status.startswith("7"):  # the kernel ran and failed: so must ptxemu
+        with pytest.raises(ExecutionError):
+            emulate.run(program)
+    else:
+        pytest.skip(f"hardware gave no result: {recording.status}")
+
+
+@pytest.mark.parametrize("index", range(len(ARCHIVE.maps)) or [None])
+def test_tensor_map_is_the_drivers(index: int | None) -> None:
+    if index is None:
+        pytest.skip("not recorded yet")
+    row = ARCHIVE.maps[index]
+    spec, address = tensor_map(row["args"]), row["args"]["address"]
+    if row["result"]:
+        with pytest.raises(LaunchError):
+            emulate.encode(spec, address)
+    else:
+        mine = emulate.encode(spec, address).hex()
+        assert mine[:128] == row["bytes"][:128], row["args"]
+
+
+def test_every_family_has_programs_of_distinct_inputs() -> None:
+    families = _families()
+    assert len(families) == 19
+    digests = [p.digest() for p in all_programs()]
+    assert len(set(digests)) == len(digests)
+
+
+def test_recordings_are_few_bytes() -> None:
+    folder = Path(__file__).parent / "recordings"
+    assert sum(p.stat().st_size for p in folder.glob("*")) < 400_000
