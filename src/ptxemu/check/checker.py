@@ -14,7 +14,7 @@ from ptxemu.check.flags import Flags
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.races import Races, Spot, place
 from ptxemu.check.shadow import Region, States
-from ptxemu.check.vector_clock import MBARRIER_INIT, Knowledge
+from ptxemu.check.vector_clock import MBARRIER_INIT, NOTHING, Knowledge
 from ptxemu.events import Access, AccessKind, Agent, Observer, Space
 
 if TYPE_CHECKING:
@@ -44,11 +44,16 @@ class Checker(Observer):
         self._compact_at = STATES_BEFORE_COMPACTION
         self._regions: dict[tuple[Space, int | None], Region] = {}
         self._actors: dict[int, Actor] = {}
-        self._tokens: dict[Hashable, Knowledge] = {}
-        self._inits: dict[tuple[int, int], Event] = {}
+        self._tokens: dict[int, dict[Hashable, Knowledge]] = {}
+        """What was left at tokens, by cluster: nobody of another cluster gets at them."""
+        self._inits: dict[int, dict[int, Event]] = {}
+        """Initialisations of mbarriers by CTA and offset."""
         self._widths: dict[int, int] = {}
-        self._operations: dict[int, int] = {}
+        self._operations: dict[int, list[int]] = {}
+        """Agent ids of each cluster's operations; the index is the bit."""
         self._cta_names: dict[int, str] = {}
+        self._gone: set[int] = set()
+        """CTAs whose clusters are gone; what still accesses them is a matter of lifetimes."""
         self._time = 0
 
     @property
@@ -79,7 +84,14 @@ class Checker(Observer):
         """A CTA has exited: its shared memory and TMEM are gone when its cluster is."""
         self._lifetimes.exited(cta, [self._actors[warp.agent_id] for warp in cta.warps])
         if all(other.exited for other in cta.cluster.ctas):
+            home = cta.cluster.index
+            self._tokens.pop(home, None)
+            for agent_id in self._operations.get(home, ()):
+                if self._actors[agent_id].know is NOTHING:
+                    del self._actors[agent_id]
             for other in cta.cluster.ctas:
+                self._gone.add(other.index)
+                self._inits.pop(other.index, None)
                 self._drop((Space.SHARED, other.index))
                 self._drop((Space.TMEM, other.index))
 
@@ -110,6 +122,8 @@ class Checker(Observer):
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
             self._lifetimes.touched(access.owner, event)
+            if access.owner in self._gone:
+                return
         if access.instruction.modifiers[0] != "mbarrier" or self._mbarrier(access, event):
             self._apply(access, event)
 
@@ -159,18 +173,19 @@ class Checker(Observer):
         for start in access.starts.tolist():
             if name == "init":
                 event.is_mbarrier = True
-                self._inits[access.owner, start] = event
+                self._inits.setdefault(access.owner, {})[start] = event
             elif name == "inval":
-                self._inits.pop((access.owner, start), None)
+                self._inits.get(access.owner, {}).pop(start, None)
         return name in ("init", "inval")
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """Leave the agent's knowledge at the token."""
         actor = self._actors[agent.agent_id]
         self._signal(actor, token, arrives=True)
-        held = self._tokens.get(token)
+        tokens = self._tokens.setdefault(actor.home, {})
+        held = tokens.get(token)
         if held is None:
-            held = self._tokens[token] = self._new_token(token)
+            held = tokens[token] = _new_token(tokens, token)
         if scope in ("", "relaxed"):
             if not isinstance(actor, WarpActor):
                 return
@@ -184,24 +199,11 @@ class Checker(Observer):
         else:
             held.parts[actor.home].done |= 1 << actor.slot
 
-    def _new_token(self, token: Hashable) -> Knowledge:
-        """What the token starts with; forgets the use of the same barrier long before this one.
-
-        Arrivals at an mbarrier are read-modify-writes of one object, so that whoever sees a phase
-        complete also knows what was released in the phases before.
-        """
-        if not isinstance(token, tuple) or not isinstance(token[-1], int):
-            return Knowledge()
-        *family, use = token
-        self._tokens.pop((*family, use - KEPT_GENERATIONS), None)
-        before = self._tokens.get((*family, use - 1)) if token[0] == "mbarrier" else None
-        return Knowledge() if before is None else before.copy()
-
     def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
         """Take what was left at the token; after a relaxed wait with the next fence only."""
         actor = self._actors[agent.agent_id]
         self._signal(actor, token, arrives=False)
-        held = self._tokens.get(token)
+        held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
             if actor.to_acquire is None:
                 actor.to_acquire = Knowledge()
@@ -219,7 +221,7 @@ class Checker(Observer):
         action = "arrival" if arrives else "wait"
         if arrives and (not actor.is_warp or actor.cta != cta):
             self._lifetimes.signalled(cta, actor, (actor, instruction, action))
-        init = self._inits.get((cta, offset))
+        init = self._inits.get(cta, {}).get(offset)
         if init is None or init in actor.inits:
             return
         ordered, visible = proxies.knows_init(actor, init, cta)
@@ -245,9 +247,13 @@ class Checker(Observer):
             )
 
         user = use[0]
-        is_local = user is not None and user.is_warp and user.cta == cta
-        code = "race" if is_local else "missing-mbarrier-init-fence"
-        self._collected.add(code, place(init), use, message)
+        is_local = user is not None and user.cta == cta
+        if is_local and user is not None and user.is_warp:
+            self._collected.add("race", place(init), use, message)
+            return
+        # Within a CTA, behind a barrier, kernels that ship do without the fence.
+        level = "warning" if ordered and is_local else None
+        self._collected.add("missing-mbarrier-init-fence", place(init), use, message, level=level)
 
     def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
         """A fence of a warp."""
@@ -266,10 +272,10 @@ class Checker(Observer):
         """An operation starts with its issuer's knowledge, and after those it is ordered after."""
         warp = self._actors[issuer.agent_id]
         assert isinstance(warp, WarpActor)
-        bit = self._operations.get(warp.home, 0)
-        self._operations[warp.home] = bit + 1
+        issued = self._operations.setdefault(warp.home, [])
         self._time += 1
-        actor = OperationActor(operation.agent_id, operation.kind, warp, bit, self._time)
+        actor = OperationActor(operation.agent_id, operation.kind, warp, len(issued), self._time)
+        issued.append(operation.agent_id)
         actor.instruction = operation.instruction
         self._actors[operation.agent_id] = actor
         details = operation.details
@@ -322,3 +328,17 @@ class Checker(Observer):
             level=level,
             about="" if instruction is not None else message,
         )
+
+
+def _new_token(tokens: dict[Hashable, Knowledge], token: Hashable) -> Knowledge:
+    """What a token starts with; forgets the use of the same barrier long before this one.
+
+    Arrivals at an mbarrier are read-modify-writes of one object, so that whoever sees a phase
+    complete also knows what was released in the phases before.
+    """
+    if not isinstance(token, tuple) or not isinstance(token[-1], int):
+        return Knowledge()
+    *family, use = token
+    tokens.pop((*family, use - KEPT_GENERATIONS), None)
+    before = tokens.get((*family, use - 1)) if token[0] == "mbarrier" else None
+    return Knowledge() if before is None else before.copy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,10 +133,9 @@ def _number(text: str, kind: str, value: str) -> Any:
     if kind in _FORMATS:
         fmt, dtype = _FORMATS[kind]
         return fmt.encode(np.array([number], np.float64), "rn").astype(dtype).tobytes()
-    code = _DTYPES[kind].char
     try:
-        return struct.pack(f"<{code}", number)
-    except (struct.error, OverflowError):
+        return np.array(number, dtype=_DTYPES[kind]).tobytes()
+    except OverflowError:
         raise ValueError(f"--arg: {value} does not fit {kind}") from None
 
 

@@ -23,16 +23,17 @@ Run a kernel and write down what happened. For each launch, in --out:
   N-KERNEL.trace.json   timeline for https://ui.perfetto.dev ("Open trace file"): a process for
                         each CTA; a row for each warp (when it runs, what it waits for: which
                         barrier, which phase) and for each asynchronous unit (TMA loads, bulk
-                        stores, tensor core) with every operation from issue to completion;
+                        stores, tensor core) with every operation up to its completion;
                         arrows from the signal to the wait that it ended
   N-KERNEL.memory.svg   shared memory and TMEM over time: who wrote which bytes, when they were
                         read, when they are free again
-  N-KERNEL.counts.json  what is printed too: for each warp role instructions by class, bytes by
-                        path, bank conflicts of shared accesses, longest waits
+  N-KERNEL.counts.json  for each warp role instructions by class, bytes by path, bank conflicts
+                        of shared accesses: what is printed too, with the longest waits
 
-Time is logical, not a prediction of speed: an instruction takes a tick. --time parallel shows
-warps and units side by side as far as their dependencies allow; --time schedule shows the order
-in which this run happened to execute (--seed and --async choose it).
+Time is logical, not a prediction of speed: an instruction takes a tick, a copy or product a tick
+for 256 bytes of shared memory. --time parallel shows warps and units side by side as far as their
+dependencies allow, operations from when nothing holds them up. --time schedule shows the order in
+which this run happened to execute (--seed and --async choose it), operations from their issue.
 
 examples:
   ptxemu trace copy.ptx --block 256 --arg f32[1024]=random --arg f32[1024]=zeros

@@ -175,7 +175,11 @@ def _get_device_attribute(call: HostCall, value: int, attribute: int, _: int) ->
 
 
 def _nothing(call: HostCall, *_: Any) -> None:
-    """Launches are complete when they return: there is nothing to wait for."""
+    """Launches are complete when they return: there is nothing to wait for.
+
+    Nor does an error end the process: once a call has failed all others do, and the host function
+    raises when it returns.
+    """
 
 
 for _name, _types in (
@@ -186,6 +190,8 @@ for _name, _types in (
     ("_cudaEventRecord", (_pointer, _pointer)),
     ("_cudaEventDestroy", (_pointer,)),
     ("_cudaProfilerStart", ()),
+    ("cuda_dialect_assert_success", (_i32,)),
+    ("cuda_dialect_print_on_error", (_i32,)),
     ("_cudaProfilerStop", ()),
 ):
     _emulates(_name, *_types)(_nothing)

@@ -41,10 +41,12 @@ def host_function(compiled: Any) -> HostFunction:
     """
     found = vars(compiled).get(_ATTRIBUTE)
     if found is None:
-        image = PtxImage(_ptx_of(compiled), str(compiled.function_name))
-        made: HostFunction
+        name = str(compiled.function_name)
+        image = PtxImage(ptx_of(compiled), name)
         made = (
-            FfiHostFunction(compiled, image) if _is_ffi(compiled) else HostFunction(compiled, image)
+            FfiHostFunction(name, _ffi_object_code(compiled), image)
+            if _is_ffi(compiled)
+            else HostFunction(name, _object_code(compiled), image)
         )
         setattr(compiled, _ATTRIBUTE, made)
         return made
@@ -56,7 +58,12 @@ def _is_ffi(compiled: Any) -> bool:
     return any(cls.__name__ == "TVMFFIJitCompiledFunctionBase" for cls in type(compiled).__mro__)
 
 
-def _ptx_of(compiled: Any) -> str:
+def ptx_of(compiled: Any) -> str:
+    """The PTX of what `cute.compile` returned; "" for a function without kernels.
+
+    Raises:
+        MissingPtxError: it was not kept.
+    """
     artifacts = getattr(compiled, "artifacts", None)
     text = getattr(artifacts, "PTX", None)
     if isinstance(text, str) and ".entry" not in text and os.path.isfile(text):
@@ -73,29 +80,38 @@ def _ptx_of(compiled: Any) -> str:
     return text.replace("\0", "")
 
 
+def _object_code(compiled: Any) -> bytes:
+    engine = compiled.engine
+    if engine is None or not hasattr(engine, "dump_to_object_file"):
+        raise PtxEmuError(
+            f"{compiled.function_name} has no host code for this machine (it was compiled for "
+            "another architecture than CUTE_DSL_ARCH, or loaded from a file): compile it inside "
+            "ptxemu.cutedsl.emulate(...)"
+        )
+    with tempfile.TemporaryDirectory(prefix="ptxemu-") as folder:
+        path = os.path.join(folder, "host.o")
+        engine.dump_to_object_file(path)
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def _ffi_object_code(compiled: Any) -> bytes:
+    mlir: Any = importlib.import_module("cutlass._mlir._mlir_libs._cutlass_ir")
+    code = mlir._aot_support.export_module_to_bytes(
+        compiled.ir_module, format="o", opt_level=3, enable_pic=True
+    )
+    return bytes(code)
+
+
 class HostFunction:
     """A function that `cute.compile` made with its own calling convention."""
 
-    def __init__(self, compiled: Any, image: PtxImage) -> None:
+    def __init__(self, name: str, code: bytes, image: PtxImage) -> None:
         self.image = image
-        self.name = str(compiled.function_name)
+        self.name = name
         self._libraries: list[LibraryHandle] = []
-        self._code = LinkedObject(self._object_code(compiled), self._resolve)
+        self._code = LinkedObject(code, self._resolve)
         self._is_loaded = False
-
-    def _object_code(self, compiled: Any) -> bytes:
-        engine = compiled.engine
-        if engine is None or not hasattr(engine, "dump_to_object_file"):
-            raise PtxEmuError(
-                f"{self.name} has no host code for this machine (it was compiled for another "
-                "architecture than CUTE_DSL_ARCH, or loaded from a file): compile it inside "
-                "ptxemu.cutedsl.emulate(...)"
-            )
-        with tempfile.TemporaryDirectory(prefix="ptxemu-") as folder:
-            path = os.path.join(folder, "host.o")
-            engine.dump_to_object_file(path)
-            with open(path, "rb") as file:
-                return file.read()
 
     def _resolve(self, name: str) -> int | None:
         return c_functions.address_of(name) or _in_process(name)
@@ -143,19 +159,12 @@ class HostFunction:
 class FfiHostFunction(HostFunction):
     """A function compiled with --enable-tvm-ffi: it takes its arguments through TVM-FFI."""
 
-    def __init__(self, compiled: Any, image: PtxImage) -> None:
-        super().__init__(compiled, image)
+    def __init__(self, name: str, code: bytes, image: PtxImage) -> None:
+        super().__init__(name, code, image)
         tvm_ffi: Any = importlib.import_module("tvm_ffi")
         self._function = tvm_ffi.Function.__from_extern_c__(
             self._code.address(f"__tvm_ffi_{self.name}"), keep_alive_object=self._code
         )
-
-    def _object_code(self, compiled: Any) -> bytes:
-        mlir: Any = importlib.import_module("cutlass._mlir._mlir_libs._cutlass_ir")
-        code = mlir._aot_support.export_module_to_bytes(
-            compiled.ir_module, format="o", opt_level=3, enable_pic=True
-        )
-        return bytes(code)
 
     def _resolve(self, name: str) -> int | None:
         info: Any = importlib.import_module("tvm_ffi.libinfo")

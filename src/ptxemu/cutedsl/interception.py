@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ptxemu.cutedsl import dlpack
 from ptxemu.cutedsl.arguments import Arguments, collect
 from ptxemu.cutedsl.driver import status_of
+from ptxemu.cutedsl.exported import ExportedModule, keep_ptx
 from ptxemu.cutedsl.host_function import (
     FfiHostFunction,
     HostFunction,
@@ -63,6 +64,7 @@ class Interception:
         self._patch_tensors(runtime._Tensor)
         if importlib.util.find_spec("tvm_ffi") is not None:
             self._patch_ffi(_module("cutlass.cutlass_dsl.tvm_ffi_provider"))
+            self._patch_loading(runtime, _module("cutlass.runtime"))
 
     def remove(self) -> None:
         """Put everything back."""
@@ -128,23 +130,49 @@ class Interception:
             base, "run_compiled_program", lambda function, exe_args: function(*exe_args)
         )
 
+        export = base.export_to_c
+
+        def export_to_c(function: Any, object_file_path: str, *args: Any, **kwargs: Any) -> None:
+            export(function, object_file_path, *args, **kwargs)
+            keep_ptx(function, object_file_path)
+
+        self._patches.replace(base, "export_to_c", export_to_c)
+
+    def _patch_loading(self, *modules: Any) -> None:
+        """Object files that libraries have exported come with their PTX, or are refused."""
+        original = modules[0].load_module
+
+        def load_module(file_path: str, *, enable_tvm_ffi: bool = False) -> Any:
+            if not enable_tvm_ffi:
+                return original(file_path)
+            return ExportedModule(file_path, self._call_ffi)
+
+        for module in modules:
+            self._patches.replace(module, "load_module", load_module)
+
+    def _call_ffi(
+        self,
+        runnable: FfiHostFunction,
+        wrapper: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        named = [*enumerate(args), *kwargs.items()]
+        arguments = collect((f"argument {key}", value) for key, value in named)
+        launcher = self._target.launcher(arguments)
+        with _driver_errors():
+            return runnable.call_ffi(self._target.arch, launcher, wrapper, args, kwargs)
+
     def _call_ffi_method(self) -> Callable[..., Any]:
         def call(function: Any, *args: Any, **kwargs: Any) -> Any:
             runnable = host_function(function)
             assert isinstance(runnable, FfiHostFunction)
-            arguments = collect(
-                [(f"argument {index}", value) for index, value in enumerate(args)]
-                + list(kwargs.items())
-            )
             if function.execution_args.has_pointer_address_arg_specs:
                 args, kwargs = function.execution_args.convert_python_pointer_args_for_tvm_ffi(
                     args, kwargs
                 )
             wrapper = getattr(function, "_kwargs_wrapper", None)
-            with _driver_errors():
-                return runnable.call_ffi(
-                    self._target.arch, self._target.launcher(arguments), wrapper, args, kwargs
-                )
+            return self._call_ffi(runnable, wrapper, args, kwargs)
 
         return call
 

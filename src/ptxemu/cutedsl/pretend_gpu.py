@@ -16,6 +16,7 @@ from typing import Any
 
 from ptxemu.cutedsl.cuda_bindings import CudaBindings
 from ptxemu.cutedsl.patching import Patches
+from ptxemu.cutedsl.session import Emulation
 from ptxemu.machine.device import Device, device_for
 
 _CUDA_VERSION = "13.0"
@@ -108,11 +109,37 @@ class _Event:
         return 1.0
 
 
-class _NoGraph:
-    """CUDA graphs would have to record launches."""
+class _Graph:
+    """A CUDA graph of emulated launches; torch operations ran once, while it was captured."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("ptxemu does not emulate CUDA graphs")
+        self._nodes: list[Callable[[], None]] = []
+
+    def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+        Emulation.active().begin_capture()
+
+    def capture_end(self) -> None:
+        self._nodes = Emulation.active().end_capture()
+
+    def replay(self) -> None:
+        for launch in self._nodes:
+            launch()
+
+    def reset(self) -> None:
+        self._nodes = []
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+@contextmanager
+def _capture(graph: _Graph, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """torch.cuda.graph"""
+    graph.capture_begin()
+    try:
+        yield
+    finally:
+        graph.capture_end()
 
 
 def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
@@ -135,7 +162,7 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
         "is_initialized": lambda: True,
         "_is_compiled": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: Emulation.active().is_capturing,
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
@@ -163,8 +190,9 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
         "Stream": _Stream,
         "ExternalStream": _Stream,
         "Event": _Event,
-        "CUDAGraph": _NoGraph,
-        "graph": _NoGraph,
+        "CUDAGraph": _Graph,
+        "graph": _capture,
+        "graph_pool_handle": lambda: (0, 0),
     }
     for name, value in values.items():
         patches.replace(torch.cuda, name, value)

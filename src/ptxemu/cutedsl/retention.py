@@ -54,7 +54,10 @@ def _patch(compiler: ModuleType) -> None:
 
     def apply_envar_settings(self: Any, envar: Any, function_name: str) -> None:
         keep = self.options[compiler.KeepPTX]
-        asked = bool(keep.value) or envar.keep_ptx
+        # CuTe DSL reuses an options object: a value that was set here is not the user's wish.
+        asked = (bool(keep.value) and not getattr(keep, _MARK, False)) or envar.keep_ptx
+        if not asked:
+            setattr(keep, _MARK, True)
         keep.value = True
         envar.disable_file_caching = True  # what the disk cache holds comes without PTX
         if _Settings.line_info:

@@ -47,7 +47,6 @@ def run_script(
     """
     if not is_module and not Path(target).is_file():
         raise PtxEmuError(f"{target}: no such file")
-    os.environ["CUTE_DSL_ARCH"] = arch
     patches = Patches()
     patches.replace(sys, "argv", [target, *arguments])
     patches.replace(sys, "path", list(sys.path))

@@ -64,6 +64,7 @@ class Emulation:
         self._interception = Interception(self)
         self._patches = Patches()
         self._environment: str | None = None
+        self._captured: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Emulation:
         """Start intercepting."""
@@ -100,6 +101,12 @@ class Emulation:
         """What cudaLaunchKernelEx does during one host call with these arguments."""
 
         def launch(call: HostCall, request: LaunchRequest) -> None:
+            if self._captured is not None:
+                self._captured.append(lambda: run(call, request))  # a CUDA graph's node
+            else:
+                run(call, request)
+
+        def run(call: HostCall, request: LaunchRequest) -> None:
             kernel = request.kernel
             module = kernel.image.module(self.arch)
             parameters = module.syntax.kernels[kernel.name].parameters
@@ -136,6 +143,31 @@ class Emulation:
             self.findings.extend(result.findings)
 
         return launch
+
+    @classmethod
+    def active(cls) -> Emulation:
+        """The emulation that is under way.
+
+        Raises:
+            PtxEmuError: there is none.
+        """
+        if cls._active is None:
+            raise PtxEmuError("this needs an active ptxemu.cutedsl.emulate(...)")
+        return cls._active
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether launches are being recorded for a CUDA graph."""
+        return self._captured is not None
+
+    def begin_capture(self) -> None:
+        """Record launches from now on instead of running them."""
+        self._captured = []
+
+    def end_capture(self) -> list[Callable[[], None]]:
+        """Run launches again; returns what was recorded: call each to run it."""
+        captured, self._captured = self._captured, None
+        return captured or []
 
     def _progress_of(self, kernel: str) -> Callable[[int, int], None] | None:
         report = self._on_progress

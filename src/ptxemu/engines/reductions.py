@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxemu.numerics import bf16, f16
+from ptxemu.numerics.atomic import add_f64_in_global
 from ptxemu.numerics.dtypes import Array
 from ptxemu.numerics.extremes import maximum, minimum
 from ptxemu.numerics.rounding import canonical_f32, flush_f32
@@ -69,11 +70,7 @@ def _add_f32_ftz(held: Array, arriving: Array) -> Array:
 
 
 def _add_f64(held: Array, arriving: Array) -> Array:
-    """A NaN goes through as it is, the arriving one before the other."""
-    a, b = held.view(np.float64), arriving.view(np.float64)
-    total = (a + b).view(np.uint64)
-    total = np.where(a != a, a.view(np.uint64), total)
-    return np.where(b != b, b.view(np.uint64), total).view(np.uint8)
+    return add_f64_in_global(held.view(np.uint64), arriving.view(np.uint64)).view(np.uint8)
 
 
 _ADDITIONS: dict[str, Combine] = {

@@ -77,19 +77,17 @@ def _decode(
     if name == "cas":
         return _compare_and_swap(instruction, memory, operands, type_, shape, write)
     function = atomic.operation(name, type_)
-    if function is None:
+    in_global = atomic.operation_in_global(name, type_)
+    if function is None or in_global is None:
         unsupported(instruction, f"there is no .{name} for .{type_}")
     read = source(operands[0], type_, shape)
-    flushes = name == "add" and type_ == "f32"
 
     def step(warp: Warp, mask: Mask) -> None:
         values = read(warp, mask)
 
         def combine(old: Values, lanes: NDArray[np.intp], where: Space) -> Values:
             operand = np.ascontiguousarray(values[..., lanes])
-            if flushes and where is Space.GLOBAL:
-                return atomic.flushed_add_f32(old, operand)
-            return function(old, operand)
+            return (in_global if where is Space.GLOBAL else function)(old, operand)
 
         _finish(warp, mask, memory, combine, write)
 

@@ -90,39 +90,47 @@ def brev(instruction: Instruction) -> PureOp:
     return build(instruction, function, type_, (type_,))
 
 
+def _used_bits(type_: str) -> Array:
+    """What of a field's position and length counts."""
+    return _BYTE if type_[1:] == "32" else _ALL_ONES
+
+
 @pure("bfe", section=f"{SECTION}: bfe")
 def bfe(instruction: Instruction) -> PureOp:
     """The bit field of `len` bits from `pos` on, zero- or sign-extended ("...: bfe").
 
     Bits beyond the operand's highest are its sign, or zero; the field's own sign is its last bit.
+    Of `pos` and `len` the 32-bit forms use eight bits, the 64-bit forms all (measured on an H200).
     """
     type_ = _only_type(instruction, "bfe", "u32", "s32", "u64", "s64")
-    signed = type_[0] == "s"
+    signed, used = type_[0] == "s", _used_bits(type_)
     wide, narrow = (
         (I8 if signed else U8),
         np.dtype(f"{'i' if signed else 'u'}{int(type_[1:]) // 8}"),
     )
 
     def function(a: Array, position: Array, length: Array) -> Array:
-        shifted = a.astype(wide) >> (position & _BYTE).astype(wide)
+        length = (length & used).astype(U8)
         # INVARIANT: shifting by 64 or more gives zero, or the sign, in NumPy.
-        unused = (_SIXTY_FOUR - np.minimum((length & _BYTE).astype(U8), _SIXTY_FOUR)).astype(wide)
+        shifted = a.astype(wide) >> (position & used).astype(wide)
+        unused = (_SIXTY_FOUR - np.minimum(length, _SIXTY_FOUR)).astype(wide)
         field = ((shifted << unused) >> unused).astype(narrow)
-        return select((length & _BYTE) == 0, np.zeros_like(field), field)
+        return select(length == 0, np.zeros_like(field), field)
 
     return build(instruction, function, type_, (type_, "u32", "u32"))
 
 
 @pure("bfi", section=f"{SECTION}: bfi")
 def bfi(instruction: Instruction) -> PureOp:
-    """b with `len` low bits of a inserted at `pos` ("...: bfi")."""
+    """b with `len` low bits of a inserted at `pos`, both used as bfe does ("...: bfi")."""
     type_ = _only_type(instruction, "bfi", "b32", "b64")
+    used = _used_bits(type_)
     dtype = np.dtype(f"u{int(type_[1:]) // 8}")
     ones = constant((1 << int(type_[1:])) - 1, dtype)
 
     def function(a: Array, b: Array, position: Array, length: Array) -> Array:
-        place = (position & _BYTE).astype(dtype)
-        mask = ~(ones << (length & _BYTE).astype(dtype)) << place
+        place = (position & used).astype(dtype)
+        mask = ~(ones << (length & used).astype(dtype)) << place
         inserted: Array = (b & ~mask) | ((a << place) & mask)
         return inserted
 

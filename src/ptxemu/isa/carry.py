@@ -1,7 +1,8 @@
 """PTX ISA "Extended-Precision Integer Arithmetic Instructions": the carry flag.
 
 CC.CF is a register that these instructions read and write without naming it, so they are steps on
-the warp and not pure functions.
+the warp and not pure functions. A subtraction adds the complement, as the hardware does (measured
+on an H200): after it CC.CF is 1 where it did not borrow.
 """
 
 from __future__ import annotations
@@ -42,10 +43,9 @@ def sum_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
     return total, (partial < a) | (total < partial)
 
 
-def difference_with_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
-    """a - (b + borrow), and whether that is negative."""
-    partial = a - b
-    return partial - borrow, (a < b) | (partial < borrow)
+def difference_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """a - b, and 1 less without a carry; whether that is not negative."""
+    return sum_with_carry(a, ~b, carry)
 
 
 def _step(
@@ -53,20 +53,20 @@ def _step(
     operation: Operation,
     type_: str,
     *,
-    takes_carry: bool,
+    carry_in: bool | None,
     gives_carry: bool,
 ) -> Step:
-    """A step that reads sources, and CC.CF, as unsigned numbers."""
+    """A step on unsigned numbers that adds `carry_in`, or CC.CF where that is None."""
     destination, *sources = instruction.operands
     unsigned = f"u{type_[1:]}"
     readers = [reader(source, unsigned) for source in sources]
     write = writer(destination)
-    no_carry = np.zeros(WARP_SIZE, np.bool_)
+    fixed = None if carry_in is None else np.full(WARP_SIZE, carry_in)
 
     def step(warp: Warp, mask: Mask) -> None:
         old = _carry(warp)
         values = [read(warp) for read in readers]
-        result, carry = operation(*values, old if takes_carry else no_carry)
+        result, carry = operation(*values, old if fixed is None else fixed)
         write(warp, result, mask)
         if gives_carry:
             warp.state[_STATE] = merged(mask, carry, old)
@@ -81,8 +81,8 @@ def _sum_form(instruction: Instruction, opcode: str, operation: Operation) -> St
     modifiers.done()
     if len(instruction.operands) != 3:
         unsupported(instruction, "expected three operands")
-    takes_carry = "." not in opcode
-    return _step(instruction, operation, type_, takes_carry=takes_carry, gives_carry=gives_carry)
+    carry_in = operation is difference_with_carry if "." in opcode else None
+    return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
 
 
 @visible("add.cc", section=f"{SECTION}: add.cc")
@@ -99,14 +99,14 @@ def addc(instruction: Instruction) -> Step:
 
 @visible("sub.cc", section=f"{SECTION}: sub.cc")
 def sub_cc(instruction: Instruction) -> Step:
-    """d = a - b; CC.CF is the borrow ("...: sub.cc")."""
-    return _sum_form(instruction, "sub.cc", difference_with_borrow)
+    """d = a - b; CC.CF is 0 where it borrows ("...: sub.cc")."""
+    return _sum_form(instruction, "sub.cc", difference_with_carry)
 
 
 @visible("subc", section=f"{SECTION}: subc")
 def subc(instruction: Instruction) -> Step:
-    """d = a - (b + CC.CF) ("...: subc")."""
-    return _sum_form(instruction, "subc", difference_with_borrow)
+    """d = a - b, less 1 where the subtraction before it borrowed ("...: subc")."""
+    return _sum_form(instruction, "subc", difference_with_carry)
 
 
 def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -> Step:
@@ -124,7 +124,8 @@ def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -
         product = half(a.view(signed), b.view(signed)).view(f"u{int(unsigned) // 8}")
         return sum_with_carry(product, c, carry)
 
-    return _step(instruction, operation, type_, takes_carry=takes_carry, gives_carry=gives_carry)
+    carry_in = None if takes_carry else False
+    return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
 
 
 @visible("mad.lo.cc", "mad.hi.cc", section=f"{SECTION}: mad.cc")

@@ -13,7 +13,8 @@ from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.machine.lanes import VALUE
 from ptxemu.numerics import bf16, exact, f16, tf32
 from ptxemu.numerics import rounding as rnd
-from ptxemu.numerics.dtypes import F4, F8, Array
+from ptxemu.numerics.canonical import bits_of_f32, quieted
+from ptxemu.numerics.dtypes import F2, F4, F8, U2, Array, split
 from ptxemu.syntax.ast import Instruction
 
 SECTION = "Data Movement and Conversion Instructions: cvt"
@@ -193,7 +194,31 @@ def _float_to_float(instruction: Instruction, result_type: str, source_type: str
     if saturates:
         plain = function
         function = lambda a: rnd.saturate(plain(a))
+    moves = (result_type, source_type) == ("f32", "bf16") and not ftz
+    if not saturates and (source_type == "f64" or moves):
+        function, result_type = _keeping_payloads(function, result_type, source_type)
     return build_relaxed(instruction, function, result_type, (source_type,))
+
+
+def _keeping_payloads(
+    function: Function, result_type: str, source_type: str
+) -> tuple[Function, str]:
+    """The conversions whose NaN keep their payload's upper bits (measured on an H200), as bits."""
+    if result_type == "f64":
+        return function, result_type
+    bits = np.dtype(f"u{width_of(result_type) // 8}")
+    if source_type == "bf16" or result_type == "f32":
+        return lambda a: function(a).view(bits), f"b{8 * bits.itemsize}"
+    natural: Function = lambda a: quieted(a).astype(F2).view(U2)
+    if result_type == "bf16":
+        natural = lambda a: split(a.astype(F4), U2)[1::2]
+
+    def apply(a: Array) -> Array:
+        result: Array = function(a).view(U2)
+        nan = a != a
+        return np.where(nan, natural(a), result) if np.count_nonzero(nan) else result
+
+    return apply, "b16" if result_type == "f16" else result_type
 
 
 def _same_type(instruction: Instruction, type_: str, mode: str, *, ftz: bool) -> Function:
@@ -219,7 +244,12 @@ def _widening(result_type: str, source_type: str, *, ftz: bool) -> Function:
         return (lambda a: rnd.flush_f32(bf16.widen(a))) if ftz else bf16.widen
     if result_type == "f32":
         return lambda a: a.astype(F4)
-    return _widened(source_type, ftz=ftz)
+    widen = _widened(source_type, ftz=ftz)
+    if source_type == "f16":
+        return lambda a: quieted(widen(a))
+    if ftz:  # as if by an f32 instruction, whose NaN is the canonical one
+        return lambda a: bits_of_f32(rnd.flush_f32(a)).view(F4).astype(F8)
+    return widen
 
 
 def _rounding(result_type: str, source_type: str, mode: str, *, ftz: bool) -> Function:

@@ -11,6 +11,7 @@ from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import exact
 from ptxemu.numerics import rounding as rnd
+from ptxemu.numerics.canonical import bits_of_f32, of_operand, quieted
 from ptxemu.numerics.dtypes import F4, F8, U4, U8, Array, constant, split
 from ptxemu.numerics.extremes import maximum, minimum, of_magnitudes, propagating
 from ptxemu.syntax.ast import Instruction
@@ -56,14 +57,22 @@ _DIRECTED: dict[tuple[str, str], Function] = {
 }
 """The same in any mode, given as the last argument."""
 
+_NAN_ORDER = {
+    **dict.fromkeys(("add", "sub", "mul"), (1, 0)),
+    "div": (0, 1),
+    "fma": (1, 2, 0),
+    **dict.fromkeys(("rcp", "sqrt"), (0,)),
+}
+"""Whose NaN an H200 gives first of an f64 operation's operands."""
 _LARGE_DIVISOR = constant(2.0**126, F4)
 
 
 def operation(name: str, type_: str, mode: str) -> Function:
     """The operation on f32 or f64 that rounds once in `mode`."""
-    if mode == "rn":
-        return _NEAREST[name, type_]
-    return partial(_DIRECTED[name, type_], mode=mode)
+    function = _NEAREST[name, type_]
+    if mode != "rn":
+        function = partial(_DIRECTED[name, type_], mode=mode)
+    return of_operand(function, _NAN_ORDER[name]) if type_ == "f64" else function
 
 
 def flushing(function: Function) -> Function:
@@ -79,8 +88,8 @@ def saturating(function: Function) -> Function:
 def paired(function: Function, arity: int) -> Function:
     """f32x2: both halves of 64-bit operands."""
     if arity == 2:
-        return lambda a, b: function(split(a, F4), split(b, F4)).view(U8)
-    return lambda a, b, c: function(split(a, F4), split(b, F4), split(c, F4)).view(U8)
+        return lambda a, b: bits_of_f32(function(split(a, F4), split(b, F4))).view(U8)
+    return lambda a, b, c: bits_of_f32(function(split(a, F4), split(b, F4), split(c, F4))).view(U8)
 
 
 def _arithmetic(instruction: Instruction, opcode: str, name: str, arity: int) -> PureOp:
@@ -185,19 +194,24 @@ def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> Pure
 
 
 def upper_half(function: Function) -> Function:
-    """.approx.ftz.f64: of operand and result only the upper 32 bits count; subnormals are zero."""
+    """.approx.ftz.f64: of operand and result only the upper 32 bits count; subnormals are zero.
+
+    H200: every NaN is 0x7fffffff00000000.
+    """
 
     def apply(a: Array) -> Array:
         result: Array = function(_flush_f64(_upper(a)))
         # The result has 20 bits of mantissa: rounded, and then cut.
         rounded = result.view(U8) + np.where(np.isfinite(result), _HALF_OF_UPPER, 0)
-        return _flush_f64(_upper(rounded.astype(U8).view(F8)))
+        upper = _flush_f64(_upper(rounded.astype(U8).view(F8)))
+        return np.where(upper != upper, _UPPER_NAN, upper)
 
     return apply
 
 
 _HALF_OF_UPPER = constant(1 << 31, U8)
 _UPPER = constant(0xFFFFFFFF00000000, U8)
+_UPPER_NAN = constant(0x7FFFFFFF00000000, U8).view(F8)
 _SMALLEST_NORMAL = constant(2.0**-1022, F8)
 
 
@@ -209,34 +223,30 @@ def _flush_f64(values: Array) -> Array:
     return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(0.0, values), values)
 
 
-def _sign_bits(instruction: Instruction, opcode: str, on_bits: dict[str, Function]) -> PureOp:
+def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
+    """abs and neg of numbers; an f64 NaN keeps its sign."""
     modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
     ftz = type_ == "f32" and modifiers.flag("ftz")
     modifiers.done()
-    bits = "b32" if type_ == "f32" else "b64"
-    function = on_bits[bits]
     if ftz:
-        plain = function
-        function = lambda a: plain(rnd.flush_f32(a.view(F4)).view(U4))
-    return elementwise(instruction, function, bits, 1)
-
-
-_SIGN_32, _SIGN_64 = constant(1 << 31, U4), constant(1 << 63, U8)
-_ABS = {"b32": lambda a: a & ~_SIGN_32, "b64": lambda a: a & ~_SIGN_64}
-_NEG = {"b32": lambda a: a ^ _SIGN_32, "b64": lambda a: a ^ _SIGN_64}
+        return elementwise(instruction, lambda a: function(rnd.flush_f32(a)), "f32", 1)
+    if type_ == "f64":
+        on_f64 = lambda a: np.where(a != a, quieted(a), function(a))
+        return elementwise(instruction, on_f64, "f64", 1)
+    return elementwise(instruction, function, "f32", 1)
 
 
 @overload("abs", ("f32", "f64"), section=f"{SECTION}: abs")
 def abs_(instruction: Instruction) -> PureOp:
-    """The sign bit cleared ("...: abs")."""
-    return _sign_bits(instruction, "abs", _ABS)
+    """The magnitude ("...: abs")."""
+    return _sign(instruction, "abs", np.abs)
 
 
 @overload("neg", ("f32", "f64"), section=f"{SECTION}: neg")
 def neg(instruction: Instruction) -> PureOp:
-    """The sign bit inverted ("...: neg")."""
-    return _sign_bits(instruction, "neg", _NEG)
+    """The number with the other sign ("...: neg")."""
+    return _sign(instruction, "neg", np.negative)
 
 
 @pure("copysign", section=f"{SECTION}: copysign")
@@ -245,7 +255,7 @@ def copysign(instruction: Instruction) -> PureOp:
     modifiers = Modifiers(instruction, "copysign")
     type_ = modifiers.one_of("f32", "f64")
     modifiers.done()
-    sign = _SIGN_32 if type_ == "f32" else _SIGN_64
+    sign = constant(1 << 31, U4) if type_ == "f32" else constant(1 << 63, U8)
     function = lambda a, b: (a & sign) | (b & ~sign)
     return elementwise(instruction, function, "b32" if type_ == "f32" else "b64", 2)
 
@@ -276,7 +286,10 @@ def testp(instruction: Instruction) -> PureOp:
 
 
 def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
-    """min and max: -0 is below +0; NaN yields to a number unless .NaN is there."""
+    """min and max: -0 is below +0; NaN yields to a number unless .NaN is there.
+
+    H200: of two f64 NaN it is the second one, its quiet bit set.
+    """
     modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
     arity = max(len(instruction.operands) - 1, 2)
@@ -298,7 +311,9 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
         if ftz:
             function = flushing(function)
     modifiers.done()
-    return elementwise(instruction, function, type_, arity if type_ == "f32" else 2)
+    if type_ == "f64":
+        return elementwise(instruction, of_operand(choose, (1,)), "f64", 2)
+    return elementwise(instruction, function, "f32", arity)
 
 
 @overload("min", ("f32", "f64"), section=f"{SECTION}: min")

@@ -14,7 +14,8 @@ import numpy as np
 from ptxemu.isa.registry import PureDecoder, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.lanes import VALUE
-from ptxemu.numerics.dtypes import Array
+from ptxemu.numerics.canonical import bits_of_f16, bits_of_f32
+from ptxemu.numerics.dtypes import F2, F4, F8, U8, Array
 from ptxemu.syntax.ast import (
     Address,
     FloatImmediate,
@@ -33,6 +34,13 @@ from ptxemu.syntax.ast import (
 from ptxemu.syntax.types import TYPES, is_type
 
 Function = Callable[..., Any]
+
+_BITS: dict[np.dtype[Any], Function] = {
+    F2: bits_of_f16,
+    F4: bits_of_f32,
+    F8: lambda values: values.view(U8),
+}
+"""What gives the bits of float results."""
 
 _OVERLOADS: dict[str, dict[str, PureDecoder]] = {}
 
@@ -108,8 +116,8 @@ def build_relaxed(
     if isinstance(destination, Register) and VALUE[result_type].kind == "f":
         value = VALUE[result_type]
         if TYPES[destination.type].bits > 8 * value.itemsize:
-            number, bits = function, np.dtype(f"u{value.itemsize}")
-            function = lambda *lanes: number(*lanes).view(bits)
+            number, bits = function, _BITS[value]
+            function = lambda *lanes: bits(number(*lanes))
             result_type = f"b{8 * value.itemsize}"
     return assemble(
         instruction,
@@ -179,6 +187,10 @@ def _source(instruction: Instruction, operand: Operand, type_: str, relaxed: boo
         return operand
     if isinstance(operand, Sink | Pair | Address | Vector):
         unsupported(instruction, f"{operand} cannot be a source")
+    if type_ == "pred" and isinstance(operand, SpecialRegister):
+        if operand.name != "%is_explicit_cluster":
+            unsupported(instruction, f"{operand.name} where .pred is expected")
+        return operand
     if isinstance(operand, SpecialRegister | Symbol) and VALUE[type_].kind not in "iu":
         unsupported(instruction, f"{operand.name} where .{type_} is expected")
     if type_ == "b128":

@@ -10,6 +10,7 @@ from ptxemu.isa.forms import Function, elementwise, overload
 from ptxemu.isa.registry import Modifiers, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import bf16, f16
+from ptxemu.numerics.canonical import bits_of_f16
 from ptxemu.numerics.dtypes import F2, F4, U2, U4, Array, constant, split
 from ptxemu.numerics.extremes import maximum, minimum, of_magnitudes, propagating
 from ptxemu.numerics.rounding import saturate
@@ -67,8 +68,10 @@ def _without_oob(function: Function, element: str) -> Function:
 def _build(instruction: Instruction, function: Function, type_: str, arity: int) -> PureOp:
     if not type_.endswith("x2"):
         return elementwise(instruction, function, type_, arity)
-    dtype = F2 if type_ == "f16x2" else U2
-    packed = lambda *operands: function(*(split(a, dtype) for a in operands)).view(U4)
+    if type_ == "f16x2":
+        packed = lambda *operands: bits_of_f16(function(*(split(a, F2) for a in operands))).view(U4)
+    else:
+        packed = lambda *operands: function(*(split(a, U2) for a in operands)).view(U4)
     return elementwise(instruction, packed, "b32", arity)
 
 
@@ -118,29 +121,26 @@ def fma(instruction: Instruction) -> PureOp:
     return _arithmetic(instruction, "fma", 3)
 
 
-def _sign(instruction: Instruction, opcode: str, on_bits: Function) -> PureOp:
+def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
     modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
-    ftz = type_.startswith("f16") and modifiers.flag("ftz")
+    on_halves = function if type_.startswith("f16") else _on_bf16(function)
+    if type_.startswith("f16") and modifiers.flag("ftz"):
+        on_halves = lambda a: function(f16.flush(a))
     modifiers.done()
-    function = on_bits
-    if ftz:
-        function = lambda a: on_bits(f16.flush(a.view(F2)).view(U2))
-    if type_.endswith("x2"):
-        return elementwise(instruction, lambda a: function(split(a, U2)).view(U4), "b32", 1)
-    return elementwise(instruction, function, "b16", 1)
+    return _build(instruction, on_halves, type_, 1)
 
 
 @overload("neg", TYPES, section=f"{SECTION}: neg")
 def neg(instruction: Instruction) -> PureOp:
-    """The sign bit inverted ("...: neg")."""
-    return _sign(instruction, "neg", lambda a: a ^ _SIGN)
+    """The number with the other sign ("...: neg")."""
+    return _sign(instruction, "neg", np.negative)
 
 
 @overload("abs", TYPES, section=f"{SECTION}: abs")
 def abs_(instruction: Instruction) -> PureOp:
-    """The sign bit cleared ("...: abs")."""
-    return _sign(instruction, "abs", lambda a: a & ~_SIGN)
+    """The magnitude ("...: abs")."""
+    return _sign(instruction, "abs", np.abs)
 
 
 def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:

@@ -16,6 +16,7 @@ import numpy as np
 from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.machine.lanes import STORAGE, VALUE, Mask
 from ptxemu.machine.operands import convert, immediate_lanes
+from ptxemu.numerics.canonical import bits_of_f16, bits_of_f32
 from ptxemu.syntax.ast import (
     FloatImmediate,
     Guard,
@@ -30,6 +31,7 @@ from ptxemu.syntax.ast import (
 )
 
 BlockFunction = Callable[[Any, Mask], None]
+_BITS = {"float32": bits_of_f32, "float16": bits_of_f16}
 Forms = dict[str, str]
 """Variables by the name of their NumPy type; all of the register's width."""
 
@@ -139,16 +141,33 @@ class _Generator:
     def _form(self, register: Register, dtype: np.dtype[Any]) -> str:
         """The variable that holds a register viewed as a type of its width."""
         forms = self._load(register)
+        if dtype.name in forms:
+            return forms[dtype.name]
+        storage = STORAGE[register.type]
+        if storage.name not in forms:
+            value, some = next(iter(forms.items()))
+            forms[storage.name] = self._bits(value, some, storage)
         if dtype.name not in forms:
-            some = next(iter(forms.values()))
-            forms[dtype.name] = self._assign(f"{some}.view({self._dtype(dtype)})")
+            forms[dtype.name] = self._assign(f"{forms[storage.name]}.view({self._dtype(dtype)})")
         return forms[dtype.name]
+
+    def _bits(self, value: str, variable: str, storage: np.dtype[Any]) -> str:
+        """A result's bits. INVARIANT: a float form without them is a result, whose NaN are not yet
+        the canonical ones; with them it is a view, whose NaN are data."""
+        function = _BITS.get(value)
+        if function is not None:
+            self._names[function.__name__] = function
+            return self._assign(f"{function.__name__}({variable})")
+        return self._assign(f"{variable}.view({self._dtype(storage)})")
 
     def _store(self, register: Register, type_: str, result: str, guard: Guard | None) -> None:
         value, storage = VALUE[type_], STORAGE[register.type]
         if value.itemsize != storage.itemsize:  # a narrower one is extended by its own sign
             result, value = self._assign(f"{result}.astype({self._dtype(storage)})"), storage
         if guard is not None:
+            forms = self._load(register)
+            if value != storage and (value.name not in forms or storage.name in forms):
+                result, value = self._bits(value.name, result, storage), storage
             condition = self._form(guard.register, np.dtype(np.bool_))
             condition = f"~{condition}" if guard.negated else condition
             result = self._merged(condition, result, self._form(register, value), register)

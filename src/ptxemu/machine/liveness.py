@@ -19,14 +19,15 @@ _ELSEWHERE = -1
 
 
 def mark_temporaries(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> None:
-    """Tell each block its temporaries: registers that no other instruction names and that the block
-    never reads before it has written them in every lane."""
+    """Tell each block its temporaries: registers that no other instruction names, and that the block
+    reads, but never before it has written them in every lane.
+
+    What is written and never read stays in the warp, for whoever looks at it from outside.
+    """
     home = _homes(instructions, blocks)
     for number, block in enumerate(blocks):
-        kept = _read_first(block)
-        block.temporaries = frozenset(
-            slot for slot in block.registers if home[slot] == number and slot not in kept
-        )
+        read, read_first = _reads(block)
+        block.temporaries = frozenset(slot for slot in read - read_first if home[slot] == number)
 
 
 def _homes(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[int, int]:
@@ -43,8 +44,9 @@ def _homes(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict
     return home
 
 
-def _read_first(block: Block) -> set[int]:
-    """Registers whose value from before the block can matter."""
+def _reads(block: Block) -> tuple[set[int], set[int]]:
+    """Registers that the block reads, and those whose value from before it can matter."""
+    read: set[int] = set()
     exposed: set[int] = set()
     written: set[int] = set()
     for instruction, op in block.code:
@@ -53,9 +55,10 @@ def _read_first(block: Block) -> set[int]:
         if instruction.guard is not None:  # the other lanes keep what was there
             reads |= writes | {instruction.guard.register.slot}
             writes = set()
+        read |= reads
         exposed |= reads - written
         written |= writes
-    return exposed
+    return read, exposed
 
 
 def _slots(instruction: Instruction) -> Iterator[int]:

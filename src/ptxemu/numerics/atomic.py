@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxemu.numerics import bf16, f16
+from ptxemu.numerics.canonical import bits_of_f16, of_operand
 from ptxemu.numerics.dtypes import F2, F4, F8, I4, I8, U2, U4, U8, Array
 from ptxemu.numerics.extremes import maximum, minimum
 from ptxemu.numerics.rounding import canonical_f32, flush_f32
@@ -45,6 +46,10 @@ def _viewed(function: Callable[..., Array], dtype: np.dtype[np.generic]) -> Oper
 
 def _add_f32(old: Array, operand: Array) -> Array:
     return canonical_f32(old + operand)
+
+
+def _on_f16(function: Callable[[Array, Array], Array]) -> Operation:
+    return _viewed(lambda old, operand: bits_of_f16(function(old, operand)), F2)
 
 
 def _add_f16(old: Array, operand: Array) -> Array:
@@ -85,16 +90,16 @@ _INTEGERS: dict[str, dict[str, Operation]] = {
 _FLOATS: dict[str, dict[str, Operation]] = {
     "add": {
         "f32": _viewed(_add_f32, F4),
-        "f64": _viewed(np.add, F8),
+        "f64": _viewed(of_operand(np.add, (0, 1)), F8),
         **{t: _viewed(_add_f16, F2) for t in ("f16", "f16x2")},
         **{t: _on_bf16(np.add) for t in ("bf16", "bf16x2")},
     },
     "min": {
-        **{t: _viewed(minimum, F2) for t in ("f16", "f16x2")},
+        **{t: _on_f16(minimum) for t in ("f16", "f16x2")},
         **{t: _on_bf16(minimum) for t in ("bf16", "bf16x2")},
     },
     "max": {
-        **{t: _viewed(maximum, F2) for t in ("f16", "f16x2")},
+        **{t: _on_f16(maximum) for t in ("f16", "f16x2")},
         **{t: _on_bf16(maximum) for t in ("bf16", "bf16x2")},
     },
 }
@@ -106,8 +111,22 @@ def operation(name: str, type_: str) -> Operation | None:
     return found if found is not None else _FLOATS.get(name, {}).get(type_)
 
 
-def flushed_add_f32(old: Array, operand: Array) -> Array:
-    """float32 add as global memory does it: subnormal operands and results become zeros."""
+def operation_in_global(name: str, type_: str) -> Operation | None:
+    """The same as global memory does it on an H200: elsewhere adding floats is a loop of cas."""
+    if name == "add" and type_ in ("f32", "f64"):
+        return _flushed_add_f32 if type_ == "f32" else add_f64_in_global
+    return operation(name, type_)
+
+
+def add_f64_in_global(old: Array, operand: Array) -> Array:
+    """float64 add: a NaN goes through as it is, the operand's before the old one."""
+    a, b = old.view(F8), operand.view(F8)
+    total = np.where(a != a, old, (a + b).view(U8))
+    return np.where(b != b, operand, total)
+
+
+def _flushed_add_f32(old: Array, operand: Array) -> Array:
+    """float32 add: subnormal operands and results become zeros."""
     total = flush_f32(old.ravel().view(F4)) + flush_f32(operand.ravel().view(F4))
     return flush_f32(canonical_f32(total)).view(U4).reshape(old.shape)
 

@@ -1,7 +1,8 @@
 """float64 operations rounded once in any mode, lane by lane with exact rationals.
 
 Slow and obviously right: kernels hardly use float64. NumPy does the operations that it rounds as
-asked (add, sub, mul, div, sqrt to nearest).
+asked (add, sub, mul, div, sqrt to nearest). Which NaN comes out is not decided here
+(`canonical.of_operand`).
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ def parse(texts: Sequence[str]) -> dict[int, str]:
         name, _, warps = text.partition("=")
         try:
             for part in warps.split(","):
-                first, _, last = part.partition("-")
-                roles.update(dict.fromkeys(range(int(first), int(last or first) + 1), name))
+                first, dash, last = part.partition("-")
+                end = int(last) if dash else int(first)
+                roles.update(dict.fromkeys(range(int(first), end + 1), name))
         except ValueError:
             raise ValueError(f"role: expected name=warp or name=first-last; got {text!r}") from None
     return roles

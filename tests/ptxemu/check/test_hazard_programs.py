@@ -231,6 +231,7 @@ def test_fence_between_mbarrier_init_and_a_bulk_load_that_signals(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
         ),
         policy=policy,
+        level="warning",  # within a CTA and behind a barrier; kernels that ship do without it
         **{"in": 64, "out": 64},
     )
 

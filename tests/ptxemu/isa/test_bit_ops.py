@@ -63,7 +63,9 @@ def test_bfind_finds_the_highest_bit_that_is_no_sign(type_, data):
 
 def bfe(a, position, length, type_):
     bits = int(type_[1:])
-    position, length = position & 255, length & 255
+    if bits == 32:  # the 64-bit forms use all bits, as an H200 does
+        position, length = position & 255, length & 255
+    position, length = min(position, 64), min(length, 64)
     sign = a >> min(position + length - 1, bits - 1) & 1 if type_[0] == "s" and length else 0
     result = 0
     for i in range(bits):
@@ -83,9 +85,11 @@ def test_bit_fields_are_extracted(type_, data):
 
 
 def bfi(a, b, position, length, bits):
-    for i in range(length & 255):
-        if (position & 255) + i < bits:
-            at = (position & 255) + i
+    if bits == 32:
+        position, length = position & 255, length & 255
+    for i in range(min(length, 64)):
+        if position + i < bits:
+            at = position + i
             b = b & ~(1 << at) | (a >> i & 1) << at if i < bits else b
     return b
 

@@ -78,6 +78,13 @@ mad.lo.cc.{u} %d2, %a1, %b1, %d2; madc.hi.{u} %d3, %a1, %b1, %d3;""",
     assert out == [x * y for x, y in zip(a, b, strict=True)]
 
 
+def test_a_carry_after_a_subtraction_says_that_it_did_not_borrow():
+    a, b, out = compute(32, "sub.cc.u32 %d0, %a0, %b0; addc.u32 %d1, 0, 0; mov.b32 %d0, 0;")
+    low = [(x & 0xFFFFFFFF, y & 0xFFFFFFFF) for x, y in zip(a, b, strict=True)]
+    assert [value >> 32 for value in out] == [int(x >= y) for x, y in low]
+    assert 0 < sum(x >= y for x, y in low) < 32
+
+
 def test_lanes_that_do_not_execute_keep_their_carry():
     a, b, out = compute(
         32,

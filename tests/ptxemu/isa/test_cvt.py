@@ -321,6 +321,19 @@ def test_tf32_results_keep_ten_bits():
     assert apply("cvt.rna.satfinite.tf32.f32", np.float32, a)[3] == float(reference.TF32.largest)
 
 
+def test_conversions_from_f64_and_bf16_keep_the_upper_bits_of_a_payload():
+    nans = np.array([0x7FF0000000000123, 0xFFF8123400000000] * 16, np.uint64).view(np.float64)
+    assert apply("cvt.rn.f32.f64", np.uint32, nans)[:2].tolist() == [0x7FC00000, 0xFFC091A0]
+    assert apply("cvt.rz.f16.f64", np.uint16, nans)[:2].tolist() == [0x7E00, 0xFE04]
+    assert apply("cvt.rn.bf16.f64", np.uint16, nans)[:2].tolist() == [0x7FC0, 0xFFC0]
+    raw = np.array([0x7F81, 0xFFC1] * 16, np.uint16)
+    assert apply("cvt.f32.bf16", np.uint32, raw)[:2].tolist() == [0x7F810000, 0xFFC10000]
+    halves = np.array([0x7C01, 0xFD42] * 16, np.uint16)
+    wide = apply("cvt.f64.f16", np.uint64, halves)[:2].tolist()
+    assert wide == [0x7FF8040000000000, 0xFFFD080000000000]
+    assert set(apply("cvt.f32.f16", np.uint32, halves).tolist()) == {0x7FFFFFFF}
+
+
 @pytest.mark.parametrize(
     ("type_", "bits"), [("u8", 8), ("s8", 8), ("u4", 4), ("s4", 4), ("u2", 2), ("s2", 2)]
 )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxemu.errors import UnsupportedInstructionError
-from tests.ptxemu.isa.pure_run import apply, decode
+from tests.ptxemu.isa.pure_run import apply, decode, run
 from tests.ptxemu.numerics import exact_reference as reference
 from tests.ptxemu.numerics.exact_reference import F32, F64, f32_lanes, f64_lanes, same
 
@@ -139,13 +139,60 @@ def test_sat_clamps_to_the_unit_interval(data):
 @pytest.mark.parametrize(("type_", "lanes"), [("f32", f32_lanes), ("f64", f64_lanes)])
 @given(data=st.data())
 @few
-def test_signs_are_bits(type_, lanes, data):
+def test_signs_of_numbers_are_bits(type_, lanes, data):
     a, b = data.draw(lanes()), data.draw(lanes())
     bits = np.dtype(f"u{a.itemsize}")
-    exactly = lambda x, y: (x.view(bits) == y.view(bits)).all()
-    assert exactly(apply(f"neg.{type_}", a.dtype, a), -a)
-    assert exactly(apply(f"abs.{type_}", a.dtype, a), np.abs(a))
-    assert exactly(apply(f"copysign.{type_}", a.dtype, a, b), np.copysign(b, a))
+    check(apply(f"neg.{type_}", a.dtype, a), -a)
+    check(apply(f"abs.{type_}", a.dtype, a), np.abs(a))
+    found = apply(f"copysign.{type_}", a.dtype, a, b)
+    assert (found.view(bits) == np.copysign(b, a).view(bits)).all()
+
+
+NANS = np.array([0x7FC00000, 0xFFC12345, 0x7F812345, 0xFF800001], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("opcode", ["add", "sub", "mul", "div.rn", "div.approx", "fma.rz", "max"])
+def test_every_nan_result_of_f32_is_the_canonical_one(opcode):
+    operands = [NANS] * (3 if opcode.startswith("fma") else 2)
+    assert set(apply(f"{opcode}.f32", np.uint32, *operands).tolist()) == {0x7FFFFFFF}
+
+
+@pytest.mark.parametrize("opcode", ["neg", "abs", "sqrt.rn", "rcp.rn", "ex2.approx", "cvt.rni.f32"])
+def test_every_nan_result_of_one_f32_is_the_canonical_one(opcode):
+    assert set(apply(f"{opcode}.f32", np.uint32, NANS).tolist()) == {0x7FFFFFFF}
+
+
+def test_packed_f32_give_the_canonical_nan():
+    pairs = np.stack([NANS, np.ones(4, np.float32)], axis=1).ravel().view(np.uint64)
+    found = apply("mul.f32x2", np.uint64, pairs, pairs).view(np.uint32)
+    assert found.tolist() == [0x7FFFFFFF, 0x3F800000] * 4
+
+
+def test_moves_selections_and_inactive_lanes_keep_a_nans_payload():
+    raw = np.resize(NANS, 32)
+    selected = np.arange(32) % 2 == 0
+    body = "mov.f32 %d, %a; selp.f32 %e, %a, %a, %p; @%p add.f32 %a, %b, %b;"
+    found = run(
+        body,
+        {"d": np.uint32, "e": np.uint32, "a": np.uint32},
+        a=raw,
+        b=np.sqrt(-raw * 0 - 1),
+        p=selected,
+    )
+    assert (found[0] == raw.view(np.uint32)).all()
+    assert (found[1] == raw.view(np.uint32)).all()
+    assert (found[2] == np.where(selected, 0x7FFFFFFF, raw.view(np.uint32))).all()
+
+
+def test_f64_nan_results_keep_an_operands_payload_quieted():
+    nans = np.array([0x7FF0000000000123, 0xFFF8123400000000], np.uint64).view(np.float64)
+    quiet = [0x7FF8000000000123, 0xFFF8123400000000]
+    one = np.ones(2)
+    assert apply("add.rz.f64", np.uint64, one, nans).tolist() == quiet
+    assert apply("fma.rn.f64", np.uint64, one, one, nans).tolist() == quiet
+    assert apply("neg.f64", np.uint64, nans).tolist() == quiet
+    assert apply("abs.f64", np.uint64, nans).tolist() == quiet
+    assert apply("sqrt.rm.f64", np.uint64, -one).tolist() == [0xFFF8000000000000] * 2
 
 
 def extreme(name, a, b):

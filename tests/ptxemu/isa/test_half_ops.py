@@ -121,10 +121,26 @@ def test_min_max_and_signs(type_, data):
         magnitudes = [extreme(name, abs(x), abs(y)) for x, y in rows(type_, a, b)]
         expected = [math.copysign(m, s) for m, s in zip(magnitudes, signs, strict=True)]
         check(type_, apply(f"{name}.xorsign.abs.{type_}", np.uint16, a, b), expected)
-    assert (apply(f"neg.{type_}", np.uint16, a) == a ^ 0x8000).all()
-    assert (apply(f"abs.{type_}", np.uint16, a) == a & 0x7FFF).all()
-    assert (apply(f"neg.{type_}x2", np.uint32, packed[0]).view(np.uint16) == a ^ 0x8000).all()
-    assert (apply(f"abs.{type_}x2", np.uint32, packed[0]).view(np.uint16) == a & 0x7FFF).all()
+    nan = np.isnan(value(type_, a))
+    for name, bits in (("neg", a ^ 0x8000), ("abs", a & 0x7FFF)):
+        expected = np.where(nan, 0x7FFF, bits)
+        assert (apply(f"{name}.{type_}", np.uint16, a) == expected).all()
+        found = apply(f"{name}.{type_}x2", np.uint32, packed[0])
+        assert (found.view(np.uint16) == expected).all()
+
+
+@pytest.mark.parametrize("type_", [*GRIDS, "f16x2", "bf16x2"])
+def test_every_nan_result_is_the_canonical_one(type_):
+    codes = np.array([0x7FC1, 0xFFC2, 0x7F81, 0xFFFE] * 16, np.uint16)
+    if type_.startswith("f16"):
+        codes = np.array([0x7E00, 0xFE12, 0x7C01, 0xFC01] * 16, np.uint16)
+    a = codes.view(np.uint32) if type_.endswith("x2") else codes
+    codes_of = lambda opcode, *operands: set(
+        apply(f"{opcode}.{type_}", a.dtype, *operands).view(np.uint16).tolist()
+    )
+    for opcode in ("add", "sub", "mul", "min", "max"):
+        assert codes_of(opcode, a, a) == {0x7FFF}
+    assert codes_of("fma.rn", a, a, a) == {0x7FFF}
 
 
 @pytest.mark.parametrize("name", ["ex2", "tanh"])

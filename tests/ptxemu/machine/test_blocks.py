@@ -140,21 +140,25 @@ def temporaries_of(body):
     ("body", "expected"),
     [
         ("add.s32 %r0, %r1, 1; add.s32 %r2, %r0, 1; st.global.b32 [%d0], %r2;", [{"%r0"}]),
-        ("add.s32 %r0, %r0, 1; mov.b32 %r2, %r0;", [{"%r2"}]),
+        ("add.s32 %r0, %r0, 1; mov.b32 %r2, %r0;", [set()]),
         ("@%p0 mov.b32 %r0, 1; mov.b32 %r1, %r0; st.global.b32 [%d0], %r1;", [set()]),
         ("mov.b32 %r0, 1; @%p0 mov.b32 %r0, 2; st.global.b32 [%d0], %r1;", [{"%r0"}]),
         (
-            "setp.eq.s32 %p0, %r1, 0; @%p0 bra L; mov.b32 %r0, 1; L: mov.b32 %r2, 5;",
-            [set(), {"%r0"}, {"%r2"}],
+            "setp.eq.s32 %p0, %r1, 0; @%p0 bra L; mov.b32 %r0, 1; mov.b32 %r1, %r0; L: ret;",
+            [set(), {"%r0"}],
         ),
-        ("mov.b32 %r0, 1; bra L; L: mov.b32 %r2, %r0;", [set(), {"%r2"}]),
+        ("mov.b32 %r0, 1; bra L; L: mov.b32 %r2, %r0;", [set(), set()]),
         (
-            "mov.b64 %d0, 1; ld.global.v2.b32 {%r0, %r1}, [%d0+8]; mov.b32 %r2, %r1;",
+            "mov.b64 %d0, 1; ld.global.v2.b32 {%r0, %r1}, [%d0]; not.b32 %r2, %r1; not.b32 %r0, %r2;",
             [set(), {"%r2"}],
         ),
         (
             "setp.eq.s32 %p0|%p1, %r1, 0; selp.b32 %r0, 1, 2, %p1; st.global.b32 [%d0], %r0;",
-            [{"%p0", "%p1"}],
+            [{"%p1"}],
+        ),
+        (
+            "mov.b64 {%r0, %r1}, %d0; add.s32 %r2, %r0, %r1; st.global.b32 [%d0], %r2;",
+            [{"%r0", "%r1"}],
         ),
     ],
 )

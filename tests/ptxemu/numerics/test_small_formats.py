@@ -209,14 +209,16 @@ def test_tf32_keeps_ten_bits_of_mantissa(mode, values):
     ]
     assert same(found[finite], np.array(expected, np.float32)).all()
     assert same(found[~finite], values[~finite]).all()
+    assert (found.view(np.uint32) & 0x1FFF == 0).all()
 
 
 def test_tf32_clamps_and_cuts_on_demand():
-    values = np.array([np.inf, -3.4028e38, -1.0, np.nan], np.float32)
+    values = np.array([0x7F800000, 0xFF7FFFFF, 0xBF800000, 0xFFC12345], np.uint32).view(np.float32)
     largest = float(reference.TF32.largest)
     found = tf32.narrow(values, "rna", satfinite=True)
     assert found.tolist()[:3] == [largest, -largest, -1.0]
-    assert found.view(np.uint32)[3] == tf32.NAN
+    assert found.view(np.uint32)[3] == 0xFFC10000  # as recorded: silicon's nans/cvt.rna.satfinite
+    assert tf32.narrow(values, "rn").view(np.uint32)[3] == 0x7FFFE000
     assert tf32.narrow(values, "rn", relu=True).tolist()[1:3] == [0.0, 0.0]
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "memory")]
+sys.path[:0] = [str(HERE)]
 
 from programs import all_programs  # noqa: E402
-from programs.case import Program, TensorMap, condense  # noqa: E402
+from programs.case import Program, condense  # noqa: E402
 from silicon_archive import PATH, Archive, Recording  # noqa: E402
 from silicon_driver import Driver, DriverError, StickyError  # noqa: E402
 
@@ -67,27 +67,6 @@ def work(programs: list[Program], start: int, spool: Path) -> int:
     return 0
 
 
-def encode_maps(spool: Path) -> None:
-    """The driver's tensor maps for every parameter combination."""
-    from tensor_map_cases import encode_cases
-
-    driver, rows = Driver(), []
-    for case in encode_cases():
-        code, words = driver.encode(tensor_map(case), case["address"])
-        rows.append({"args": case, "result": code, "bytes": words.hex() if code == 0 else ""})
-    with spool.open("ab") as sink:
-        pickle.dump(("maps", rows), sink)
-
-
-def tensor_map(case: dict[str, Any]) -> TensorMap:
-    """The arguments of one row."""
-    rank = case["rank"]
-    lists = {f: tuple(case[f][:rank]) for f in ("dims", "box", "element_strides")}
-    lists["strides"] = tuple(case["strides"][: max(rank - 1, 0)])
-    numbers = {f: case[f] for f in ("dtype", "interleave", "swizzle", "l2_promotion", "oob_fill")}
-    return TensorMap(0, **lists, **numbers)
-
-
 def read_spool(path: Path) -> list[tuple[Any, ...]]:
     """The complete entries."""
     entries = []
@@ -124,8 +103,6 @@ def record(arguments: argparse.Namespace) -> None:
     end = time.monotonic() + arguments.seconds
     command = [sys.executable, str(HERE / "record.py"), "--out", str(out), "--spool", str(spool)]
     command += ["--only", arguments.only or ""] + ["--missing"] * arguments.missing
-    if not arguments.only:
-        supervise([*command, "--worker", "maps"], spool, end)
     start, archive, times = 0, Archive.load(), []
     while start < len(programs) and time.monotonic() < end:
         supervise([*command, "--worker", str(start)], spool, end)
@@ -141,8 +118,6 @@ def record(arguments: argparse.Namespace) -> None:
         if entry[0] == "program":
             archive.programs[programs[entry[1]].name] = entry[2]
             times.append((entry[3], programs[entry[1]].name))
-        elif entry[0] == "maps":
-            archive.maps = entry[1]
         else:
             archive.meta |= entry[1]
     archive.meta["driver"] = _driver_version()
@@ -168,7 +143,7 @@ def report(
             failures.append(f"{program.name}: {recording.status}")
     lines = [f"{'family':20} {'ok':>6} {'failed':>6} {'not run':>7}"]
     lines += [f"{f:20} {a:6} {b:6} {c:7}" for f, (a, b, c) in families.items()]
-    lines.append(f"tensor maps: {len(archive.maps)}; meta: {archive.meta}")
+    lines.append(f"meta: {archive.meta}")
     lines.append(f"{path}: {path.stat().st_size} bytes; {sum(t for t, _ in times):.1f} s")
     lines.append(f"slowest: {sorted(times)[-5:]}")
     sys.stdout.write("\n".join(lines + failures) + "\n")
@@ -192,9 +167,7 @@ def main() -> None:
     parser.add_argument("--spool", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ["CUDA_CACHE_DISABLE"] = "1"
-    if arguments.worker == "maps":
-        encode_maps(Path(arguments.spool))
-    elif arguments.worker:
+    if arguments.worker:
         code = work(wanted(arguments), int(arguments.worker), Path(arguments.spool))
         sys.stdout.flush()
         os._exit(code)

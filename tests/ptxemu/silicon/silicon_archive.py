@@ -25,11 +25,10 @@ class Recording:
 
 @dataclass
 class Archive:
-    """All recordings: `meta` says when and on what; `maps` are the driver's tensor maps."""
+    """All recordings: `meta` says when and on what."""
 
     meta: dict[str, Any] = field(default_factory=dict)
     programs: dict[str, Recording] = field(default_factory=dict)
-    maps: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
         """Write the file."""
@@ -39,7 +38,7 @@ class Archive:
             blob = blobs.setdefault(name.partition("/")[0], bytearray())
             index[name] = [recording.digest, recording.status, *map(len, recording.results)]
             blob.extend(b"".join(recording.results))
-        text = {"meta": self.meta, "programs": index, "maps": self.maps}
+        text = {"meta": self.meta, "programs": index}
         arrays = {f: np.frombuffer(bytes(b), np.uint8) for f, b in blobs.items()}
         arrays["index"] = np.frombuffer(json.dumps(text, separators=(",", ":")).encode(), np.uint8)
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
@@ -52,7 +51,7 @@ class Archive:
         with np.load(path) as arrays:
             text = json.loads(arrays["index"].tobytes())
             blobs = {f: arrays[f].tobytes() for f in arrays.files if f != "index"}
-        archive = cls(text["meta"], {}, text["maps"])
+        archive = cls(text["meta"])
         offsets = dict.fromkeys(blobs, 0)
         for name, (digest, status, *sizes) in text["programs"].items():
             family, results = name.partition("/")[0], []

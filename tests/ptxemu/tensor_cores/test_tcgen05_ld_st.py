@@ -151,7 +151,8 @@ LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%t];"
 def test_a_late_load_gives_its_value_to_whoever_depends_on_it() -> None:
     """PTX ISA, "Register dependencies, same thread"."""
     store = "mov.u32 %r4, smem; st.shared.u32 [%r4], %v0;"
-    body = f"{LOAD} add.u32 %v1, %v0, 1; {LOAD} {store} tcgen05.wait::ld.sync.aligned;"
+    keep = "shfl.sync.bfly.b32 %v1, %v1, 0, 31, -1;"  # else the block keeps %v1 to itself
+    body = f"{LOAD} add.u32 %v1, %v0, 1; {keep} {LOAD} {store} tcgen05.wait::ld.sync.aligned;"
     recorder = run.launch(program(body, 2), warps=1, fill=numbered, policy=LATE)
     warp = recorder.ctas[0].warps[0]
     assert registers_of(warp, "v", 2)[1].tolist() == [512 * lane + 1 for lane in range(32)]

@@ -10,7 +10,7 @@ from programs.case import Program
 FAMILIES = (
     "integer", "bits", "float32", "float64", "approx", "half", "convert", "compare", "memory",
     "atomics", "warp_sync", "barriers", "mbarrier", "cp_async", "matrix_move", "bulk", "wgmma",
-    "cluster", "tma",
+    "cluster", "tma", "nans",
 )  # fmt: skip
 
 

@@ -46,20 +46,19 @@ class Check:
     """How ptxemu's results must agree with the recorded ones.
 
     With no bound at all: bit-identical. Otherwise element by element of `dtype` (f16, bf16, f32
-    or f64): NaN matches NaN, infinities and zeros match themselves, and the difference may reach
-    the largest of the given bounds. `nan_any` alone: bit-identical except for a NaN's payload.
+    or f64): a NaN must be the same one, infinities and zeros match themselves, and the difference
+    of numbers may reach the largest of the given bounds.
     """
 
     dtype: str = ""
     ulp: float = 0.0
     absolute: float = 0.0
     relative: float = 0.0
-    nan_any: bool = False
 
     @property
     def exact(self) -> bool:
         """Whether results must be bit-identical."""
-        return not (self.ulp or self.absolute or self.relative or self.nan_any)
+        return not (self.ulp or self.absolute or self.relative)
 
 
 EXACT = Check()

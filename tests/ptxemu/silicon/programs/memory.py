@@ -158,8 +158,9 @@ SPECIAL = (
     "tid.x", "ntid.x", "ntid.y", "ctaid.x", "nctaid.x", "nctaid.z", "laneid", "lanemask_eq",
     "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge", "cluster_ctaid.x",
     "cluster_nctaid.x", "cluster_ctarank", "cluster_nctarank", "clusterid.x", "nclusterid.x",
-    "dynamic_smem_size", "total_smem_size", "tid.z", "warpid", "ctaid.y",
+    "dynamic_smem_size", "total_smem_size", "tid.z", "ctaid.y",
 )  # fmt: skip
+"""Without %warpid: the ISA lets it change between executions, and an H200 gave a slot of the SM."""
 
 
 def _special() -> Iterator[Program]:

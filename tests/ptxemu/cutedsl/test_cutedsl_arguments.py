@@ -1,0 +1,102 @@
+"""The memory that a call's arguments make addressable."""
+
+import ctypes
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from ptxemu.cutedsl.arguments import Region, collect, merged
+from ptxemu.errors import ExecutionError
+from ptxemu.syntax.ast import Parameter
+
+U64 = Parameter("p", "u64", 8, 8, 0)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass
+class Box:
+    inner: Any
+
+
+def address(array):
+    return int(array.ctypes.data)
+
+
+def memory_of(arguments, *, words=(), allow=None, notes=None):
+    values = [int(word).to_bytes(8, "little") for word in words]
+    note = (notes if notes is not None else []).append
+    return arguments.memory([U64] * len(values), values, note, allow_unregistered=allow)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"k": x}, Box])
+def test_arrays_are_found_wherever_they_are(wrap):
+    array = np.zeros(4, np.float32)
+    memory = memory_of(collect([("x", wrap(array))]))
+    assert len(memory.span(address(array), 16)) == 16
+    with pytest.raises(ExecutionError, match="behind the end of x"):
+        memory.span(address(array) + 16, 1)
+
+
+def test_fields_name_the_memory():
+    array = np.zeros(4, np.float32)
+    arguments = collect([("p", Pair(None, array))])
+    assert [region.name for region in arguments.regions] == ["p.right"]
+
+
+def test_a_view_stands_for_its_whole_array():
+    array = np.zeros((4, 4), np.float32)
+    memory = memory_of(collect([("x", array[1:3, ::2])]))
+    assert len(memory.span(address(array), 64)) == 64
+
+
+def test_overlapping_regions_are_joined_and_others_are_not():
+    regions = [Region(0, 10, "a", None), Region(20, 30, "c", None), Region(5, 15, "b", None)]
+    joined = [(r.start, r.end, r.name) for r in merged(regions)]
+    assert joined == [(0, 15, "a, b"), (20, 30, "c")]
+
+
+def test_writes_reach_the_array():
+    array = np.zeros(4, np.uint8)
+    memory_of(collect([("x", array)])).span(address(array), 4)[:] = 7
+    assert array.tolist() == [7] * 4
+
+
+def test_a_stray_address_is_an_error_unless_the_caller_passed_bare_pointers():
+    array, stray = np.zeros(4, np.uint8), np.zeros(4, np.uint8)
+    notes: list[str] = []
+    strict = memory_of(collect([("x", array)]), words=[address(stray)], notes=notes)
+    with pytest.raises(ExecutionError):
+        strict.span(address(stray), 4)
+    assert notes == []
+    pointer = ctypes.c_void_p(address(stray))
+    loose = memory_of(collect([("x", array), ("y", pointer)]), words=[address(stray)], notes=notes)
+    assert len(loose.span(address(stray), 4)) == 4
+    assert len(notes) == 1
+
+
+def test_bare_pointers_can_be_forbidden():
+    stray = np.zeros(4, np.uint8)
+    arguments = collect([("y", address(stray))])
+    memory = memory_of(arguments, words=[address(stray)], allow=False)
+    with pytest.raises(ExecutionError):
+        memory.span(address(stray), 4)
+
+
+def test_numbers_that_only_look_like_addresses_change_nothing():
+    array = np.zeros(4, np.uint8)
+    memory = memory_of(collect([("x", array), ("n", 5)]), words=[(64 << 32) | 128])
+    assert not memory.allow_unregistered
+
+
+def test_pointer_tables_reach_live_tensors():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    hidden = torch.arange(4, dtype=torch.float32)
+    table = torch.tensor([hidden.data_ptr()], dtype=torch.int64)
+    memory = memory_of(collect([("table", table)]))
+    assert memory.span(hidden.data_ptr(), 16).view(np.float32).tolist() == [0, 1, 2, 3]

@@ -1,0 +1,88 @@
+"""Tensors asked for on "cuda" are CPU tensors that behave as if they were not."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pretend = pytest.importorskip("ptxemu.cutedsl.pretend_gpu").pretend_gpu
+
+
+@pytest.fixture
+def gpu():
+    with pretend("sm_100a"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(3, device="cuda"),
+        lambda: torch.zeros(3).cuda(),
+        lambda: torch.zeros(3).to("cuda:0"),
+        lambda: torch.zeros(3).to(device="cuda", dtype=torch.bfloat16),
+        lambda: torch.zeros_like(torch.ones(3), device=torch.device("cuda", 0)),
+        lambda: torch.zeros(3, device="cuda")[1:].view(-1) + 1,
+        lambda: torch.zeros(3).to(torch.ones(1, device="cuda")),
+        lambda: torch.zeros(4, 3, device="cuda").split(2)[1],
+        lambda: torch.nn.Linear(3, 3, device="cuda").weight,
+        lambda: torch.nn.Linear(3, 3).cuda().weight,
+        lambda: torch.empty(3, device=torch.zeros(1, device="cuda").device),
+    ],
+)
+def test_what_is_made_on_or_from_the_gpu_is_on_the_gpu(gpu, make):
+    tensor = make()
+    assert tensor.is_cuda and not tensor.is_cpu
+    assert tensor.device == torch.device("cuda", 0) and tensor.get_device() == 0
+    assert tensor.__dlpack_device__() == (2, 0)
+
+
+def test_what_is_not_asked_for_on_the_gpu_is_on_the_cpu(gpu):
+    assert torch.zeros(3).device.type == "cpu"
+    assert (torch.zeros(3, device="cuda") + 1).cpu().device.type == "cpu"
+    assert torch.zeros(3, device="cuda").to("cpu").device.type == "cpu"
+
+
+def test_copies_between_the_devices_copy(gpu):
+    there = torch.zeros(3, device="cuda")
+    here = there.cpu()
+    there += 1
+    assert here.tolist() == [0, 0, 0] and there.tolist() == [1, 1, 1]
+    assert there.to("cuda") is there
+    assert here.to("cpu") is here
+
+
+def test_the_default_device_can_be_the_gpu(gpu):
+    torch.set_default_device("cuda")
+    try:
+        assert torch.zeros(3).is_cuda
+    finally:
+        torch.set_default_device(None)
+    with torch.device("cuda"):
+        assert torch.ones(3).is_cuda
+
+
+def test_a_custom_operator_for_cuda_runs(gpu):
+    @torch.library.custom_op("ptxemu_test::twice", mutates_args=(), device_types="cuda")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        return x + torch.ones(3, device=x.device)
+
+    assert twice(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
+
+
+def test_torch_and_the_driver_answer_as_the_device(gpu):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (10, 0)
+    assert torch.cuda.get_device_properties(0).multi_processor_count == 148
+    assert driver.cuDeviceGetCount() == (driver.CUresult.CUDA_SUCCESS, 1)
+    sms = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    assert driver.cuDeviceGetAttribute(sms, 0)[1] == 148
+
+
+def test_everything_is_put_back():
+    names = ("is_available", "Stream", "synchronize", "current_stream", "get_device_capability")
+    before = [getattr(torch.cuda, name) for name in names]
+    with pretend("sm_90a"):
+        marked = torch.zeros(3, device="cuda")
+    assert [getattr(torch.cuda, name) for name in names] == before
+    assert marked.device.type == "cpu" and not marked.is_cuda
+    assert not hasattr(torch._C, "_cuda_getCurrentRawStream") or torch.version.cuda
