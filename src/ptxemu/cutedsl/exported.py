@@ -1,12 +1,14 @@
 """TVM-FFI functions that were exported to object files, as libraries do to cache compilations.
 
-An object file holds no PTX. While an emulation is active the PTX of what is exported is written
-beside it (`NAME.o.ptx`), and what is loaded is emulated with that; a file without is refused, for
-calling it would need the GPU.
+An object file holds no PTX. While an emulation is active the PTX of what is exported is kept in
+ptxemu's own cache directory, under the hash of the object file, wherever that is moved to; what is
+loaded is emulated with it. A file without PTX is refused, for calling it would need the GPU.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,18 @@ Call = Callable[[FfiHostFunction, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a host function with (its keyword wrapper, args, kwargs)."""
 
 
-def _ptx_path(path: str | Path) -> Path:
-    return Path(f"{path}.ptx")
+def _ptx_path(code: bytes) -> Path:
+    """Where the PTX of an object file is kept: $PTXEMU_CACHE_DIR, by default ~/.cache/ptxemu."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = os.environ.get("PTXEMU_CACHE_DIR") or Path(home, "ptxemu")
+    return Path(root, "exported", f"{hashlib.sha256(code).hexdigest()}.ptx")
 
 
 def keep_ptx(compiled: Any, object_path: str | Path) -> None:
-    """Write the PTX of an exported function beside its object file."""
-    _ptx_path(object_path).write_text(ptx_of(compiled))
+    """Keep the PTX of a function that has been exported to `object_path`."""
+    path = _ptx_path(Path(object_path).read_bytes())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(ptx_of(compiled))
 
 
 class ExportedModule:
@@ -36,21 +43,21 @@ class ExportedModule:
         Raises:
             MissingPtxError: it was exported without its PTX.
         """
-        ptx_path = _ptx_path(path)
+        self._code = Path(path).read_bytes()
+        ptx_path = _ptx_path(self._code)
         if not ptx_path.is_file():
             raise MissingPtxError(
                 f"{path} holds a compiled function without PTX: delete it (or switch the cache it "
                 "is from off), so that it is compiled again inside ptxemu.cutedsl.emulate(...)"
             )
-        self._path = Path(path)
-        self._image = PtxImage(ptx_path.read_text(), self._path.name)
+        self._image = PtxImage(ptx_path.read_text(), Path(path).name)
         self._call = call
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """The exported function `name`."""
         if name not in self._functions:
-            runnable = FfiHostFunction(name, self._path.read_bytes(), self._image)
+            runnable = FfiHostFunction(name, self._code, self._image)
             self._functions[name] = lambda *args, **kwargs: self._call(runnable, None, args, kwargs)
         return self._functions[name]
 

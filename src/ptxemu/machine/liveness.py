@@ -19,8 +19,8 @@ _ELSEWHERE = -1
 
 
 def mark_temporaries(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> None:
-    """Tell each block its temporaries: registers that no other instruction names, and that the block
-    reads, but never before it has written them in every lane.
+    """Tell each block its temporaries: registers that no other instruction names and that the
+    block reads, but never before it has written them in every lane.
 
     What is written and never read stays in the warp, for whoever looks at it from outside.
     """

@@ -149,8 +149,8 @@ def temporaries_of(body):
         ),
         ("mov.b32 %r0, 1; bra L; L: mov.b32 %r2, %r0;", [set(), set()]),
         (
-            "mov.b64 %d0, 1; ld.global.v2.b32 {%r0, %r1}, [%d0]; not.b32 %r2, %r1; not.b32 %r0, %r2;",
-            [set(), {"%r2"}],
+            "ld.global.v2.b32 {%r0, %r1}, [%d0]; not.b32 %r2, %r1; not.b32 %r0, %r2;",
+            [{"%r2"}],
         ),
         (
             "setp.eq.s32 %p0|%p1, %r1, 0; selp.b32 %r0, 1, 2, %p1; st.global.b32 [%d0], %r0;",
