@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint fmt bench mutate docs constraints clean
+.PHONY: help setup demo test test-peers test-slow lint fmt bench mutate docs constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -20,6 +20,10 @@ demo: $(READY)  ## A DSA layer learns real text on this machine (about a minute)
 
 test: $(READY)  ## The tests that need no GPU and are not marked slow
 	$(BIN)/python -m pytest
+
+test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (installs them)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	$(BIN)/python -m pytest -m slow tests/ptxemu/peers
 
 test-slow: $(READY)  ## The tests marked slow
 	$(BIN)/python -m pytest -m slow

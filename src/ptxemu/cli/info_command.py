@@ -146,7 +146,8 @@ def _kernel_text(kernel: dict[str, Any], *, with_opcodes: bool) -> list[str]:
     for index, parameter in enumerate(kernel["parameters"]):
         guess = f"  ({parameter['looks_like']})" if "looks_like" in parameter else ""
         lines.append(
-            f"  parameter {index}: .{parameter['type']} {parameter['name']}, "
+            f"  parameter {index}: .{parameter['type']} "
+            f"{parameter['name'].removeprefix(kernel['name'] + '_')}, "
             f"{parameter['size']} bytes, align {parameter['align']}{guess}"
         )
     if with_opcodes:

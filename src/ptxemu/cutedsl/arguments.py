@@ -169,7 +169,10 @@ def _add_numpy(found: Arguments, name: str, array: NDArray[Any]) -> None:
 
 def _add_capsule(found: Arguments, name: str, capsule: Any, owner: Any) -> None:
     where = dlpack.extent(capsule)
-    found.regions.append(Region(where.start, where.end, name, owner))
+    region = Region(where.start, where.end, name, owner)
+    found.regions.append(region)
+    if where.holds_int64 and 0 < where.end - where.start <= 8 * _MAX_POINTER_TABLE:
+        found.pointer_tables.append(_view(region).view(np.int64))
 
 
 def merged(regions: Iterable[Region]) -> list[Region]:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+ALIGNMENT = 512
+"""Bytes: of every block of torch's CUDA allocator."""
 _MARK = "_ptxemu_on_gpu"
 _GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -58,6 +61,7 @@ class DeviceTensors(TorchFunctionMode):
         if name in _COPIES and wanted is not None and result is args[0]:
             result = result.clone() if from_gpu != (wanted == "cuda") else result
         if wanted == "cuda" or (wanted is None and from_gpu):
+            result = _aligned(result, (*args, *kwargs.values()))
             mark(result)
             if name == "__set__":
                 mark(args[0])
@@ -125,6 +129,37 @@ def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from _tensors(value)
+
+
+def _aligned(result: Any, inputs: Iterable[Any]) -> Any:
+    """`result` with fresh tensors moved to where a GPU's allocator could have put them.
+
+    Kernels rely on that alignment; torch's CPU allocator gives 64 bytes. Views and results of
+    in-place operations stay, as does what autograd knows.
+    """
+    if isinstance(result, tuple | list) and type(result) in (tuple, list):
+        inputs = tuple(inputs)
+        return type(result)(_aligned(item, inputs) for item in result)
+    if type(result) is not torch.Tensor or result.grad_fn is not None or result.requires_grad:
+        return result
+    if result.layout is not torch.strided or result.device.type != "cpu":
+        return result
+    storage = result.untyped_storage()
+    start, size = storage.data_ptr(), storage.nbytes()
+    if start % ALIGNMENT == 0 or size == 0:
+        return result
+    if any(t.layout is torch.strided and _start(t) == start for t in _tensors(inputs)):
+        return result
+    room = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    offset = -int(room.ctypes.data) % ALIGNMENT
+    moved = torch.from_numpy(room[offset : offset + size]).untyped_storage()
+    moved.copy_(storage)
+    place = (result.storage_offset(), result.size(), result.stride())
+    return torch.empty(0, dtype=result.dtype, device=_CPU).set_(moved, *place)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def mark(result: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 CUDA = 2
 _VERSIONED_HEADER_BYTES = 32
 _DEVICE_TYPE_OFFSET = 8
+_INTEGER_CODES = (0, 1)
 _get_name = ctypes.pythonapi.PyCapsule_GetName
 _get_name.restype = ctypes.c_char_p
 _get_name.argtypes = [ctypes.py_object]
@@ -20,11 +21,12 @@ _get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The bytes [start, end) that a tensor's elements lie in, and the device they are on."""
+    """The bytes [start, end) that a tensor's elements lie in."""
 
     start: int
     end: int
-    device_type: int
+    holds_int64: bool
+    """Whether its elements are 64-bit integers."""
 
 
 def _tensor_address(capsule: Any) -> int:
@@ -44,7 +46,7 @@ def mark_as_device(capsule: Any) -> None:
 def extent(capsule: Any) -> Extent:
     """Where the tensor lies; from its lowest to its highest element where it has strides."""
     at = _tensor_address(capsule)
-    data, device, _, rank, _, bits, lanes, shape_at, strides_at, offset = struct.unpack(
+    data, _, _, rank, code, bits, lanes, shape_at, strides_at, offset = struct.unpack(
         "<QiiiBBHQQQ", ctypes.string_at(at, 48)
     )
     shape = struct.unpack(f"<{rank}q", ctypes.string_at(shape_at, 8 * rank)) if rank else ()
@@ -57,9 +59,11 @@ def extent(capsule: Any) -> Extent:
             product *= length
         strides = tuple(reversed(compact))
     start = data + offset
+    holds_int64 = code in _INTEGER_CODES and bits * lanes == 64
     if 0 in shape:
-        return Extent(start, start, device)
+        return Extent(start, start, holds_int64)
     lowest = sum(s * (n - 1) for n, s in zip(shape, strides, strict=True) if s < 0)
     highest = sum(s * (n - 1) for n, s in zip(shape, strides, strict=True) if s > 0)
     width = bits * lanes
-    return Extent(start + lowest * width // 8, start + -(-(highest + 1) * width // 8), device)
+    end = start + -(-(highest + 1) * width // 8)
+    return Extent(start + lowest * width // 8, end, holds_int64)

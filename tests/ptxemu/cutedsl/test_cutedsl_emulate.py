@@ -225,3 +225,20 @@ def test_emulations_do_not_nest_and_leave_nothing_behind():
 def test_unknown_options_are_refused(option):
     with pytest.raises(ValueError, match="expected one of"):
         cutedsl.emulate(**option)
+
+
+def test_a_cuda_graph_runs_when_it_is_replayed():
+    with cutedsl.emulate() as run, cutedsl.pretend_gpu("sm_100a"):
+        a = torch.arange(64, dtype=torch.int32, device="cuda")
+        b, c = torch.zeros_like(a), torch.zeros_like(a)
+        function = cute.compile(kernels.reverse_twice, *tensors(a, b, c), 2)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            assert torch.cuda.is_current_stream_capturing()
+            function(*tensors(a, b, c), 2)
+        assert run.launches == [] and c.sum() == 0
+        a += 1
+        graph.replay()
+        graph.replay()
+    assert len(run.launches) == 4
+    assert torch.equal(c, 4 * a)

@@ -2,13 +2,14 @@
 
 import pytest
 
+from ptxemu.cutedsl import pretend_gpu
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
-pretend = pytest.importorskip("ptxemu.cutedsl.pretend_gpu").pretend_gpu
 
 
 @pytest.fixture
 def gpu():
-    with pretend("sm_100a"):
+    with pretend_gpu("sm_100a"):
         yield
 
 
@@ -50,6 +51,31 @@ def test_copies_between_the_devices_copy(gpu):
     assert here.to("cpu") is here
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float8_e4m3fn])
+def test_device_memory_is_aligned_as_a_gpu_allocates_it(gpu, dtype):
+    source = torch.arange(24).remainder(9).view(4, 6).T
+    kept = [source.to(dtype).cuda() for _ in range(5)] + [source.to("cuda").to(dtype)]
+    for tensor in kept:
+        assert tensor.untyped_storage().data_ptr() % 512 == 0
+        assert tensor.stride() == (1, 6) and tensor.dtype == dtype
+        assert torch.equal(tensor.cpu().to(torch.int64), source)
+
+
+def test_views_and_in_place_operations_share_memory(gpu):
+    tensor = torch.zeros(8, device="cuda")
+    tensor[2:4].add_(1)
+    tensor.view(2, 4)[1] = 2
+    assert tensor.tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
+    out = torch.empty(8, device="cuda")
+    assert torch.add(tensor, 1, out=out).data_ptr() == out.data_ptr()
+
+
+def test_gradients_flow(gpu):
+    leaf = torch.ones(3, device="cuda", requires_grad=True)
+    (leaf * 2).sum().backward()
+    assert leaf.grad.tolist() == [2, 2, 2] and leaf.grad.is_cuda
+
+
 def test_the_default_device_can_be_the_gpu(gpu):
     torch.set_default_device("cuda")
     try:
@@ -81,7 +107,7 @@ def test_torch_and_the_driver_answer_as_the_device(gpu):
 def test_everything_is_put_back():
     names = ("is_available", "Stream", "synchronize", "current_stream", "get_device_capability")
     before = [getattr(torch.cuda, name) for name in names]
-    with pretend("sm_90a"):
+    with pretend_gpu("sm_90a"):
         marked = torch.zeros(3, device="cuda")
     assert [getattr(torch.cuda, name) for name in names] == before
     assert marked.device.type == "cpu" and not marked.is_cuda

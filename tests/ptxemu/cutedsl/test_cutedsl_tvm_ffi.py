@@ -11,15 +11,18 @@ pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
 kernels = pytest.importorskip("tests.ptxemu.cutedsl.small_kernels")
 
 
-def test_torch_tensors_and_keywords_pass():
+def compiled():
     shape = (cute.sym_int(),)
     fake = cute.runtime.make_fake_compact_tensor(cute.Int32, shape, assumed_align=16)
+    one = cute.Int32(1)
+    return cute.compile(kernels.reverse_twice, fake, fake, fake, one, options="--enable-tvm-ffi")
+
+
+def test_torch_tensors_and_keywords_pass():
     a = torch.arange(128, dtype=torch.int32)
     b, c = torch.zeros_like(a), torch.zeros_like(a)
     with cutedsl.emulate() as run:
-        function = cute.compile(
-            kernels.reverse_twice, fake, fake, fake, cute.Int32(1), options="--enable-tvm-ffi"
-        )
+        function = compiled()
         function(a, b, c, 2)
         assert torch.equal(c, 4 * a)
         function(a, b=b, c=c, factor=3)
@@ -27,3 +30,22 @@ def test_torch_tensors_and_keywords_pass():
         with pytest.raises(ValueError, match="dtype"):
             function(a.float(), b, c, 2)
     assert len(run.launches) == 4
+
+
+def test_exported_functions_are_emulated_wherever_the_file_is_moved(tmp_path, monkeypatch):
+    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    a = torch.arange(64, dtype=torch.int32)
+    b, c = torch.zeros_like(a), torch.zeros_like(a)
+    with cutedsl.emulate() as run:
+        compiled().export_to_c(str(tmp_path / "new.o"), function_name="twice")
+        (tmp_path / "new.o").rename(tmp_path / "old.o")
+        loaded = cute.runtime.load_module(str(tmp_path / "old.o"), enable_tvm_ffi=True)
+        loaded["twice"](a, b, c, 2)
+    assert torch.equal(c, 4 * a) and len(run.launches) == 2
+
+
+def test_an_exported_function_without_ptx_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "k.o").write_bytes(b"compiled long ago")
+    with cutedsl.emulate(), pytest.raises(cutedsl.MissingPtxError, match="delete it"):
+        cute.runtime.load_module(str(tmp_path / "k.o"), enable_tvm_ffi=True)

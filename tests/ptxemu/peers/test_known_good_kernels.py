@@ -1,0 +1,56 @@
+"""Kernels that nobody here wrote, compiled by their own code: right results and no finding.
+
+They come from the registry (`make test-peers` installs them) and are not copied. Each script runs
+through `ptxemu exec` as a user would run it, and asserts its own result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).parents[3]
+CASES = [
+    ("cudnn", "sm_90a", "dsa_backward.py", "64"),
+    ("cudnn", "sm_100a", "dsa_backward.py", "16"),
+    ("cudnn", "sm_100a", "dsa_backward.py", "64"),
+    ("cudnn", "sm_100a", "dsa_backward.py", "128"),
+    ("cudnn", "sm_100a", "dsa_forward.py", "64", "576"),
+    ("cudnn", "sm_100a", "dsa_forward.py", "128", "512"),
+    ("cudnn", "sm_90a", "dsa_topk.py"),
+    ("cudnn", "sm_100a", "dsa_topk.py"),
+    *(
+        ("quack", arch, "quack_kernel.py", kernel)
+        for arch in ("sm_90a", "sm_100a")
+        for kernel in ("softmax", "cross_entropy", "topk", "gemm")
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_result_is_right_and_nothing_is_found(case: tuple[str, ...], tmp_path: Path) -> None:
+    package, arch, script, *arguments = case
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: make test-peers installs it")
+    report = tmp_path / "report.json"
+    ptxemu = [sys.executable, "-m", "ptxemu", "exec", "--quiet", "--json", str(report)]
+    run = subprocess.run(
+        [*ptxemu, "--arch", arch, str(SCRIPTS / script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "QUACK_CACHE_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    document = json.loads(report.read_text())
+    assert document["launches"], "no kernel was launched"
+    assert [f["message"] for f in document["findings"] if f["level"] == "error"] == []
