@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from ptxemu.cutedsl import retention
 from ptxemu.cutedsl.driver import DriverError
+from ptxemu.cutedsl.gpu_stand_in import pretend_gpu
 from ptxemu.cutedsl.host_function import MissingPtxError
-from ptxemu.cutedsl.pretend_gpu import pretend_gpu
 from ptxemu.cutedsl.session import Emulation, emulate
 
 __all__ = ["DriverError", "Emulation", "MissingPtxError", "emulate", "pretend_gpu"]

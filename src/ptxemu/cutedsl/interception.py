@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ from ptxemu.cutedsl.host_function import (
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.errors import LaunchError, PtxEmuError
 
+_DIRECT_CALLS_KEPT = 8
+
 
 class Target(Protocol):
     """Who runs the launches: an emulation."""
@@ -43,8 +46,8 @@ class Interception:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._patches = Patches()
-        self._direct: list[Arguments] = []
-        """Arguments of the direct calls of jit functions that are in progress."""
+        self._direct: deque[tuple[list[Any], Arguments]] = deque(maxlen=_DIRECT_CALLS_KEPT)
+        """Marshalled arguments of the latest compilations, and the tensors among them."""
 
     def install(self) -> None:
         """Patch CuTe DSL (importing it) and, where it is installed, its TVM-FFI support."""
@@ -69,6 +72,7 @@ class Interception:
     def remove(self) -> None:
         """Put everything back."""
         self._patches.undo()
+        self._direct.clear()
 
     def _call_method(self) -> Callable[..., Any]:
         def call(function: Any, *args: Any, **kwargs: Any) -> int:
@@ -81,8 +85,8 @@ class Interception:
 
     def _run_method(self) -> Callable[..., Any]:
         def run_compiled_program(function: Any, exe_args: list[Any]) -> int:
-            arguments = self._direct[-1] if self._direct else collect(())
-            self._run(host_function(function), exe_args, arguments)
+            found = (tensors for pointers, tensors in self._direct if pointers is exe_args)
+            self._run(host_function(function), exe_args, next(found, collect(())))
             return 0
 
         return run_compiled_program
@@ -92,20 +96,26 @@ class Interception:
             function.call(self._target.arch, self._target.launcher(arguments), pointers)
 
     def _patch_direct_calls(self, dsl_class: Any) -> None:
-        """A direct call of a jit function compiles and runs: remember its tensors."""
-        original = dsl_class._func
+        """A direct call of a jit function compiles and runs: remember the tensors by the list of
+        marshalled arguments that `run_compiled_program` gets later.
 
-        def func(dsl: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("compile_only"):
-                return original(dsl, body, *args, **kwargs)
+        INVARIANT: no patched function is on the stack while a kernel is traced, for source lines
+        are found by looking for the first frame outside of CuTe DSL.
+        """
+        original = dsl_class.generate_mlir_function_types
+
+        def generate_mlir_function_types(
+            dsl: Any, func: Any, name: str, args: Any, kwargs: Any, *rest: Any, **options: Any
+        ) -> Any:
+            result = original(dsl, func, name, args, kwargs, *rest, **options)
             named = [*enumerate(args), *kwargs.items()]
-            self._direct.append(collect((f"argument {key}", value) for key, value in named))
-            try:
-                return original(dsl, body, *args, **kwargs)
-            finally:
-                self._direct.pop()
+            arguments = collect((f"argument {key}", value) for key, value in named)
+            self._direct.append((result[0], arguments))
+            return result
 
-        self._patches.replace(dsl_class, "_func", func)
+        self._patches.replace(
+            dsl_class, "generate_mlir_function_types", generate_mlir_function_types
+        )
 
     def _patch_tensors(self, tensor_class: Any) -> None:
         """Tensors made meanwhile are device tensors to the compiler, as on a GPU machine."""

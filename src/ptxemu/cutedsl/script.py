@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ptxemu.cutedsl.gpu_stand_in import pretend_gpu
 from ptxemu.cutedsl.patching import Patches
-from ptxemu.cutedsl.pretend_gpu import pretend_gpu
 from ptxemu.cutedsl.session import Emulation
 from ptxemu.errors import PtxEmuError
 

@@ -1,5 +1,7 @@
 """What `emulate` promises about launches of compiled CuTe DSL functions."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,11 @@ def test_tensor_maps_of_the_host_code_work(double, rows):
         double(*tensors(a, b))
     assert torch.equal(b, 2 * a)
     assert run.findings == []
+
+
+def test_source_lines_are_those_of_the_kernel(double):
+    files = {line.split('"')[1] for line in double.__ptx__.splitlines() if ".file" in line}
+    assert {Path(name).name for name in files} == {"small_kernels.py"}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
