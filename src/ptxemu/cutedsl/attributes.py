@@ -7,7 +7,10 @@ from enum import IntEnum
 from ptxemu.machine.device import Device
 
 SHARED_WITHOUT_OPT_IN = 48 * 1024
-_SYSTEM_SHARED_BYTES = 1024
+SYSTEM_SHARED_BYTES = 1024
+"""Of every CTA, for the system."""
+MAX_CTAS_PER_SM = 32
+MAX_THREADS_PER_SM = 2048
 _L2_BYTES = {9: 50 * 2**20, 10: 126 * 2**20}
 
 
@@ -93,19 +96,19 @@ def device_attribute(device: Device, attribute: int) -> int | None:
         a.MEMORY_CLOCK_RATE: 2_619_000,
         a.GLOBAL_MEMORY_BUS_WIDTH: 5120,
         a.L2_CACHE_SIZE: _L2_BYTES[device.capability[0]],
-        a.MAX_THREADS_PER_MULTIPROCESSOR: 2048,
+        a.MAX_THREADS_PER_MULTIPROCESSOR: MAX_THREADS_PER_SM,
         a.ASYNC_ENGINE_COUNT: 3,
         a.UNIFIED_ADDRESSING: 1,
         a.COMPUTE_CAPABILITY_MAJOR: device.capability[0],
         a.COMPUTE_CAPABILITY_MINOR: device.capability[1],
         a.STREAM_PRIORITIES_SUPPORTED: 1,
-        a.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: device.shared_bytes_per_cta + _SYSTEM_SHARED_BYTES,
+        a.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: device.shared_bytes_per_cta + SYSTEM_SHARED_BYTES,
         a.MAX_REGISTERS_PER_MULTIPROCESSOR: device.registers_per_sm,
         a.MANAGED_MEMORY: 1,
         a.COOPERATIVE_LAUNCH: 1,
         a.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: device.shared_bytes_per_cta,
-        a.MAX_BLOCKS_PER_MULTIPROCESSOR: 32,
-        a.RESERVED_SHARED_MEMORY_PER_BLOCK: _SYSTEM_SHARED_BYTES,
+        a.MAX_BLOCKS_PER_MULTIPROCESSOR: MAX_CTAS_PER_SM,
+        a.RESERVED_SHARED_MEMORY_PER_BLOCK: SYSTEM_SHARED_BYTES,
         a.MEMORY_POOLS_SUPPORTED: 1,
         a.CLUSTER_LAUNCH: 1,
         a.MULTICAST_SUPPORTED: 0,

@@ -31,6 +31,7 @@ from ptxemu.cutedsl.driver import (
 
 _LAUNCH_CONFIG_BYTES = 56
 _LAUNCH_ATTRIBUTE_BYTES = 72
+_COOPERATIVE_ATTRIBUTE = 2
 _CLUSTER_DIMENSION_ATTRIBUTE = 4
 _TENSOR_MAP_BYTES = 128
 
@@ -234,12 +235,15 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
     raw = ctypes.string_at(config, _LAUNCH_CONFIG_BYTES)
     gx, gy, gz, bx, by, bz = struct.unpack_from("<6I", raw, 0)
     shared_bytes, _stream, attributes, count = struct.unpack_from("<QQQI", raw, 24)
-    cluster = None
+    cluster, is_cooperative = None, False
     for index in range(count):
         at = attributes + index * _LAUNCH_ATTRIBUTE_BYTES
-        if _u32.from_address(at).value == _CLUSTER_DIMENSION_ATTRIBUTE:
-            x, y, z = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
+        attribute = _u32.from_address(at).value
+        x, y, z = struct.unpack("<3I", ctypes.string_at(at + 8, 12))
+        if attribute == _CLUSTER_DIMENSION_ATTRIBUTE:
             cluster = (x, y, z)
+        elif attribute == _COOPERATIVE_ATTRIBUTE:
+            is_cooperative = x != 0
     handle = _driver.kernel(kernel)
     request = LaunchRequest(
         handle,
@@ -248,6 +252,7 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
         cluster,
         shared_bytes,
         _read_arguments(call, handle, arguments),
+        is_cooperative,
     )
     _driver.check_launch(request, call.arch)
     call.launch(call, request)

@@ -1,17 +1,19 @@
 """Torch tensors that say they are on a GPU: CPU tensors with a mark, kept by a function mode.
 
-Scripts written for a GPU ask for `device="cuda"`. Under this mode they get CPU tensors that carry
-a mark: a marked tensor answers `is_cuda` and `device` as a GPU tensor would, what is computed from
-it is marked too, and copies between the two "devices" copy. The mark is a Python attribute.
+Scripts written for a GPU ask for `device="cuda"`. Under this mode they get CPU tensors in memory
+that is known to stand for a GPU's. Such a tensor answers `is_cuda` and `device` as a GPU tensor
+would, what is computed from it is in such memory too, and copies between the two "devices" copy.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -23,13 +25,20 @@ _CPU = torch.device("cpu")
 _COPIES = ("to", "cuda", "cpu")
 
 
-def is_marked(tensor: Any) -> bool:
-    """Whether a tensor says that it is on the GPU."""
-    return getattr(tensor, _MARK, False) is True
+_blocks: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
+"""Memory that stands for a GPU's, by address, as long as a tensor has it."""
+
+
+def is_marked(tensor: torch.Tensor) -> bool:
+    """Whether a tensor says that it is on the GPU: by its memory, or (empty ones) by a mark."""
+    return getattr(tensor, _MARK, False) is True or _start(tensor) in _blocks
 
 
 class DeviceTensors(TorchFunctionMode):
     """The mode; enter it around the code that wants a GPU."""
+
+    is_pretending = False
+    """Whether such a mode is entered; then the other tensors are the host's."""
 
     def __torch_function__(
         self,
@@ -61,10 +70,10 @@ class DeviceTensors(TorchFunctionMode):
         if name in _COPIES and wanted is not None and result is args[0]:
             result = result.clone() if from_gpu != (wanted == "cuda") else result
         if wanted == "cuda" or (wanted is None and from_gpu):
-            result = _aligned(result, (*args, *kwargs.values()))
-            mark(result)
+            _moved(result, (*args, *kwargs.values()))
+            _mark(result)
             if name == "__set__":
-                mark(args[0])
+                _mark(args[0])
         return result
 
 
@@ -131,41 +140,36 @@ def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _aligned(result: Any, inputs: Iterable[Any]) -> Any:
-    """`result` with fresh tensors moved to where a GPU's allocator could have put them.
+def _moved(result: Any, inputs: tuple[Any, ...]) -> None:
+    """Put fresh tensors of `result` where a GPU's allocator could have put them.
 
-    Kernels rely on that alignment; torch's CPU allocator gives 64 bytes. Views and results of
-    in-place operations stay, as does what autograd knows.
+    Kernels rely on that alignment; torch's CPU allocator gives 64 bytes. What shares memory with
+    an input is a view or the result of an in-place operation, and stays.
     """
-    if isinstance(result, tuple | list) and type(result) in (tuple, list):
-        inputs = tuple(inputs)
-        return type(result)(_aligned(item, inputs) for item in result)
-    if type(result) is not torch.Tensor or result.grad_fn is not None or result.requires_grad:
-        return result
-    if result.layout is not torch.strided or result.device.type != "cpu":
-        return result
-    storage = result.untyped_storage()
-    start, size = storage.data_ptr(), storage.nbytes()
-    if start % ALIGNMENT == 0 or size == 0:
-        return result
-    if any(t.layout is torch.strided and _start(t) == start for t in _tensors(inputs)):
-        return result
-    room = np.empty(size + ALIGNMENT, dtype=np.uint8)
-    offset = -int(room.ctypes.data) % ALIGNMENT
-    moved = torch.from_numpy(room[offset : offset + size]).untyped_storage()
-    moved.copy_(storage)
-    place = (result.storage_offset(), result.size(), result.stride())
-    return torch.empty(0, dtype=result.dtype, device=_CPU).set_(moved, *place)
+    taken = {_start(tensor) for tensor in _tensors(inputs)}
+    for tensor in _tensors([result]):
+        start = _start(tensor)
+        if start in (0, *taken) or start in _blocks:
+            continue
+        storage = tensor.untyped_storage()
+        room = np.empty(storage.nbytes() + ALIGNMENT, dtype=np.uint8)
+        offset = -int(room.ctypes.data) % ALIGNMENT
+        block = room[offset : offset + storage.nbytes()]
+        memory = torch.from_numpy(block).untyped_storage()
+        memory.copy_(storage)
+        place = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = torch.empty(0, dtype=tensor.dtype, device=_CPU).set_(memory, *place)
+        _blocks[int(block.ctypes.data)] = block
 
 
 def _start(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """Where a tensor's memory starts; 0 where it has none on the CPU."""
+    if tensor.layout is not torch.strided:
+        return 0
+    storage = tensor.untyped_storage()  # not tensor.device: the mode answers that
+    return storage.data_ptr() if storage.device.type == "cpu" and storage.nbytes() else 0
 
 
-def mark(result: Any) -> None:
-    """Make a tensor, or those in a tuple or list, say that they are on the GPU."""
-    if isinstance(result, torch.Tensor):
-        setattr(result, _MARK, True)
-    elif isinstance(result, tuple | list):
-        for item in result:
-            mark(item)
+def _mark(result: Any) -> None:
+    for tensor in _tensors([result]):
+        setattr(tensor, _MARK, True)

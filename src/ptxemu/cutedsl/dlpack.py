@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,19 @@ def _tensor_address(capsule: Any) -> int:
     if name is not None and name.endswith(b"_versioned"):
         address += _VERSIONED_HEADER_BYTES
     return address
+
+
+def stands_on_device(value: Any) -> bool:
+    """Whether the memory of a tensor is the GPU's: that of any, unless a script runs that asks for
+    its tensors on "cuda"; then that of those which say so.
+    """
+    stand_in = sys.modules.get("ptxemu.cutedsl.device_tensors")
+    if stand_in is None or not stand_in.DeviceTensors.is_pretending:
+        return True
+    if isinstance(value, sys.modules["torch"].Tensor):
+        return bool(stand_in.is_marked(value))
+    device = getattr(value, "__dlpack_device__", None)
+    return device is not None and device()[0] == CUDA
 
 
 def mark_as_device(capsule: Any) -> None:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ptxemu.api import Module, load
-from ptxemu.cutedsl.attributes import SHARED_WITHOUT_OPT_IN, KernelAttribute, device_attribute
+from ptxemu.cutedsl.attributes import (
+    MAX_CTAS_PER_SM,
+    MAX_THREADS_PER_SM,
+    SHARED_WITHOUT_OPT_IN,
+    SYSTEM_SHARED_BYTES,
+    KernelAttribute,
+    device_attribute,
+)
 from ptxemu.errors import LaunchError
 from ptxemu.machine.layout import Layout
 
@@ -37,6 +44,7 @@ class Status(IntEnum):
     MISALIGNED_ADDRESS = 716
     LAUNCH_FAILED = 719
     NOT_SUPPORTED = 801
+    COOPERATIVE_LAUNCH_TOO_LARGE = 720
     INVALID_CLUSTER_SIZE = 912
 
 
@@ -118,6 +126,7 @@ class LaunchRequest:
     cluster: tuple[int, int, int] | None
     dynamic_shared_bytes: int
     arguments: tuple[bytes, ...]
+    is_cooperative: bool = False
 
 
 class Driver:
@@ -227,6 +236,12 @@ class Driver:
                 f"smem: {kernel.name} may use {limit} bytes of dynamic shared memory; "
                 f"got {request.dynamic_shared_bytes}",
             )
+        resident = module.device.num_sms * _ctas_per_sm(module, request)
+        if request.is_cooperative and math.prod(request.grid) > resident:
+            raise DriverError(
+                Status.COOPERATIVE_LAUNCH_TOO_LARGE,
+                f"grid: at most {resident} CTAs are resident at once; got {request.grid}",
+            )
         ctas = math.prod(request.cluster or (1,))
         if ctas > PORTABLE_CLUSTER and not kernel.allows_nonportable_cluster:
             raise DriverError(
@@ -239,6 +254,15 @@ class Driver:
 
 def _static_shared_bytes(module: Module, kernel: str) -> int:
     return Layout(module.syntax, module.syntax.kernels[kernel], 0).static_shared_bytes
+
+
+def _ctas_per_sm(module: Module, request: LaunchRequest) -> int:
+    """CTAs that an SM holds at once by threads and shared memory (registers are not known)."""
+    used = _static_shared_bytes(module, request.kernel.name) + request.dynamic_shared_bytes
+    shared = (module.device.shared_bytes_per_cta + SYSTEM_SHARED_BYTES) // (
+        used + SYSTEM_SHARED_BYTES
+    )
+    return min(MAX_CTAS_PER_SM, MAX_THREADS_PER_SM // math.prod(request.block), shared)
 
 
 def _dynamic_limit(kernel: KernelHandle, static: int) -> int:

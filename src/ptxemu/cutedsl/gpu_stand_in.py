@@ -8,6 +8,7 @@ the block ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ def pretend_gpu(arch: str = "sm_100a") -> Iterator[None]:
             )
         with contextlib.suppress(ImportError):
             _patch_timing(patches)
+        patches.replace(DeviceTensors, "is_pretending", True)
         stack.enter_context(mode)
         yield
 
@@ -88,7 +90,7 @@ class _Stream:
 class _Event:
     """An event that has always happened; no time passes between two of them."""
 
-    cuda_event = 0
+    cuda_event = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -203,18 +205,7 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
 
 
 def _patch_torch(patches: Patches, torch: Any, mode: Any, device: Device) -> None:
-    """What torch does below its function modes: parameters, generators, custom operators."""
-    from ptxemu.cutedsl.device_tensors import is_marked, mark
-
-    make_parameter = torch.nn.Parameter.__new__
-
-    def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        parameter = make_parameter(cls, data, requires_grad)
-        if is_marked(data):
-            mark(parameter)
-        return parameter
-
-    patches.replace(torch.nn.Parameter, "__new__", new_parameter)
+    """What torch does below its function modes: generators, streams, custom operators."""
     generator = torch.Generator
 
     class CpuGenerator(generator):  # type: ignore[misc, valid-type]
@@ -227,6 +218,8 @@ def _patch_torch(patches: Patches, torch: Any, mode: Any, device: Device) -> Non
     patches.replace(torch.Tensor, "record_stream", lambda tensor, stream: None)
     patches.replace(torch, "compile", _uncompiled)
     _patch_custom_operators(patches, torch.library, mode)
+    backward = torch.autograd.function.BackwardCFunction
+    patches.replace(backward, "apply", _under(mode, backward.apply))
 
 
 def _uncompiled(function: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -234,21 +227,22 @@ def _uncompiled(function: Any = None, *args: Any, **kwargs: Any) -> Any:
     return function if callable(function) else lambda compiled: compiled
 
 
+def _under(mode: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, run with the function mode on: torch calls it with all modes off."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from torch.overrides import _get_current_function_mode_stack
+
+        is_on = any(entered is mode for entered in _get_current_function_mode_stack())
+        with contextlib.nullcontext() if is_on else mode:
+            return function(*args, **kwargs)
+
+    return run
+
+
 def _patch_custom_operators(patches: Patches, library: Any, mode: Any) -> None:
-    """Operators registered for "cuda" are run for marked tensors, which torch takes for CPU ones.
-
-    Torch runs an operator's Python code with its function modes switched off; this one is needed.
-    """
-
-    def under_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-        import functools
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with mode:
-                return function(*args, **kwargs)
-
-        return run
+    """Operators registered for "cuda" run, for torch takes these tensors for CPU ones."""
 
     original = library.custom_op
 
@@ -256,7 +250,7 @@ def _patch_custom_operators(patches: Patches, library: Any, mode: Any) -> None:
         name: str, fn: Any = None, /, *, mutates_args: Any, device_types: Any = None, **rest: Any
     ) -> Any:
         def register(function: Callable[..., Any]) -> Any:
-            return original(name, under_mode(function), mutates_args=mutates_args, **rest)
+            return original(name, _under(mode, function), mutates_args=mutates_args, **rest)
 
         return register if fn is None else register(fn)
 

@@ -214,14 +214,20 @@ def as_device_argument(argument: Any) -> Any:
     own = getattr(argument, "_tvm_ffi_tensor", None)
     if own is not None:
         argument = own
-    if hasattr(argument, "__dlpack__") and hasattr(argument, "__dlpack_device__"):
-        if hasattr(argument, "detach"):
-            argument = argument.detach()
-        capsule = argument.__dlpack__()
-        dlpack.mark_as_device(capsule)
-        tvm_ffi: Any = importlib.import_module("tvm_ffi")
-        return tvm_ffi.from_dlpack(_Capsule(capsule))
+    is_tensor = hasattr(argument, "__dlpack__") and hasattr(argument, "__dlpack_device__")
+    if is_tensor and dlpack.stands_on_device(argument):
+        return as_device_tensor(argument)
     return argument
+
+
+def as_device_tensor(tensor: Any) -> Any:
+    """A TVM-FFI tensor that shares a tensor's memory and says "cuda"."""
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach()
+    capsule = tensor.__dlpack__()
+    dlpack.mark_as_device(capsule)
+    tvm_ffi: Any = importlib.import_module("tvm_ffi")
+    return tvm_ffi.from_dlpack(_Capsule(capsule))
 
 
 class _Capsule:

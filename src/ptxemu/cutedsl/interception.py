@@ -22,7 +22,7 @@ from ptxemu.cutedsl.host_function import (
     FfiHostFunction,
     HostFunction,
     Launcher,
-    as_device_argument,
+    as_device_tensor,
     host_function,
 )
 from ptxemu.cutedsl.patching import Patches
@@ -123,9 +123,11 @@ class Interception:
 
         def init(tensor: Any, *args: Any, **kwargs: Any) -> None:
             original(tensor, *args, **kwargs)
+            if not dlpack.stands_on_device(args[0] if args else kwargs["tensor"]):
+                return
             own = getattr(tensor, "_tvm_ffi_tensor", None)
             if own is not None:
-                tensor._tvm_ffi_tensor = as_device_argument(own)
+                tensor._tvm_ffi_tensor = as_device_tensor(own)
                 tensor._dlpack_data = tensor._tvm_ffi_tensor.__dlpack__()
             elif type(tensor._dlpack_data).__name__ == "PyCapsule":
                 dlpack.mark_as_device(tensor._dlpack_data)

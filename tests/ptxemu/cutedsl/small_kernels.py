@@ -52,6 +52,11 @@ def shift_left(a: cute.Tensor, b: cute.Tensor, shift: Int32):
     shift_kernel(a, b, shift).launch(grid=(1, 1, 1), block=(TILE, 1, 1))
 
 
+@cute.jit
+def shift_cooperatively(a: cute.Tensor, b: cute.Tensor, ctas: Int32):
+    shift_kernel(a, b, Int32(0)).launch(grid=(ctas, 1, 1), block=(TILE, 1, 1), cooperative=True)
+
+
 @cute.kernel
 def swap_ranks_kernel(source: cute.Tensor, target: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()

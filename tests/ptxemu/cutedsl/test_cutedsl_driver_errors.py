@@ -14,6 +14,7 @@ kernels = pytest.importorskip("tests.ptxemu.cutedsl.small_kernels")
 INVALID_VALUE = 1
 INVALID_CONFIGURATION = 9
 NO_BINARY_FOR_GPU = 209
+COOPERATIVE_LAUNCH_TOO_LARGE = 720
 INVALID_CLUSTER_SIZE = 912
 
 
@@ -57,6 +58,15 @@ def test_an_empty_grid_is_an_invalid_configuration():
     with cutedsl.emulate(on_finding="collect"):
         function = cute.compile(kernels.reverse_twice, *[dynamic(a)] * 3, 1)
         assert refused(function, *[dynamic(a)] * 3, 1)[0] == INVALID_CONFIGURATION
+
+
+def test_a_cooperative_grid_must_be_resident():
+    a = torch.zeros(64)
+    with cutedsl.emulate(on_finding="collect") as run:
+        function = cute.compile(kernels.shift_cooperatively, dynamic(a), dynamic(a), 1)
+        function(dynamic(a), dynamic(a), 2)
+        code, _ = refused(function, dynamic(a), dynamic(a), 1_000_000)
+    assert code == COOPERATIVE_LAUNCH_TOO_LARGE and len(run.launches) == 1
 
 
 def test_a_misaligned_tensor_map_is_an_invalid_value():

@@ -2,9 +2,11 @@
 
 import pytest
 
+from ptxemu import cutedsl
 from ptxemu.cutedsl import pretend_gpu
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+is_marked = pytest.importorskip("ptxemu.cutedsl.device_tensors").is_marked
 
 
 @pytest.fixture
@@ -59,6 +61,35 @@ def test_device_memory_is_aligned_as_a_gpu_allocates_it(gpu, dtype):
         assert tensor.untyped_storage().data_ptr() % 512 == 0
         assert tensor.stride() == (1, 6) and tensor.dtype == dtype
         assert torch.equal(tensor.cpu().to(torch.int64), source)
+
+
+def test_memory_that_autograd_has_saved_stays_on_the_gpu(gpu):
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            result = x.exp()
+            ctx.save_for_backward(result)
+            return result
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (saved,) = ctx.saved_tensors
+            assert saved.is_cuda and gradient.is_cuda
+            assert is_marked(saved) and is_marked(gradient)
+            return gradient * saved
+
+    x = torch.zeros(3, device="cuda", requires_grad=True)
+    Exp.apply(x).backward(torch.ones(3, device="cuda"))
+    assert x.grad.tolist() == [1, 1, 1] and x.grad.is_cuda
+
+
+def test_host_tensors_stay_host_tensors_for_the_compiler(gpu):
+    pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
+    from cutlass.cute.runtime import AddressSpace, from_dlpack
+
+    with cutedsl.emulate():
+        assert from_dlpack(torch.zeros(4)).memspace == AddressSpace.generic
+        assert from_dlpack(torch.zeros(4, device="cuda")).memspace == AddressSpace.gmem
 
 
 def test_views_and_in_place_operations_share_memory(gpu):
