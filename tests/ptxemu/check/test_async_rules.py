@@ -1,4 +1,4 @@
-"""Asynchronous operations: proxies, completion, mbarrier objects, TMEM, lifetimes."""
+"""Asynchronous operations: proxies, completion, mbarrier objects."""
 
 from __future__ import annotations
 
@@ -8,29 +8,15 @@ import numpy as np
 import pytest
 
 from ptxemu.events import Access, AccessKind, Proxy
-from tests.ptxemu.check.fake_run import GLOBAL, FakeOperation, FakeRun, FakeWarp
-
-STORE = "cp.async.bulk.global.shared::cta.bulk_group [out], [buf], 64"
-LOAD = "cp.async.bulk.shared::cluster.global.mbarrier [buf], [in], 64, [bar]"
-
-
-@pytest.fixture
-def run() -> FakeRun:
-    return FakeRun()
-
-
-def levels(run: FakeRun) -> list[tuple[str, str]]:
-    return [(finding.code, finding.level) for finding in run.findings]
-
-
-def load_tile(run: FakeRun, warp: FakeWarp, *, phase: int = 0) -> FakeOperation:
-    """A bulk load into 0x800 that completes phase `phase` of the mbarrier at 0."""
-    operation = run.issue(warp, LOAD)
-    run.write(operation, 0x800, 64)
-    run.arrive(operation, phase=phase)
-    run.checker.async_completed(operation)
-    return operation
-
+from tests.ptxemu.check.fake_run import (
+    GLOBAL,
+    LOAD,
+    STORE,
+    FakeRun,
+    FakeWarp,
+    levels,
+    load_tile,
+)
 
 # generic -> async
 
