@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.api import LaunchResult, Module, array_bytes
+from ptxemu.descriptors.swizzle import Swizzle
+from ptxemu.descriptors.tensor_map import DRIVER_TYPES, encode_tiled
 from ptxemu.memory.global_memory import GlobalMemory
-from ptxemu.memory.swizzle import Swizzle
-from ptxemu.memory.tensor_map import DRIVER_TYPES, encode_tiled
 from ptxemu.numerics.minifloat import BF16
 
 _HEAD = ".version 9.0\n.target {arch}\n.address_size 64\n"

@@ -1,7 +1,9 @@
 """ptxemu: runs and checks Hopper and Blackwell PTX on a machine without the GPU.
 
 `load(ptx).launch("kernel", grid, block, args=[...], check=True)` runs a kernel on NumPy arrays or
-torch CPU tensors; `ptxemu.cutedsl.emulate()` runs compiled CuTe DSL functions.
+torch CPU tensors; `ptxemu.cutedsl.emulate()` runs compiled CuTe DSL functions. `save_launch` (what
+`ptxemu exec --save` does) writes a launch to a file, `load_launch(file).launch(check=True)` runs it
+again without CuTe DSL and torch.
 """
 
 from ptxemu.api import LaunchResult, Module, load
@@ -16,6 +18,7 @@ from ptxemu.errors import (
     PtxSyntaxError,
     UnsupportedInstructionError,
 )
+from ptxemu.saved_launch import load_launch, save_launch
 from ptxemu.sched.policy import Policy
 
 __all__ = [
@@ -32,4 +35,6 @@ __all__ = [
     "PtxSyntaxError",
     "UnsupportedInstructionError",
     "load",
+    "load_launch",
+    "save_launch",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,11 +67,20 @@ def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
 class Module:
     """A loaded PTX module."""
 
-    def __init__(self, syntax: Syntax, *, device: Device, allow_illegal: bool = False) -> None:
+    def __init__(
+        self,
+        syntax: Syntax,
+        *,
+        device: Device,
+        allow_illegal: bool = False,
+        text: str | None = None,
+    ) -> None:
         self.syntax = syntax
         self.device = device
         self.allow_illegal = allow_illegal
         """Kernels that ptxas would refuse as a whole are loaded all the same."""
+        self.text = text
+        """The PTX that it was loaded from; None where the syntax was made or changed."""
         self._programs: dict[str, Program] = {}
 
     @property
@@ -112,6 +121,7 @@ class Module:
         observer: Observer | None = None,
         check: bool = False,
         memory: GlobalMemory | None = None,
+        symbols: Mapping[str, Any] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end.
@@ -127,6 +137,8 @@ class Module:
             observer: hears everything that happens.
             check: look for missing synchronisation; the result has the findings.
             memory: global memory beyond the arguments, already registered.
+            symbols: arrays that are module-level variables (__constant__, __device__) by name,
+                used in place; the others start with their initial values at every launch.
             on_progress: called with (finished clusters, all clusters).
 
         Raises:
@@ -150,6 +162,7 @@ class Module:
         )
         layout = Layout(self.syntax, function, smem)
         _check_launch(launch, layout, function, self.device)
+        _register_symbols(symbols or {}, layout, memory)
         checker = Checker(kernel) if check else None
         if checker is not None:
             observer = checker if observer is None else FanOut(observer, checker)
@@ -182,18 +195,29 @@ def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = Fals
     for kernel in syntax.kernels.values():
         syntax.functions[kernel.name] = inlined(syntax, kernel)
     device = device_for(arch or syntax.target)
-    return Module(syntax, device=device, allow_illegal=allow_illegal)
+    return Module(syntax, device=device, allow_illegal=allow_illegal, text=text)
+
+
+def parameter_values(
+    parameters: Sequence[Parameter], args: Sequence[Any], memory: GlobalMemory
+) -> list[bytes]:
+    """Each parameter's bytes; arrays among the arguments are registered.
+
+    Raises:
+        LaunchError: arguments that do not fit the parameters.
+    """
+    if len(args) != len(parameters):
+        raise LaunchError(f"args: expected {len(parameters)} arguments; got {len(args)}")
+    return [_pack(p, arg, memory) for p, arg in zip(parameters, args, strict=True)]
 
 
 def _pack_parameters(
     parameters: Sequence[Parameter], args: Sequence[Any], memory: GlobalMemory
 ) -> bytes:
-    if len(args) != len(parameters):
-        raise LaunchError(f"args: expected {len(parameters)} arguments; got {len(args)}")
     last = parameters[-1] if parameters else None
     block = bytearray(last.offset + last.size if last else 0)
-    for parameter, arg in zip(parameters, args, strict=True):
-        packed = _pack(parameter, arg, memory)
+    values = parameter_values(parameters, args, memory)
+    for parameter, packed in zip(parameters, values, strict=True):
         block[parameter.offset : parameter.offset + len(packed)] = packed
     return bytes(block)
 
@@ -212,6 +236,19 @@ def _pack(parameter: Parameter, arg: Any, memory: GlobalMemory) -> bytes:
     data = array_bytes(arg)
     memory.register(data, parameter.name)
     return struct.pack("<Q", int(data.ctypes.data))
+
+
+def _register_symbols(symbols: Mapping[str, Any], layout: Layout, memory: GlobalMemory) -> None:
+    """Let the caller's arrays be module-level variables."""
+    known = {variable.name: (variable, address) for variable, address in layout.constants}
+    for name, array in symbols.items():
+        if name not in known:
+            raise LaunchError(f"symbols: expected one of {', '.join(known)}; got {name!r}")
+        variable, address = known[name]
+        data = array_bytes(array)
+        if len(data) != variable.size:
+            raise LaunchError(f"symbols: {name} has {variable.size} bytes; got {len(data)}")
+        memory.register(data, name, base=address)
 
 
 def array_bytes(array: Any) -> NDArray[np.uint8]:

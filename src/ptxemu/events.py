@@ -8,7 +8,7 @@ events: a warp, or one asynchronous operation (a TMA copy, an MMA, a group of cp
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,6 +79,19 @@ class Access:
     """cta, cluster, gpu or sys where `order` is not weak."""
     is_silent: bool = False
     """A write of what was there already: whoever comes before or after it sees the same."""
+    silent_pieces: NDArray[np.bool_] | None = None
+    """Which pieces are such writes, where some are and some are not."""
+
+    def by_silence(self) -> tuple[Access, ...]:
+        """The silent pieces and the others as accesses of their own; itself where all are alike."""
+        silent = self.silent_pieces
+        if silent is None:
+            return (self,)
+        alike = replace(self, silent_pieces=None)
+        return (
+            replace(alike, starts=self.starts[silent], is_silent=True),
+            replace(alike, starts=self.starts[~silent]),
+        )
 
 
 class Observer:
@@ -122,6 +135,15 @@ class Observer:
     def async_joined(self, agent: Agent, operation: Any, reads_only: bool) -> None:
         """`agent` knows that the operation has completed (its group was waited for), or with
         `reads_only` only that it has read its sources (wait_group.read)."""
+
+    def async_result_touched(self, agent: Agent, operation: Any) -> None:
+        """`agent` computes with registers that the operation writes (tcgen05.ld), without a wait:
+        it has completed here, but the ISA orders no access to memory by that."""
+        self.async_joined(agent, operation, False)
+
+    def async_result_used(self, agent: Agent, operation: Any) -> None:
+        """`agent` acts on what it computed with those registers, so it has waited for them on
+        hardware too; told behind `async_result_touched`."""
 
     def blocked(self, agent: Agent, instruction: Instruction, reason: Callable[[], str]) -> None:
         """`agent` (some lanes of a warp) must wait at `instruction`; `reason` says for what."""

@@ -72,6 +72,16 @@ class FanOut(Observer):
         for observer in self.observers:
             observer.async_joined(agent, operation, reads_only)
 
+    def async_result_touched(self, agent: Agent, operation: Any) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.async_result_touched(agent, operation)
+
+    def async_result_used(self, agent: Agent, operation: Any) -> None:
+        """Tell all."""
+        for observer in self.observers:
+            observer.async_result_used(agent, operation)
+
     def blocked(self, agent: Agent, instruction: Instruction, reason: Callable[[], str]) -> None:
         """Tell all."""
         for observer in self.observers:

@@ -129,10 +129,18 @@ def test_a_chart_is_drawn_of_what_is_there(result: BenchResult, tmp_path: Path, 
     assert path.stat().st_size > 5000
 
 
+OTHER_SCHEMAS = {"ptxemu": "ptxemu-bench/1", "majorness": "flashdsa-majorness/1"}
+"""Of the results that other programs wrote, by folder."""
+
+
 def test_results_in_the_repository_are_of_this_schema() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "results"
     for path in folder.rglob("*.json"):
-        if path.parent.name == "ptxemu":  # benchmarks/bench_ptxemu.py has a schema of its own
-            assert json.loads(path.read_text())["schema"] == "ptxemu-bench/1"
+        if path.name.startswith("mutation-"):  # a report of `ptxemu mutate`
+            assert {"launch", "kernel", "share", "categories", "mutants"} <= set(
+                json.loads(path.read_text())
+            )
+        elif path.parent.name in OTHER_SCHEMAS:
+            assert json.loads(path.read_text())["schema"] == OTHER_SCHEMAS[path.parent.name]
         else:
             read_result(path)

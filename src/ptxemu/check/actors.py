@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.vector_clock import GENERIC, NOTHING, Knowledge
+from ptxemu.check.vector_clock import GENERIC, NOTHING, TCGEN05, Knowledge
 from ptxemu.events import Access, AccessKind, Proxy
 
 if TYPE_CHECKING:
@@ -137,11 +137,15 @@ class Actor:
             return True
         return event.kind is AccessKind.READ and bool(part.reads >> first.slot & 1)
 
+    def knows_past(self, other: Actor, clock: int) -> bool:
+        """Whether what `other` did until its `clock` happened before what this agent does now."""
+        return other is self or self.know.includes(other.home, other.slot, other.is_warp, clock)
+
     def knows_issue(self, operation: OperationActor) -> bool:
         """Whether `operation` was issued before what this agent does now happens."""
         part = self.know.parts.get(operation.home)
-        return part is not None and (
-            part.clocks.item(GENERIC, operation.issuer_slot) >= operation.issuer_clock
+        return part is not None and bool(
+            part.clocks[[GENERIC, TCGEN05], operation.issuer_slot].max() >= operation.issuer_clock
         )
 
 
@@ -190,6 +194,7 @@ class OperationActor(Actor):
         "joined",
         "joined_reads",
         "kind",
+        "signals_peers",
         "uses_async_proxy",
     )
 
@@ -211,6 +216,8 @@ class OperationActor(Actor):
         generic = kind.startswith(("cp.async", "st.async", "red.async"))
         self.uses_async_proxy = not generic or "bulk" in kind
         """cp.async without bulk, st.async and red.async are of the generic proxy."""
+        self.signals_peers = False
+        """A commit that arrives on mbarriers of other CTAs."""
         self.unfenced_tcgen05 = issuer.unfenced_tcgen05
         self._known_clocks: NDArray[np.int32] | None = None
         """Of a product that has completed: the warps' clocks that it knew."""
@@ -235,7 +242,10 @@ class OperationActor(Actor):
         if part is None or not isinstance(other, OperationActor):
             return
         past = other.know.parts.get(other.home)
-        part.done |= 1 << other.slot | (other._past if past is None else past.done)
+        part.done |= other._past if past is None else past.done
+        # What an earlier commit waited for is done, but its signal may be on its way to a peer.
+        if not (self.kind == other.kind == COMMIT and other.signals_peers):
+            part.done |= 1 << other.slot
         if self.kind == other.kind == COMMIT:
             other._past = 0
 
@@ -251,7 +261,8 @@ class OperationActor(Actor):
         if self.kind in (COMMIT, ARRIVAL):
             self._past = self.know.parts[self.home].done
         elif self.kind == MMA:
-            self._known_clocks = self.know.parts[self.home].clocks[GENERIC].copy()
+            clocks = self.know.parts[self.home].clocks
+            self._known_clocks = np.maximum(clocks[GENERIC], clocks[TCGEN05])
         self.know = NOTHING
         self.events, self.inits = _NO_EVENTS, _NO_INITS
 

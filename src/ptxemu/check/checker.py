@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxemu.check import proxies
-from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
-from ptxemu.check.findings import Finding, Findings, Place, Site
+from ptxemu.check import proxies, relaxed
+from ptxemu.check.actors import Actor, OperationActor, WarpActor
+from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags
 from ptxemu.check.lifetime import Lifetimes
-from ptxemu.check.races import Races, Spot, place
+from ptxemu.check.mbarriers import Mbarriers
+from ptxemu.check.races import Races, Spot
 from ptxemu.check.shadow import Region, States
-from ptxemu.check.vector_clock import MBARRIER_INIT, NOTHING, Knowledge
+from ptxemu.check.vector_clock import NOTHING, Knowledge, Part
+from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Observer, Space
 
 if TYPE_CHECKING:
+    from ptxemu.check.actors import Event
     from ptxemu.syntax.ast import Instruction
 
 GLOBAL_PAGE_BITS = 16
@@ -46,15 +49,21 @@ class Checker(Observer):
         self._actors: dict[int, Actor] = {}
         self._tokens: dict[int, dict[Hashable, Knowledge]] = {}
         """What was left at tokens, by cluster: nobody of another cluster gets at them."""
-        self._inits: dict[int, dict[int, Event]] = {}
-        """Initialisations of mbarriers by CTA and offset."""
         self._widths: dict[int, int] = {}
         self._operations: dict[int, list[int]] = {}
         """Agent ids of each cluster's operations; the index is the bit."""
+        self._tcgen05: dict[int, int] = {}
+        self._no_mbarrier: dict[int, int] = {}
+        """Which of a cluster's operations are tcgen05 instructions, and which complete no mbarrier,
+        as bits."""
         self._cta_names: dict[int, str] = {}
+        self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
+        self._leaving: dict[int, tuple[int, Any]] = {}
+        """Clusters that have exited, with their operations in flight, by index."""
         self._gone: set[int] = set()
         """CTAs whose clusters are gone; what still accesses them is a matter of lifetimes."""
         self._time = 0
+        self._wgmma: WgmmaFences | None = None
 
     @property
     def findings(self) -> list[Finding]:
@@ -74,6 +83,8 @@ class Checker(Observer):
         name = f"cta ({','.join(map(str, cta.ctaid))})"
         self._cta_names[cta.index] = name
         self._lifetimes.started(cta)
+        if cta.index == 0:
+            self._wgmma = WgmmaFences.of(getattr(cta.warps[0], "program", None))
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
             self._actors[warp.agent_id] = WarpActor(
@@ -81,19 +92,31 @@ class Checker(Observer):
             )
 
     def cta_exited(self, cta: Any) -> None:
-        """A CTA has exited: its shared memory and TMEM are gone when its cluster is."""
-        self._lifetimes.exited(cta, [self._actors[warp.agent_id] for warp in cta.warps])
+        """A CTA has exited: its shared memory and TMEM are gone when its cluster is.
+
+        What the cluster has left in flight is judged by what happened to its memory before.
+        """
+        actors = (self._actors[warp.agent_id] for warp in cta.warps)
+        self._lifetimes.exited(cta, [actor for actor in actors if isinstance(actor, WarpActor)])
         if all(other.exited for other in cta.cluster.ctas):
             home = cta.cluster.index
-            self._tokens.pop(home, None)
-            for agent_id in self._operations.get(home, ()):
-                if self._actors[agent_id].know is NOTHING:
-                    del self._actors[agent_id]
-            for other in cta.cluster.ctas:
-                self._gone.add(other.index)
-                self._inits.pop(other.index, None)
-                self._drop((Space.SHARED, other.index))
-                self._drop((Space.TMEM, other.index))
+            issued = self._operations.get(home, ())
+            left = sum(self._actors[agent_id].know is not NOTHING for agent_id in issued)
+            if left:
+                self._leaving[home] = (left, cta.cluster)
+            else:
+                self._retire(cta.cluster)
+
+    def _retire(self, cluster: Any) -> None:
+        """A cluster has exited and all its operations are over."""
+        self._tokens.pop(cluster.index, None)
+        for agent_id in self._operations.get(cluster.index, ()):
+            del self._actors[agent_id]
+        for cta in cluster.ctas:
+            self._gone.add(cta.index)
+            self._mbarriers.forget(cta.index)
+            self._drop((Space.SHARED, cta.index))
+            self._drop((Space.TMEM, cta.index))
 
     def _drop(self, key: tuple[Space, int | None]) -> None:
         """Memory that ceases to exist: reads of it that no write came before are final."""
@@ -108,12 +131,22 @@ class Checker(Observer):
     def instruction_executed(self, agent: Agent, instruction: Instruction, lanes: int) -> None:
         """Remember what the agent is at: synchronisation calls name no instruction."""
         self._actors[agent.agent_id].instruction = instruction
+        if self._wgmma is not None:
+            self._wgmma.executed(agent.agent_id, instruction.pc)
+
+    def block_executed(self, agent: Agent, first_pc: int, count: int, lanes: int) -> None:
+        """Pure instructions matter to what wgmma.fence orders."""
+        if self._wgmma is not None:
+            self._wgmma.executed(agent.agent_id, first_pc, count)
 
     def accessed(self, access: Access) -> None:
         """Judge an access against what happened to its bytes before."""
-        space = access.space
-        if space not in CHECKED_SPACES or not len(access.starts):
+        if access.space not in CHECKED_SPACES or not len(access.starts):
             return
+        for part in access.by_silence():
+            self._judge(part)
+
+    def _judge(self, access: Access) -> None:
         actor = self._actors[access.agent.agent_id]
         self._time += 1
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
@@ -124,7 +157,8 @@ class Checker(Observer):
             self._lifetimes.touched(access.owner, event)
             if access.owner in self._gone:
                 return
-        if access.instruction.modifiers[0] != "mbarrier" or self._mbarrier(access, event):
+        is_mbarrier = access.instruction.modifiers[0] == "mbarrier"
+        if not is_mbarrier or self._mbarriers.accessed(access, event):
             self._apply(access, event)
 
     def _apply(self, access: Access, event: Event) -> None:
@@ -166,18 +200,6 @@ class Checker(Observer):
             self._regions[space, owner] = region
         return region
 
-    def _mbarrier(self, access: Access, event: Event) -> bool:
-        """An mbarrier instruction's access to the object; True if it counts as a write."""
-        assert access.owner is not None
-        name = access.instruction.modifiers[1]
-        for start in access.starts.tolist():
-            if name == "init":
-                event.is_mbarrier = True
-                self._inits.setdefault(access.owner, {})[start] = event
-            elif name == "inval":
-                self._inits.get(access.owner, {}).pop(start, None)
-        return name in ("init", "inval")
-
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """Leave the agent's knowledge at the token."""
         actor = self._actors[agent.agent_id]
@@ -187,11 +209,8 @@ class Checker(Observer):
         if held is None:
             held = tokens[token] = _new_token(tokens, token)
         if scope in ("", "relaxed"):
-            if not isinstance(actor, WarpActor):
-                return
-            held.unite_row(actor.know, MBARRIER_INIT)
-            if actor.released_by_fence is not None:
-                held.unite(actor.released_by_fence[0])
+            if isinstance(actor, WarpActor):
+                relaxed.release(actor, held)
             return
         held.unite(actor.know)
         if isinstance(actor, WarpActor):
@@ -205,9 +224,7 @@ class Checker(Observer):
         self._signal(actor, token, arrives=False)
         held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
-            if actor.to_acquire is None:
-                actor.to_acquire = Knowledge()
-            actor.to_acquire.unite(held)
+            relaxed.acquire(actor, held, self._no_mbarrier.get(actor.home, 0))
         elif held is not None:
             actor.know.unite(held)
             actor.unfenced_tcgen05 = True
@@ -221,39 +238,8 @@ class Checker(Observer):
         action = "arrival" if arrives else "wait"
         if arrives and (not actor.is_warp or actor.cta != cta):
             self._lifetimes.signalled(cta, actor, (actor, instruction, action))
-        init = self._inits.get(cta, {}).get(offset)
-        if init is None or init in actor.inits:
-            return
-        ordered, visible = proxies.knows_init(actor, init, cta)
-        if ordered and visible:
-            return
-        self._report_init(init, (actor, instruction, action), cta, offset, ordered=ordered)
-
-    def _report_init(
-        self, init: Event, use: Place, cta: int, offset: int, *, ordered: bool
-    ) -> None:
-        edge = (
-            "needs fence.mbarrier_init.release.cluster (or fence.proxy.async)"
-            if ordered
-            else "needs a barrier (behind fence.mbarrier_init.release.cluster for other CTAs and "
-            "the async proxy)"
-        )
-
-        def message(a: Site | None, b: Site | None) -> str:
-            assert a is not None and b is not None
-            return (
-                f"{a} of shared memory of {self._cta_names[cta]} 0x{offset:x}, and {b}: {edge} "
-                f"between {a.where} and {b.where}"
-            )
-
-        user = use[0]
-        is_local = user is not None and user.cta == cta
-        if is_local and user is not None and user.is_warp:
-            self._collected.add("race", place(init), use, message)
-            return
-        # Within a CTA, behind a barrier, kernels that ship do without the fence.
-        level = "warning" if ordered and is_local else None
-        self._collected.add("missing-mbarrier-init-fence", place(init), use, message, level=level)
+        if cta not in self._gone:
+            self._mbarriers.used(actor, instruction, cta, offset, action)
 
     def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
         """A fence of a warp."""
@@ -263,8 +249,13 @@ class Checker(Observer):
         name, _, scope = kind.partition(".")
         if name in ("acq_rel", "sc", "acquire", "release"):
             self._flags.fenced(actor, scope)
+        elif kind == "tcgen05.before_thread_sync":
+            relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
         elif kind == "tcgen05.after_thread_sync":
+            relaxed.after_thread_sync(actor, self._tcgen05.get(actor.home, 0))
             actor.unfenced_tcgen05 = False
+        elif kind == "wgmma" and self._wgmma is not None:
+            self._wgmma.fenced(agent.agent_id)
         else:
             proxies.apply_fence(actor, kind)
 
@@ -276,9 +267,17 @@ class Checker(Observer):
         self._time += 1
         actor = OperationActor(operation.agent_id, operation.kind, warp, len(issued), self._time)
         issued.append(operation.agent_id)
+        if operation.kind.startswith("tcgen05."):
+            self._tcgen05[warp.home] = self._tcgen05.get(warp.home, 0) | 1 << actor.slot
+        if not relaxed.completes_mbarriers(operation):
+            others = self._no_mbarrier.get(warp.home, 0)
+            self._no_mbarrier[warp.home] = others | 1 << actor.slot
+        if self._wgmma is not None and operation.kind == "wgmma":
+            self._wgmma_started(warp, issuer, operation)
         actor.instruction = operation.instruction
         self._actors[operation.agent_id] = actor
         details = operation.details
+        actor.signals_peers = any(cta != warp.cta for cta, _ in details.get("mbarriers", ()))
         before = details.get("ordered_after")
         for other in operation.after if before is None else before:
             actor.complete_after(self._actors[other.agent_id])
@@ -289,11 +288,30 @@ class Checker(Observer):
             if isinstance(first, OperationActor) and actor.knows_issue(first):
                 actor.complete_after(first)
 
+    def _wgmma_started(self, warp: Actor, issuer: Agent, operation: Any) -> None:
+        assert self._wgmma is not None
+        instruction = operation.instruction
+        registers = operation.details["registers"]
+        why = self._wgmma.started(issuer.agent_id, instruction, registers)
+        if why is not None:
+            self._collected.add(
+                "wgmma-fence-missing",
+                (warp, instruction, ""),
+                None,
+                lambda first, _: f"{first}: needs wgmma.fence before it: {why}",
+            )
+
     def async_completed(self, operation: Any) -> None:
         """Nobody asks any more what a completed operation knew."""
         actor = self._actors[operation.agent_id]
         assert isinstance(actor, OperationActor)
         actor.forget()
+        if actor.home in self._leaving:
+            left, cluster = self._leaving.pop(actor.home)
+            if left > 1:
+                self._leaving[actor.home] = (left - 1, cluster)
+            else:
+                self._retire(cluster)
 
     def async_joined(self, agent: Agent, operation: Any, reads_only: bool) -> None:
         """A warp has waited for an operation."""
@@ -307,6 +325,22 @@ class Checker(Observer):
         else:
             joined.joined = True
             part.done |= joined.take_past()
+
+    def async_result_touched(self, agent: Agent, operation: Any) -> None:
+        """Something was computed with registers of a tcgen05.ld that was not waited for."""
+        part, bit = self._known_load(agent, operation)
+        part.touched |= bit
+
+    def async_result_used(self, agent: Agent, operation: Any) -> None:
+        """Registers of a tcgen05.ld that was not waited for were needed."""
+        part, bit = self._known_load(agent, operation)
+        part.used |= bit
+
+    def _known_load(self, agent: Agent, operation: Any) -> tuple[Part, int]:
+        load = self._actors[operation.agent_id]
+        assert isinstance(load, OperationActor)
+        know = self._actors[agent.agent_id].know
+        return know.part(load.home, self._widths[load.home]), 1 << load.slot
 
     def complained(
         self,

@@ -18,6 +18,7 @@ LEVELS: dict[str, str] = {
     "missing-wait": "error",
     "missing-proxy-fence": "error",
     "missing-proxy-fence-after-read": "warning",
+    "missing-proxy-fence-after-cp-async": "warning",
     "missing-tensormap-fence": "error",
     "missing-mbarrier-init-fence": "error",
     "mbarrier-access": "error",
@@ -28,6 +29,8 @@ LEVELS: dict[str, str] = {
     "tmem-dealloc-race": "warning",
     "same-value-race": "note",
     "missing-tcgen05-fence": "note",
+    "late-tmem-read": "warning",
+    "tmem-read-by-register": "note",
     "mma-order-in-practice": "note",
     "uninitialised-read": "warning",
     "uninitialised-tmem-read": "error",
@@ -36,6 +39,7 @@ LEVELS: dict[str, str] = {
     "read-after-exit": "warning",
     "signal-after-exit": "warning",
     "dsmem-exit": "error",
+    "wgmma-fence-missing": "warning",
 }
 """Every code of the check itself with its level; the machine's complaints bring their own."""
 UNORDERED = (
@@ -45,10 +49,13 @@ UNORDERED = (
     "missing-wait",
     "unordered-mma",
     "missing-tcgen05-wait",
+    "late-tmem-read",
+    "tmem-read-by-register",
     "tmem-dealloc-race",
 )
 """Codes of accesses that nothing orders: the schedule decides which of the two comes first, and by
 that which of the codes it is; two instructions give one finding."""
+SEVERITY = {"note": 0, "warning": 1, "error": 2}
 SHOWN_OPCODE = 60
 
 
@@ -123,7 +130,8 @@ Place = tuple["Actor | None", "Instruction | None", str]
 
 
 class Findings:
-    """Collects findings; of those with the same code and instructions the first is kept."""
+    """Collects findings; of those with the same code and instructions the first of the most severe
+    is kept."""
 
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
@@ -152,16 +160,19 @@ class Findings:
         if code in UNORDERED:
             family, pcs = "unordered", (min(pcs), max(pcs))
         key = (family, *pcs, about)
+        level = level if level is not None else LEVELS[code]
         entry = self._entries.get(key)
+        count = 1
         if entry is not None:
             if instance < 0 or instance != entry.instance:
                 entry.count += 1
                 entry.instance = instance
-            return
+            if SEVERITY[level] <= SEVERITY[entry.level]:
+                return
+            count = entry.count
         sites = self._site(first), self._site(second)
-        level = level if level is not None else LEVELS[code]
         text = f"{code}: kernel {self._kernel}: {message(*sites)}"
-        self._entries[key] = _Entry(level, code, text, *sites, instance)
+        self._entries[key] = _Entry(level, code, text, *sites, instance, count)
 
     def all(self) -> list[Finding]:
         """The findings in the order in which they arose."""

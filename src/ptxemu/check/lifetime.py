@@ -2,20 +2,29 @@
 
 INVARIANT: a CTA's exit is ordered after everything that one of its warps knew when it exited; an
 access from outside that none of them knew may come after the exit.
+
+A copy that may still read the CTA's own shared memory is an error only where another CTA started
+behind the exit, which may have got that memory: kernels that ship exit without waiting for their
+last stores to have read, and where the memory stays as it was nobody can tell.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ptxemu.check import races
+from ptxemu.check.actors import OperationActor
 from ptxemu.check.vector_clock import Knowledge
 from ptxemu.events import AccessKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ptxemu.check.actors import Actor, Event
+    from ptxemu.check.actors import Actor, Event, WarpActor
     from ptxemu.check.findings import Findings, Place, Site
+
+_COPIES = ("cp.async.bulk", "cp.reduce.async.bulk")
+_READERS = (*_COPIES, "tcgen05.ld")
 
 
 class Lifetimes:
@@ -28,9 +37,14 @@ class Lifetimes:
         self._signals: dict[int, dict[Actor, tuple[int, Place]]] = {}
         self._exits: dict[int, Knowledge] = {}
         self._barriers: dict[str, dict[int, Any]] = {}
+        self._unread: list[tuple[int, Event]] = []
+        """Reads of own shared memory that may come behind the exit, by CTA."""
 
     def started(self, cta: Any) -> None:
-        """A CTA became resident."""
+        """A CTA became resident, maybe where one that has exited was."""
+        for other, event in self._unread:
+            self._report_read(other, event, level="error")
+        self._unread.clear()
         self._labels[cta.index] = f"cta ({','.join(map(str, cta.ctaid))})"
         self._touches[cta.index] = {}
         self._signals[cta.index] = {}
@@ -51,17 +65,25 @@ class Lifetimes:
         elif cta in self._exits:
             self._report_signal(cta, actor, place)
 
-    def exited(self, cta: Any, warps: Iterable[Actor]) -> None:
-        """All warps of a CTA have exited."""
+    def exited(self, cta: Any, warps: Iterable[WarpActor]) -> None:
+        """All warps of a CTA have exited; what their relaxed waits saw came before that too."""
         known = Knowledge()
         for warp in warps:
             known.unite(warp.know)
+            if warp.to_acquire is not None:
+                known.unite(warp.to_acquire)
         self._exits[cta.index] = known
         for event in self._touches.pop(cta.index, {}).values():
-            if not _is_known(known, event.actor, event.clock, reads=event.kind is AccessKind.READ):
+            reads = event.kind is AccessKind.READ
+            first = event.actor
+            if not known.includes(first.home, first.slot, first.is_warp, event.clock, reads=reads):
                 self._report_touch(cta.index, event)
         for actor, (clock, place) in self._signals.pop(cta.index, {}).items():
-            if not _is_known(known, actor, clock, reads=False):
+            if actor.is_warp:
+                is_seen = known.has_seen(actor.home, actor.slot, clock)
+            else:
+                is_seen = known.includes(actor.home, actor.slot, False, clock)
+            if not is_seen:
                 self._report_signal(cta.index, actor, place)
         barriers = cta.engines.get("mbarrier")
         if barriers is not None:
@@ -109,17 +131,39 @@ class Lifetimes:
                 ),
             )
             return
-        # NVIDIA's own kernels exit without waiting for their last stores to have read.
+        assert isinstance(event.actor, OperationActor)
+        kind, needed = event.actor.kind, races.completion(event, event.actor)
         is_own_read = event.actor.cta == cta and event.kind is AccessKind.READ
+        if is_own_read and kind.startswith(_READERS):
+            self._report_read(cta, event, level="warning")
+            if kind.startswith(_COPIES):
+                self._unread.append((cta, event))
+            return
         self._findings.add(
-            "read-after-exit" if is_own_read else "async-after-exit",
-            (event.actor, event.instruction, event.action),
+            "async-after-exit",
+            races.place(event),
             None,
             lambda first, _: (
-                f"{first} in {label} may happen after the exit of {label}: needs a wait for the "
-                "operation before the exit"
+                f"{first} in {label} may happen after the exit of {label}: needs {needed} before "
+                "the exit"
             ),
+            # Threads' own loads hold the CTA's memory on hardware, though the ISA is silent.
+            level="warning" if kind == "cp.async" else None,
         )
+
+    def _report_read(self, cta: int, event: Event, *, level: str) -> None:
+        label = self._labels[cta]
+        assert isinstance(event.actor, OperationActor)
+        needed = races.completion(event, event.actor)
+        then = ", when the memory may be another CTA's" if level == "error" else ""
+
+        def message(first: Site | None, _: Site | None) -> str:
+            return (
+                f"{first} in {label} may happen after the exit of {label}{then}: needs {needed} "
+                "before the exit"
+            )
+
+        self._findings.add("read-after-exit", races.place(event), None, message, level=level)
 
     def _report_signal(self, cta: int, actor: Actor, place: Place) -> None:
         label = self._labels[cta]
@@ -131,13 +175,3 @@ class Lifetimes:
             )
 
         self._findings.add("signal-after-exit", place, None, message)
-
-
-def _is_known(known: Knowledge, actor: Actor, clock: int, *, reads: bool) -> bool:
-    part = known.parts.get(actor.home)
-    if part is None:
-        return False
-    if actor.is_warp:
-        return part.clocks.item(0, actor.slot) >= clock
-    bits = part.done | part.reads if reads else part.done
-    return bool(bits >> actor.slot & 1)

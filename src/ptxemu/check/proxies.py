@@ -65,7 +65,23 @@ def missing_fence(first: Event, second: Event, space: Space) -> tuple[str, str] 
         return None
     if first.kind is AccessKind.READ:
         return "missing-proxy-fence-after-read", "fence.proxy.async"
+    if _is_copy_that_arrived(first.actor) and _is_of_tensor_cores(second.actor):
+        return "missing-proxy-fence-after-cp-async", "fence.proxy.async"
     return "missing-proxy-fence", "fence.proxy.async"
+
+
+def _is_copy_that_arrived(actor: Actor) -> bool:
+    """Whether this is a cp.async that no warp waited for: its mbarrier arrival told of it.
+
+    By the ISA it needs the fence as any generic write does, but NVIDIA's own tensor core
+    kernels (CUTLASS's cp.async main loops for sm_90 and sm_100) rely on the arrival alone.
+    """
+    return isinstance(actor, OperationActor) and actor.kind == "cp.async" and not actor.joined
+
+
+def _is_of_tensor_cores(actor: Actor) -> bool:
+    kinds = ("wgmma", "tcgen05.mma", "tcgen05.cp")
+    return isinstance(actor, OperationActor) and actor.kind.startswith(kinds)
 
 
 def knows_init(actor: Actor, init: Event, cta: int) -> tuple[bool, bool]:

@@ -18,6 +18,8 @@ MAX_SUSPECTS = 4
 """Reads of a granule before any write that are remembered."""
 MAX_ATOMICS = 8
 """Unordered atomics of a granule that are remembered."""
+MAX_EQUAL = 32
+"""Unordered writes of one value that are remembered."""
 
 
 class Spot(NamedTuple):
@@ -67,9 +69,8 @@ class Races:
         actor, reads, suspects = event.actor, state.reads, state.suspects
         if not state.initialised and not any(s.instruction is event.instruction for s in suspects):
             suspects = (*suspects[1 - MAX_SUSPECTS :], event)
-        for write in state.writes:
-            if write.actor is not actor or write.proxy is not event.proxy or write.is_mbarrier:
-                self._judge(write, event, state, spot)
+        for write in _to_judge(state.writes, event, spot.space):
+            self._judge(write, event, state, spot)
         if len(reads) == 1:
             only = reads[0]
             if only.actor is actor and only.clock == event.clock and only.proxy is event.proxy:
@@ -104,6 +105,14 @@ class Races:
             )
             if kept:
                 return State((*kept[1 - MAX_ATOMICS :], event), ())
+        elif event.is_silent:
+            kept = tuple(
+                write
+                for write in state.writes
+                if _write_the_same(write, event) and not actor.knows(write)
+            )
+            if kept:
+                return State((*kept[1 - MAX_EQUAL :], event), (), suspects=suspects)
         if suspects:
             return State((event,), (), suspects=suspects)
         if event.write_state is None:
@@ -114,7 +123,7 @@ class Races:
         """Report `first` then `second`, of which one writes, unless the order allows it."""
         if first.strong and second.strong:
             return
-        if first.is_mbarrier != second.is_mbarrier and _is_plain(first, second):
+        if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
             self._mbarrier_access(first, second, state, spot)
             return
         if second.actor.knows(first):
@@ -127,7 +136,7 @@ class Races:
                 if note is not None:
                     self._report(note[0], first, second, note[1], state, spot)
             return
-        if second.is_silent and first.actor.is_warp and state.initialised:
+        if _write_the_same(first, second) and state.initialised:
             edge = "harmless, since the second writes what was there already"
             self._report("same-value-race", first, second, edge, state, spot)
             return
@@ -175,13 +184,54 @@ class Races:
         def message(a: Site | None, _: Site | None) -> str:
             return f"{a} of {spot.describe(state)}, which nobody has written"
 
-        self._findings.add(code, place(event), None, message, instance=event.time)
+        # A tcgen05.ld moves whole rows, of which a thread may drop what it does not need.
+        is_load = isinstance(event.actor, OperationActor) and event.actor.kind == "tcgen05.ld"
+        level = "warning" if is_load else None
+        self._findings.add(code, place(event), None, message, level=level, instance=event.time)
 
 
-def _is_plain(first: Event, second: Event) -> bool:
-    """Whether the one of the two that is no initialisation is no mbarrier instruction either."""
-    other = second if first.is_mbarrier else first
-    return other.instruction.modifiers[0] != "mbarrier"
+def _to_judge(writes: tuple[Event, ...], event: Event, space: Space) -> list[Event]:
+    """The last writes that a read is to be judged against; of equal ones one that it may see will
+    do."""
+    others = [
+        write
+        for write in writes
+        if write.actor is not event.actor or write.proxy is not event.proxy or write.is_mbarrier
+    ]
+    if len(writes) < 2 or writes[0].kind is AccessKind.ATOMIC:
+        return others
+    for write in writes:
+        if write.is_mbarrier:
+            continue
+        if write not in others or (
+            event.actor.knows(write) and proxies.missing_fence(write, event, space) is None
+        ):
+            return []
+    return others
+
+
+def _write_the_same(first: Event, second: Event) -> bool:
+    """Whether nobody can tell in which order `first` and the write `second` came.
+
+    The second wrote what was there already. Of asynchronous operations that counts only where
+    several warps issue the same copy: the data of a test may be the same by chance, as in a
+    buffer that is filled again too early.
+    """
+    if not second.is_silent:
+        return False
+    one, other = first.actor, second.actor
+    if isinstance(one, OperationActor) and isinstance(other, OperationActor):
+        return (
+            first.instruction is second.instruction
+            and first.kind is AccessKind.WRITE
+            and (one.home, one.issuer_slot) != (other.home, other.issuer_slot)
+        )
+    return one.is_warp and other.is_warp
+
+
+def _is_plain(event: Event) -> bool:
+    """Whether this is no mbarrier instruction."""
+    return event.instruction.modifiers[0] != "mbarrier"
 
 
 def _start(event: Event) -> int:
@@ -194,7 +244,7 @@ def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
     if space is Space.TMEM:
         return tcgen05_order.unordered(first, second)
     if isinstance(first.actor, OperationActor) and not first.actor.is_awaited(first):
-        edge = f"needs {_completion(first, first.actor)}"
+        edge = f"needs {completion(first, first.actor)}"
         if not _same_warp(first.actor, second.actor):
             edge += ", known to the second"
         return "missing-wait", edge
@@ -205,7 +255,7 @@ def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
         if _writes(first):
             edge += " (and fence.proxy.async)"
         elif isinstance(second.actor, OperationActor):
-            wait = _completion(second, second.actor)
+            wait = completion(second, second.actor)
             edge += f" (or, if the read is of what the second writes, {wait} before it)"
     if (first.strong or second.strong) and space is Space.GLOBAL:
         return "mixed-race", edge
@@ -220,11 +270,13 @@ def _same_warp(one: Actor, other: Actor) -> bool:
     return (one.cta, one.warp) == (other.cta, other.warp)
 
 
-def _completion(event: Event, operation: OperationActor) -> str:
+def completion(event: Event, operation: OperationActor) -> str:
     """The instruction that waits for an operation."""
     kind, modifiers = operation.kind, event.instruction.modifiers
     if kind.startswith("wgmma"):
         return "wgmma.wait_group"
+    if kind in ("tcgen05.ld", "tcgen05.st"):
+        return kind.replace(".", ".wait::")
     if kind.startswith("tcgen05"):
         return "tcgen05.commit and a wait on its mbarrier"
     if "bulk_group" in modifiers:

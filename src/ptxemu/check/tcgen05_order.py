@@ -34,6 +34,18 @@ def is_too_early(load: Event, product: Event) -> bool:
 def unordered(first: Event, second: Event) -> tuple[str, str]:
     """The code and the missing edge for two accesses to TMEM that nothing orders."""
     before, after = kind_of(first.actor), kind_of(second.actor)
+    if before == "tcgen05.ld":
+        known = second.actor.know.parts.get(first.actor.home)
+        if known is not None and known.used >> first.actor.slot & 1:
+            return "tmem-read-by-register", (
+                "only what needed the loaded registers orders the two, on hardware but not in the "
+                "ISA: needs tcgen05.wait::ld"
+            )
+        if known is not None and known.touched >> first.actor.slot & 1:
+            return "late-tmem-read", (
+                "what was computed with the loaded registers in between may be computed later: "
+                "needs tcgen05.wait::ld"
+            )
     if DEALLOC in (first.instruction.modifiers[:2], second.instruction.modifiers[:2]):
         return "tmem-dealloc-race", "needs a barrier behind the last use of the columns"
     if before.startswith("tcgen05.mma") and after.startswith("tcgen05.mma"):

@@ -21,7 +21,12 @@ TENSORMAP = 4
 """Generic accesses that are ordered for the tensormap proxy too."""
 TENSORMAP_RELEASED = 5
 """Generic accesses that a fence released to the tensormap proxy; another fence acquires them."""
-ROWS = 6
+TCGEN05 = 6
+"""What tcgen05 fences order although the arrival or the wait between them is relaxed: the issue of
+tcgen05 instructions (PTX ISA, "Canonical Synchronization Patterns" of tcgen05)."""
+ARRIVED = 7
+"""Relaxed arrivals that were left at a token: they order nothing, but have happened."""
+ROWS = 8
 
 
 class Part:
@@ -31,7 +36,7 @@ class Part:
     one event, known when its bit is set.
     """
 
-    __slots__ = ("clocks", "done", "fenced", "reads")
+    __slots__ = ("clocks", "done", "fenced", "reads", "tcgen05", "touched", "used")
 
     def __init__(self, width: int) -> None:
         self.clocks: NDArray[np.int32] = np.zeros((ROWS, width), dtype=np.int32)
@@ -39,6 +44,12 @@ class Part:
         """Operations that are known to have completed."""
         self.reads = 0
         """Operations that are known to have read their sources (besides those that are done)."""
+        self.touched = 0
+        """tcgen05.ld with whose registers something was computed, which is no order."""
+        self.used = 0
+        """Of those the ones whose registers were needed, which is no order for the ISA."""
+        self.tcgen05 = 0
+        """tcgen05 operations done before the last tcgen05.fence::before_thread_sync."""
         self.fenced = 0
         """Operations done whose generic-proxy writes are ordered for the async proxy too."""
 
@@ -47,6 +58,8 @@ class Part:
         new = Part.__new__(Part)
         new.clocks = self.clocks.copy()
         new.done, new.reads, new.fenced = self.done, self.reads, self.fenced
+        new.touched, new.used = self.touched, self.used
+        new.tcgen05 = self.tcgen05
         return new
 
     def unite(self, other: Part) -> None:
@@ -55,6 +68,8 @@ class Part:
         self.done |= other.done
         self.reads |= other.reads
         self.fenced |= other.fenced
+        self.touched |= other.touched
+        self.used |= other.used
 
 
 class Knowledge:
@@ -71,6 +86,28 @@ class Knowledge:
         if part is None:
             part = self.parts[home] = Part(width)
         return part
+
+    def includes(
+        self, home: int, slot: int, is_warp: bool, clock: int, reads: bool = False
+    ) -> bool:
+        """Whether the past of an agent of cluster `home` is known.
+
+        Args:
+            slot, is_warp: the agent: a warp's column, or an operation's bit.
+            clock: of the warp; `reads`: that the operation has read its sources will do.
+        """
+        part = self.parts.get(home)
+        if part is None:
+            return False
+        if is_warp:
+            return part.clocks.item(GENERIC, slot) >= clock
+        bits = part.done | part.reads | part.touched if reads else part.done
+        return bool(bits >> slot & 1)
+
+    def has_seen(self, home: int, slot: int, clock: int) -> bool:
+        """Whether an arrival of a warp at its `clock` was seen, be it a relaxed one."""
+        part = self.parts.get(home)
+        return part is not None and bool(part.clocks[[GENERIC, ARRIVED], slot].max() >= clock)
 
     def copy(self) -> Knowledge:
         """A copy that may change on its own."""

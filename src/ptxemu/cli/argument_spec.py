@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.memory.swizzle import Swizzle
-from ptxemu.memory.tensor_map import DRIVER_TYPES, encode_tiled
+from ptxemu.descriptors.swizzle import Swizzle
+from ptxemu.descriptors.tensor_map import DRIVER_TYPES, encode_tiled
 from ptxemu.numerics.minifloat import BF16, E4M3, E5M2, Format
 
 HELP = """\

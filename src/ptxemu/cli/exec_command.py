@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.cli import report
@@ -15,7 +16,10 @@ from ptxemu.cli.launch_command import (
     policy_of,
 )
 from ptxemu.cli.progress import Progress
-from ptxemu.errors import PtxEmuError
+from ptxemu.cli.target import short_name
+from ptxemu.errors import LaunchError, PtxEmuError
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.saved_launch import SUFFIX, save_launch
 
 if TYPE_CHECKING:
     from ptxemu.cutedsl.script import ScriptOutcome
@@ -31,11 +35,17 @@ Options of ptxemu come before the script, everything behind it is the script's.
 
 Keep problems small: the emulator runs some 100,000 to 1,000,000 warp instructions a second.
 
+--save DIR writes every launch to a file of its own: PTX, launch shape, parameters and all memory
+that it may use, as they were before it. ptxemu run, check, trace, mutate and info take such a file
+in the place of a PTX file, later or on another machine, with neither CuTe DSL nor torch.
+
 Exit code: the script's, or 1 if the check found an error.
 
 examples:
   ptxemu exec --arch sm_100a dense_gemm.py --mnkl 256,256,128,1
-  ptxemu exec --arch sm_90a -m mypackage.selftest"""
+  ptxemu exec --arch sm_90a -m mypackage.selftest
+  ptxemu exec --save launches dense_gemm.py --mnkl 256,256,128,1
+  ptxemu check launches/Gemm.0.launch"""
 
 
 def add_parser(commands: Any) -> None:
@@ -51,6 +61,12 @@ def add_parser(commands: Any) -> None:
     )
     add_schedule_options(parser)
     parser.add_argument("--no-check", action="store_true", help="run only")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="DIR",
+        help="write each launch N (from 0) to DIR/KERNEL.N.launch before it runs",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report there too; - for stdout")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_finding_options(parser)
@@ -70,12 +86,14 @@ def carry_out(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise PtxEmuError(f"exec needs torch, nvidia-cutlass-dsl and llvmlite: {error}") from error
     progress = Progress(quiet=options.quiet)
+    saved = None if options.save is None else _Saved(options.save)
     emulation = cutedsl.emulate(
         arch=options.arch,
         check=not options.no_check,
         on_finding="collect",
         policy=policy_of(options),
         on_progress=progress,
+        on_launch=None if saved is None else saved.save,
     )
     started = time.monotonic()
     outcome = run_script(
@@ -86,6 +104,8 @@ def carry_out(options: argparse.Namespace) -> int:
         is_module=options.is_module,
     )
     progress.finish()
+    if saved is not None:
+        emulation.notes.extend(saved.notes)
     seconds = time.monotonic() - started
     sys.stdout.flush()
     if outcome.error is not None:
@@ -95,6 +115,28 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.json != "-":
         sys.stdout.write(_text(options, emulation, outcome, seconds))
     return outcome.exit_code or (1 if report.has_errors(emulation.findings) else 0)
+
+
+class _Saved:
+    """Writes launches into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes: list[str] = []
+        """What was written and what could not be, for people."""
+        self._folder = folder
+        self._count = 0
+
+    def save(self, setup: LaunchSetup) -> None:
+        """As `OnLaunch`."""
+        number, self._count = self._count, self._count + 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{short_name(setup.kernel)}.{number}{SUFFIX}"
+        try:
+            save_launch(setup, path)
+        except LaunchError as error:
+            self.notes.append(f"not saved: {error}")
+        else:
+            self.notes.append(f"saved {path} ({path.stat().st_size:,} bytes)")
 
 
 def _write_json(

@@ -13,6 +13,7 @@ from ptxemu import api
 from ptxemu.errors import IllegalInstructionError, UnsupportedInstructionError
 from ptxemu.isa import registry
 from ptxemu.machine.layout import Layout
+from ptxemu.saved_launch import is_saved_launch, load_launch
 from ptxemu.syntax.ast import Function, Instruction, Parameter
 
 _CONTROL = ("bra", "brx", "call", "ret", "exit")
@@ -33,7 +34,7 @@ def add_parser(commands: Any) -> None:
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("ptx", type=Path, help="a PTX file")
+    parser.add_argument("ptx", type=Path, help="a PTX file, or a saved launch")
     parser.add_argument("--kernel", help="only this entry point")
     parser.add_argument("--opcodes", action="store_true", help="also list every opcode with count")
     parser.add_argument("--json", action="store_true", help="machine-readable, complete")
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     """Print the facts; 1 if an instruction is missing."""
-    module = api.load(options.ptx)
+    module = _load(options.ptx)
     syntax = module.syntax
     names = [options.kernel] if options.kernel else module.kernels
     for name in names:
@@ -60,6 +61,10 @@ def carry_out(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(_text(facts, with_opcodes=options.opcodes))
     return 1 if any(kernel["missing"] for kernel in kernels) else 0
+
+
+def _load(path: Path) -> api.Module:
+    return load_launch(path).module if is_saved_launch(path) else api.load(path)
 
 
 def describe(module: api.Module, function: Function) -> dict[str, Any]:

@@ -19,8 +19,11 @@ from ptxemu.cli.progress import Progress
 from ptxemu.errors import ExecutionError, LaunchError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.saved_launch import is_saved_launch, load_launch
 from ptxemu.sched.policy import Policy
 
+PTX_HELP = "a PTX file, or a saved launch (ptxemu exec --save), which needs no launch options"
+_LAUNCH_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg", "arch", "sms")
 _SHOWN_ELEMENTS = 6
 
 _HELP = {
@@ -32,9 +35,10 @@ _HELP = {
     ),
 }
 _EXAMPLE = """
-example:
+examples:
   ptxemu {command} axpy.ptx --grid 4 --block 256 \\
-      --arg f32[1024]=random --arg f32[1024]=zeros --arg f32=2.5 --arg i32=1024"""
+      --arg f32[1024]=random --arg f32[1024]=zeros --arg f32=2.5 --arg i32=1024
+  ptxemu {command} gemm.0.launch       a launch that `ptxemu exec --save` wrote"""
 
 
 def add_parser(commands: Any, name: str, *, check: bool) -> None:
@@ -45,7 +49,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         description=_HELP[name] + "\n" + _EXAMPLE.format(command=name),
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("ptx", type=Path, help="a PTX file")
+    parser.add_argument("ptx", type=Path, help=PTX_HELP)
     add_launch_options(parser)
     parser.add_argument("--arch", help="device: sm_90a or sm_100a (default: the PTX's .target)")
     add_schedule_options(parser)
@@ -59,12 +63,10 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
     """The options that say how a kernel of a PTX file is launched."""
     parser.add_argument("--kernel", help="entry point (not needed if there is only one)")
-    parser.add_argument(
-        "--grid", type=_dim3, default=(1, 1, 1), help="CTAs: X or X,Y,Z (default 1)"
-    )
+    parser.add_argument("--grid", type=_dim3, help="CTAs: X or X,Y,Z (default 1)")
     parser.add_argument("--block", type=_dim3, help="threads: X or X,Y,Z (default: .reqntid)")
     parser.add_argument("--cluster", type=_dim3, help="CTAs of a cluster: X or X,Y,Z")
-    parser.add_argument("--smem", type=int, default=0, help="bytes of dynamic shared memory")
+    parser.add_argument("--smem", type=int, help="bytes of dynamic shared memory (default 0)")
     parser.add_argument(
         "--arg", action="append", default=[], metavar="SPEC", help=argument_spec.HELP
     )
@@ -113,6 +115,8 @@ def prepare(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
     Raises:
         LaunchError, ValueError: naming the option that is wrong.
     """
+    if is_saved_launch(options.ptx):
+        return _saved(options)
     module = api.load(options.ptx, arch=options.arch)
     kernel = _kernel(module, options.kernel)
     rng = np.random.default_rng(options.seed)
@@ -125,8 +129,20 @@ def prepare(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
             memory.register(api.array_bytes(argument.array), f"argument {index} ({argument.text})")
     block = options.block or _required_block(module, kernel)
     values = tuple(argument.value for argument in arguments)
-    grid, cluster, smem = options.grid, options.cluster, options.smem
+    grid, cluster, smem = options.grid or (1, 1, 1), options.cluster, options.smem or 0
     return LaunchSetup(module, kernel, grid, block, values, memory, cluster, smem), arguments
+
+
+def _saved(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
+    """The launch in a file, with its memory in the place of arguments."""
+    given = [f"--{name}" for name in _LAUNCH_OPTIONS if getattr(options, name, None)]
+    if given:
+        raise LaunchError(f"{options.ptx} is a saved launch, which leaves no choice of {given[0]}")
+    setup = load_launch(options.ptx)
+    return setup, [
+        Argument(f"memory {a.base:#x}: {a.name}", "u8", None, a.data, a.data.copy())
+        for a in setup.memory.allocations
+    ]
 
 
 def carry_out(options: argparse.Namespace) -> int:
@@ -230,6 +246,8 @@ def _json_numbers(values: NDArray[Any]) -> list[Any]:
 def _array_lines(index: int, argument: Argument) -> list[str]:
     facts = _array_facts(index, argument)
     size = argument.array.size if argument.array is not None else 0
+    if argument.value is None:  # saved memory: what its bytes mean is not known
+        return [f"  {argument.text}: {facts['changed']} of {size} bytes changed"]
     shape = ",".join(map(str, facts["shape"]))
     line = f"  argument {index} {facts['type']}[{shape}]: {facts['changed']} of {size} changed"
     if facts["min"] is not None:

@@ -15,6 +15,7 @@ from ptxemu.errors import PtxEmuError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.mutate import CATEGORIES, Replay, Report, Result, mutate
 from ptxemu.mutate.runner import CAUGHT, Equivalents
+from ptxemu.saved_launch import load_launch
 
 _HELP = """\
 Mutation testing of a kernel's synchronisation. One instruction at a time is removed or weakened
@@ -24,11 +25,15 @@ schedules, until something notices: a finding or warning that the original lacks
 deadlock. What nothing notices is a survivor: the instruction is not needed, or your inputs do not
 need it, or the check is blind there.
 
-A mutant whose line the launch does not execute counts as not reached. A survivor that you have
-understood to be harmless goes into a file for --equivalent, a line each:
+A mutant whose line the launch does not execute counts as not reached. One that nothing notices is
+redundant if, as measured on the original, its instruction never had an effect: whatever a wait,
+barrier or fence made its warp know (accesses to memory and, of waits and barriers, arrivals) it
+knew already, or learnt again before it did anything. A survivor that you have understood to be
+harmless goes into a file for --equivalent, a line each:
   1234 removed: the barrier behind it orders the same accesses
   gemm.py:849 true at once: producer tail; nothing outlives a one-CTA cluster
-(PTX line or source line, name of the mutation as listed or *, the reason).
+(PTX line or source line, name of the mutation as listed or *, the reason). "of reached" is caught /
+reached, "share" is caught / (reached - redundant - equivalent).
 
 categories for --only:
 {categories}
@@ -36,6 +41,7 @@ categories for --only:
 examples:
   ptxemu mutate kernel.ptx --grid 2 --block 128 --arg f32[1024]=random --arg f32[1024]=zeros
   ptxemu mutate --only proxy-fence --jobs 2 --exec dense_gemm.py --mnkl 256,256,128,1
+  ptxemu mutate gemm.0.launch --also gemm_short.0.launch --equivalent gemm.txt
 
 Exit code: 0 everything possible was caught, 1 there are survivors."""
 
@@ -59,6 +65,15 @@ def add_parser(commands: Any) -> None:
         metavar="CATEGORY",
         help="mutants of this category (repeat for more)",
     )
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="another saved launch of the kernel (repeat for more): what one launch does not\n"
+        "need, another may, as with a loop that is shorter than its pipeline",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="at most N mutants, evenly spread")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)"
@@ -81,6 +96,7 @@ def carry_out(options: argparse.Namespace) -> int:
         progress = _Progress(replay.kernel, quiet=options.quiet)
         baseline, results = mutate(
             replay,
+            also=[Replay(load_launch(path)) for path in options.also],
             only=options.only,
             limit=options.limit,
             jobs=options.jobs,

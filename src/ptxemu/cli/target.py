@@ -7,7 +7,13 @@ import re
 import sys
 from pathlib import Path
 
-from ptxemu.cli.launch_command import add_launch_options, add_schedule_options, policy_of, prepare
+from ptxemu.cli.launch_command import (
+    PTX_HELP,
+    add_launch_options,
+    add_schedule_options,
+    policy_of,
+    prepare,
+)
 from ptxemu.cli.progress import Progress
 from ptxemu.errors import ExecutionError, PtxEmuError
 from ptxemu.events import Observer
@@ -18,7 +24,7 @@ _NAME_WIDTH = 60
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """The PTX file with its launch, or the script; and the schedule."""
-    parser.add_argument("ptx", nargs="?", type=Path, help="a PTX file")
+    parser.add_argument("ptx", nargs="?", type=Path, help=PTX_HELP)
     add_launch_options(parser)
     parser.add_argument(
         "--arch", help="device: sm_90a or sm_100a (default: the PTX's .target; of a script sm_100a)"

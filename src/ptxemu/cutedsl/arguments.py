@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.cutedsl import dlpack
+from ptxemu.cutedsl import dlpack, gpu_blocks
 from ptxemu.errors import LaunchError
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.syntax.ast import Parameter
@@ -23,6 +23,8 @@ _LOWEST_ADDRESS = 1 << 16
 _HIGHEST_ADDRESS = 1 << 47
 _TENSOR_MAP_BYTES = 128
 _MAX_POINTER_TABLE = 1 << 16
+_MAX_SEARCHED_BYTES = 1 << 24
+"""Larger memory is not searched for addresses."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,8 +58,9 @@ class Arguments:
         """Global memory for one launch.
 
         Addresses among the kernel's parameters, or in pointer tables, that belong to no argument
-        are looked up among all live tensors. Where that fails too, and the caller passed bare
-        pointers, bounds are given up with a note, unless `allow_unregistered` says otherwise.
+        are looked up among all live tensors, and in the memory of those that were freed last. Where
+        that fails too, and the caller passed bare pointers, bounds are given up with a note, unless
+        `allow_unregistered` says otherwise.
         """
         regions = list(self.regions)
         loose = [a for a in _addresses(parameters, values) if not _holds(regions, a)]
@@ -66,10 +69,11 @@ class Arguments:
         if loose or tables:
             live = list(_live_tensors())
             for address in (*loose, *(a for a in tables if not _holds(regions, a))):
-                found = [r for r in live if r.start <= address < r.end]
+                found = [r for r in live if r.start <= address < r.end] or _freed(address, note)
                 regions.extend(found)
                 if not found and address in loose:
                     stray.append(address)
+            regions.extend(_pointed_at(regions[len(self.regions) :], regions, live))
         if stray and self.has_bare_pointers:
             mapped = _mapped_ranges()
             stray = [a for a in stray if any(low <= a < high for low, high in mapped)]
@@ -210,6 +214,33 @@ def _addresses(parameters: Sequence[Parameter], values: Sequence[bytes]) -> Iter
         yield from _plausible(struct.unpack(f"<{end // 8}Q", value[:end]))
 
 
+def _pointed_at(
+    roots: Sequence[Region], known: Sequence[Region], live: Sequence[Region]
+) -> list[Region]:
+    """Live tensors whose addresses lie in `roots`: tables of pointers, tensor maps in workspaces.
+
+    Only what the kernel got as a bare pointer is searched: nothing says what it holds.
+    """
+    unknown = {r.start: r for r in live if r.end > r.start and not _holds(known, r.start)}
+    starts = np.array(sorted(unknown), dtype=np.uint64)
+    ends = np.array([unknown[int(start)].end for start in starts], dtype=np.uint64)
+    found: list[Region] = []
+    queue = [root for root in roots if root.end - root.start <= _MAX_SEARCHED_BYTES]
+    while queue and len(starts):
+        root = queue.pop()
+        first = -(-root.start // 8) * 8
+        count = max(root.end - first, 0) // 8
+        data = _view(root)[first - root.start : first - root.start + 8 * count]
+        words = data.view(np.uint64)
+        at = np.searchsorted(starts, words, side="right").astype(np.int64) - 1
+        hits = np.unique(at[(at >= 0) & (words < ends[at])])
+        reached = [unknown[int(start)] for start in starts[hits]]
+        found.extend(reached)
+        queue.extend(r for r in reached if r.end - r.start <= _MAX_SEARCHED_BYTES)
+        starts, ends = np.delete(starts, hits), np.delete(ends, hits)
+    return found
+
+
 def _plausible(words: Iterable[int]) -> Iterator[int]:
     return (word for word in words if _LOWEST_ADDRESS <= word < _HIGHEST_ADDRESS)
 
@@ -224,12 +255,26 @@ def _live_tensors() -> Iterator[Region]:
             continue
         try:
             storage = candidate.untyped_storage()
-            start = int(storage.data_ptr())
+            # Another device's address, or a FakeTensor's, is not asked for: torch would complain.
+            start = int(storage.data_ptr()) if storage.device.type == "cpu" else 0
         except (RuntimeError, NotImplementedError):
             continue
-        if start and storage.device.type == "cpu":
+        if start:
             name = f"a tensor {tuple(candidate.shape)} that is no argument"
             yield Region(start, start + int(storage.nbytes()), name, storage)
+
+
+def _freed(address: int, note: Callable[[str], None]) -> list[Region]:
+    """The block of a freed tensor that `address` is in."""
+    block = gpu_blocks.kept_at(address)
+    if block is None:
+        return []
+    start = int(block.ctypes.data)
+    note(
+        "an address that the kernel gets is in a tensor that was freed: on a GPU another one may "
+        "have that memory"
+    )
+    return [Region(start, start + block.nbytes, "a freed tensor", block)]
 
 
 def _mapped_ranges() -> list[tuple[int, int]]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from enum import IntEnum
 
 from ptxemu.machine.device import Device
+from ptxemu.machine.occupancy import MAX_CTAS, MAX_THREADS, SYSTEM_SHARED_BYTES
 
 SHARED_WITHOUT_OPT_IN = 48 * 1024
-SYSTEM_SHARED_BYTES = 1024
-"""Of every CTA, for the system."""
-MAX_CTAS_PER_SM = 32
-MAX_THREADS_PER_SM = 2048
 _L2_BYTES = {9: 50 * 2**20, 10: 126 * 2**20}
 
 
@@ -96,7 +93,7 @@ def device_attribute(device: Device, attribute: int) -> int | None:
         a.MEMORY_CLOCK_RATE: 2_619_000,
         a.GLOBAL_MEMORY_BUS_WIDTH: 5120,
         a.L2_CACHE_SIZE: _L2_BYTES[device.capability[0]],
-        a.MAX_THREADS_PER_MULTIPROCESSOR: MAX_THREADS_PER_SM,
+        a.MAX_THREADS_PER_MULTIPROCESSOR: MAX_THREADS,
         a.ASYNC_ENGINE_COUNT: 3,
         a.UNIFIED_ADDRESSING: 1,
         a.COMPUTE_CAPABILITY_MAJOR: device.capability[0],
@@ -107,7 +104,7 @@ def device_attribute(device: Device, attribute: int) -> int | None:
         a.MANAGED_MEMORY: 1,
         a.COOPERATIVE_LAUNCH: 1,
         a.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: device.shared_bytes_per_cta,
-        a.MAX_BLOCKS_PER_MULTIPROCESSOR: MAX_CTAS_PER_SM,
+        a.MAX_BLOCKS_PER_MULTIPROCESSOR: MAX_CTAS,
         a.RESERVED_SHARED_MEMORY_PER_BLOCK: SYSTEM_SHARED_BYTES,
         a.MEMORY_POOLS_SUPPORTED: 1,
         a.CLUSTER_LAUNCH: 1,

@@ -283,7 +283,7 @@ def _encode_tensor_map(
     address: int,
     *rest: int,
 ) -> None:
-    from ptxemu.memory.tensor_map import encode_tiled
+    from ptxemu.descriptors.tensor_map import encode_tiled
 
     dims, strides, box, element_strides, interleave, swizzle, l2_promotion, fill = rest
     if not 1 <= rank <= 5:

@@ -7,15 +7,15 @@ would, what is computed from it is in such memory too, and copies between the tw
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+
+from ptxemu.cutedsl import gpu_blocks
 
 ALIGNMENT = 512
 """Bytes: of every block of torch's CUDA allocator."""
@@ -25,13 +25,9 @@ _CPU = torch.device("cpu")
 _COPIES = ("to", "cuda", "cpu")
 
 
-_blocks: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
-"""Memory that stands for a GPU's, by address, as long as a tensor has it."""
-
-
 def is_marked(tensor: torch.Tensor) -> bool:
     """Whether a tensor says that it is on the GPU: by its memory, or (empty ones) by a mark."""
-    return getattr(tensor, _MARK, False) is True or _start(tensor) in _blocks
+    return getattr(tensor, _MARK, False) is True or gpu_blocks.is_start(_start(tensor))
 
 
 class DeviceTensors(TorchFunctionMode):
@@ -149,7 +145,7 @@ def _moved(result: Any, inputs: tuple[Any, ...]) -> None:
     taken = {_start(tensor) for tensor in _tensors(inputs)}
     for tensor in _tensors([result]):
         start = _start(tensor)
-        if start in (0, *taken) or start in _blocks:
+        if start in (0, *taken) or gpu_blocks.is_start(start):
             continue
         storage = tensor.untyped_storage()
         room = np.empty(storage.nbytes() + ALIGNMENT, dtype=np.uint8)
@@ -159,7 +155,7 @@ def _moved(result: Any, inputs: tuple[Any, ...]) -> None:
         memory.copy_(storage)
         place = (tensor.storage_offset(), tensor.size(), tensor.stride())
         tensor.data = torch.empty(0, dtype=tensor.dtype, device=_CPU).set_(memory, *place)
-        _blocks[int(block.ctypes.data)] = block
+        gpu_blocks.add(block)
 
 
 def _start(tensor: torch.Tensor) -> int:

@@ -15,15 +15,13 @@ from enum import IntEnum
 
 from ptxemu.api import Module, load
 from ptxemu.cutedsl.attributes import (
-    MAX_CTAS_PER_SM,
-    MAX_THREADS_PER_SM,
     SHARED_WITHOUT_OPT_IN,
-    SYSTEM_SHARED_BYTES,
     KernelAttribute,
     device_attribute,
 )
 from ptxemu.errors import LaunchError
 from ptxemu.machine.layout import Layout
+from ptxemu.machine.occupancy import ctas_per_sm
 
 PORTABLE_CLUSTER = 8
 
@@ -257,12 +255,10 @@ def _static_shared_bytes(module: Module, kernel: str) -> int:
 
 
 def _ctas_per_sm(module: Module, request: LaunchRequest) -> int:
-    """CTAs that an SM holds at once by threads and shared memory (registers are not known)."""
-    used = _static_shared_bytes(module, request.kernel.name) + request.dynamic_shared_bytes
-    shared = (module.device.shared_bytes_per_cta + SYSTEM_SHARED_BYTES) // (
-        used + SYSTEM_SHARED_BYTES
-    )
-    return min(MAX_CTAS_PER_SM, MAX_THREADS_PER_SM // math.prod(request.block), shared)
+    name = request.kernel.name
+    used = _static_shared_bytes(module, name) + request.dynamic_shared_bytes
+    directives = module.syntax.kernels[name].directives
+    return ctas_per_sm(module.device, math.prod(request.block), used, directives)
 
 
 def _dynamic_limit(kernel: KernelHandle, static: int) -> int:

@@ -176,12 +176,21 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
         "can_device_access_peer": lambda *_: False,
         "synchronize": lambda *_, **__: None,
         "empty_cache": lambda: None,
+        "default_generators": (torch.default_generator,),
+        "seed": torch.default_generator.seed,
+        "seed_all": torch.default_generator.seed,
+        "initial_seed": torch.default_generator.initial_seed,
         "manual_seed": torch.default_generator.manual_seed,
         "manual_seed_all": torch.default_generator.manual_seed,
         "memory_allocated": lambda *_: 0,
         "memory_reserved": lambda *_: 0,
+        "memory_stats": lambda *_: {},
         "max_memory_allocated": lambda *_: 0,
+        "max_memory_reserved": lambda *_: 0,
+        "reset_max_memory_allocated": lambda *_: None,
         "reset_peak_memory_stats": lambda *_: None,
+        "ipc_collect": lambda: None,
+        "get_arch_list": lambda: [device.arch],
         "mem_get_info": lambda *_: (_TOTAL_MEMORY, _TOTAL_MEMORY),
         "current_stream": lambda *_, **__: _Stream(),
         "default_stream": lambda *_, **__: _Stream(),
@@ -198,6 +207,7 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
     }
     for name, value in values.items():
         patches.replace(torch.cuda, name, value)
+    patches.replace(torch.cuda.random, "current_device", lambda: 0)
     for name in ("range", "range_push", "range_pop", "mark"):
         patches.replace(torch.cuda.nvtx, name, lambda *_, **__: contextlib.nullcontext())
     patches.replace(torch.version, "cuda", _CUDA_VERSION)
@@ -250,6 +260,9 @@ def _patch_custom_operators(patches: Patches, library: Any, mode: Any) -> None:
         name: str, fn: Any = None, /, *, mutates_args: Any, device_types: Any = None, **rest: Any
     ) -> Any:
         def register(function: Callable[..., Any]) -> Any:
+            # Annotations that are strings are names of the function's own module.
+            if rest.get("schema") is None:
+                rest["schema"] = library.infer_schema(function, mutates_args=mutates_args)
             return original(name, _under(mode, function), mutates_args=mutates_args, **rest)
 
         return register if fn is None else register(fn)

@@ -1,10 +1,18 @@
-"""Bit fields that tensor-core instructions take in registers, as dataclasses.
+"""Bit fields that tensor-core instructions and tensor copies take, as dataclasses.
 
-`WgmmaDescriptor` and `Tcgen05Descriptor` describe a matrix in shared memory,
-`InstructionDescriptor` and `BlockScaledInstructionDescriptor` a tcgen05.mma, and `ZeroColumnMask`
-which columns of B a tcgen05.mma.ws takes as zero.
+`decode` and `encode` convert between them and bits:
+
+    WgmmaDescriptor, Tcgen05Descriptor: a matrix in shared memory
+    InstructionDescriptor, BlockScaledInstructionDescriptor: what a tcgen05.mma does
+    ZeroColumnMask: which columns of B a tcgen05.mma.ws takes as zero
+    TensorMap, Im2colMap: what a tensor copy moves (a CUtensorMap)
+
+`gather_operand` reads a matrix out of an image of shared memory through its descriptor, as the
+tensor core does; `operand_addresses` says where each of its elements lies.
 """
 
+from ptxemu.descriptors.codec import AnyDescriptor, decode, encode
+from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.descriptors.instruction import (
     BLOCK_SCALED_KINDS,
     KINDS,
@@ -13,18 +21,30 @@ from ptxemu.descriptors.instruction import (
     InstructionDescriptor,
     decode_instruction,
 )
-from ptxemu.descriptors.shared_memory import Swizzle, Tcgen05Descriptor, WgmmaDescriptor
+from ptxemu.descriptors.matrix_layout import Major
+from ptxemu.descriptors.operand import gather_operand, operand_addresses
+from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
+from ptxemu.descriptors.swizzle import Swizzle
+from ptxemu.descriptors.tensor_map import TensorMap
 from ptxemu.descriptors.zero_mask import ZeroColumnMask
 
 __all__ = [
     "BLOCK_SCALED_KINDS",
     "KINDS",
     "PLAIN_KINDS",
+    "AnyDescriptor",
     "BlockScaledInstructionDescriptor",
+    "Im2colMap",
     "InstructionDescriptor",
+    "Major",
     "Swizzle",
     "Tcgen05Descriptor",
+    "TensorMap",
     "WgmmaDescriptor",
     "ZeroColumnMask",
+    "decode",
     "decode_instruction",
+    "encode",
+    "gather_operand",
+    "operand_addresses",
 ]

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from ptxemu.descriptors.bits import put, take
+from ptxemu.descriptors.swizzle import Swizzle
 
 _ADDRESS_MASK = 0x3FFFF
 
 
-class Swizzle(Enum):
-    """Swizzling modes (PTX ISA, "Shared Memory Layout and Swizzling")."""
-
-    NONE = "none"
-    B32 = "32B"
-    B64 = "64B"
-    B128 = "128B"
-    B128_ATOM_32B = "128B with 32B atomicity"
-
-    @property
-    def span(self) -> int:
-        """Bytes of a row of the swizzle atom; 16 without swizzling."""
-        return _SPANS[self]
-
-
-_SPANS = {
-    Swizzle.NONE: 16,
-    Swizzle.B32: 32,
-    Swizzle.B64: 64,
-    Swizzle.B128: 128,
-    Swizzle.B128_ATOM_32B: 128,
-}
 _WGMMA_MODES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 _TCGEN05_MODES = {
     0: Swizzle.NONE,
@@ -86,7 +64,7 @@ class WgmmaDescriptor:
             ValueError: a field does not fit, or wgmma has no such swizzling mode.
         """
         if self.swizzle not in _WGMMA_CODES:
-            raise ValueError(f"swizzle: wgmma has no mode {self.swizzle.value}")
+            raise ValueError(f"swizzle: wgmma has no mode {self.swizzle.name}")
         return (
             _matrix_encode(self.start_address, 0, "start_address")
             | _matrix_encode(self.leading_dimension_byte_offset, 16, "leading_dimension")
@@ -144,8 +122,10 @@ class Tcgen05Descriptor:
         """The 64-bit descriptor.
 
         Raises:
-            ValueError: a field does not fit.
+            ValueError: a field does not fit, or tcgen05 has no such swizzling mode.
         """
+        if self.swizzle not in _TCGEN05_CODES:
+            raise ValueError(f"swizzle: tcgen05 has no mode {self.swizzle.name}")
         return (
             _matrix_encode(self.start_address, 0, "start_address")
             | _matrix_encode(self.leading_dimension_byte_offset, 16, "leading_dimension")

@@ -25,6 +25,8 @@ class ClusterBarrier:
         """Completed phases."""
         self._arrived: dict[Warp, Mask] = {}
         """The lanes that have arrived in this phase."""
+        self._ahead: dict[Warp, Mask] = {}
+        """The lanes that have arrived twice: hardware counts the second for the next phase."""
 
     def token(self, phase: int) -> Hashable:
         """What arrivals of `phase` release and its waits acquire."""
@@ -34,9 +36,13 @@ class ClusterBarrier:
         """Lanes arrive; the phase that they arrive in."""
         before = self._arrived.get(warp)
         self._arrived[warp] = lanes if before is None else before | lanes
-        self._cluster.ctas[0].machine.progress += 1
         phase = self.phase
-        self.has_completed(phase)
+        if before is not None and (before & lanes).any():
+            phase += 1
+            ahead = self._ahead.get(warp)
+            self._ahead[warp] = before & lanes if ahead is None else ahead | before & lanes
+        self._cluster.ctas[0].machine.progress += 1
+        self.has_completed(self.phase)
         return phase
 
     def has_completed(self, phase: int) -> bool:
@@ -46,7 +52,7 @@ class ClusterBarrier:
         if not self._arrived or self._missing_warp() is not None:
             return False
         self.phase += 1
-        self._arrived.clear()
+        self._arrived, self._ahead = self._ahead, {}
         self._cluster.ctas[0].machine.progress += 1
         return True
 

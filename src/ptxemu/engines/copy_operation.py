@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import ExecutionError
-from ptxemu.events import AccessKind, Proxy, Space
-from ptxemu.machine.access import report
+from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
     from ptxemu.engines.reductions import Combine
@@ -121,8 +120,14 @@ def report_async(
     starts: NDArray[np.int64],
     size: int,
     kind: AccessKind,
+    *,
+    is_silent: bool = False,
 ) -> None:
-    """Tell the observer of an access by an operation through the async proxy."""
+    """Tell the observer of an access by an operation through the async proxy.
+
+    Args:
+        is_silent: a write of what was there already.
+    """
     machine = operation.cta.machine
     if machine.observer is None:
         return
@@ -146,18 +151,25 @@ def report_async(
                 operation.instruction,
             )
     order = ATOMIC_ORDERS[space] if kind is AccessKind.ATOMIC else _WEAK
-    report(
-        machine,
-        operation,
-        space,
-        owner,
-        starts,
-        size,
-        kind,
-        operation.instruction,
-        proxy=Proxy.ASYNC,
-        order=order,
+    machine.observer.accessed(
+        Access(
+            operation,
+            space,
+            None if owner is None else owner.index,
+            starts,
+            size,
+            kind,
+            Proxy.ASYNC,
+            operation.instruction,
+            *order,
+            is_silent,
+        )
     )
+
+
+def holds(operation: AsyncOperation, held: Bytes, data: Bytes) -> bool:
+    """Whether `held`, which `data` is to replace, is the same; False if nobody wants to know."""
+    return operation.cta.machine.observer is not None and np.array_equal(held, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +191,23 @@ class SharedRange:
 
     def write(self, operation: AsyncOperation, data: Bytes) -> None:
         """Replace the bytes."""
+        is_silent = holds(operation, self._bytes, data)
         self._bytes[:] = data
-        self._report(operation, AccessKind.WRITE)
+        self._report(operation, AccessKind.WRITE, is_silent=is_silent)
 
     def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
         """Replace the bytes by what `combine` makes of them and of `data`."""
         self._bytes[:] = combine(self._bytes.copy(), data)
         self._report(operation, AccessKind.ATOMIC)
 
-    def _report(self, operation: AsyncOperation, kind: AccessKind) -> None:
+    def _report(
+        self, operation: AsyncOperation, kind: AccessKind, *, is_silent: bool = False
+    ) -> None:
         if operation.cta.machine.observer is not None and self.size:
             starts = np.array([self.offset], dtype=np.int64)
-            report_async(operation, Space.SHARED, self.cta, starts, self.size, kind)
+            report_async(
+                operation, Space.SHARED, self.cta, starts, self.size, kind, is_silent=is_silent
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +228,9 @@ class GlobalRange:
         """Replace the bytes."""
         held = writable(operation, self.address, self.size)
         if self.byte_mask is None:
+            is_silent = holds(operation, held, data)
             held[:] = data
-            self._report(operation, AccessKind.WRITE)
+            self._report(operation, AccessKind.WRITE, is_silent=is_silent)
             return
         chosen = np.tile(self.byte_mask, self.size // len(self.byte_mask))
         held[chosen] = data[chosen]
@@ -226,10 +244,14 @@ class GlobalRange:
         held[:] = combine(held.copy(), data)
         self._report(operation, AccessKind.ATOMIC)
 
-    def _report(self, operation: AsyncOperation, kind: AccessKind) -> None:
+    def _report(
+        self, operation: AsyncOperation, kind: AccessKind, *, is_silent: bool = False
+    ) -> None:
         if operation.cta.machine.observer is not None and self.size:
             starts = np.array([self.address], dtype=np.int64)
-            report_async(operation, Space.GLOBAL, None, starts, self.size, kind)
+            report_async(
+                operation, Space.GLOBAL, None, starts, self.size, kind, is_silent=is_silent
+            )
 
 
 def readable(operation: AsyncOperation, address: int, size: int) -> Bytes:

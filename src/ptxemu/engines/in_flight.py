@@ -1,8 +1,11 @@
 """Registers that belong to an asynchronous operation: what happens when a warp touches them early.
 
 A tcgen05.ld writes its registers when its step is taken; the ISA respects a true dependency on
-them without tcgen05.wait::ld, so a touch makes the step happen first. Registers of a wgmma must not
-be touched before wgmma.wait_group: that is reported.
+them without tcgen05.wait::ld, so a touch makes the step happen first. That is no order of accesses
+to memory (PTX ISA, "Register dependencies, same thread"): what the registers hold is followed
+through pure instructions, which hardware may execute at any later time, to the visible instruction
+that cannot do without it. Registers of a wgmma must not be touched before wgmma.wait_group: that is
+reported.
 """
 
 from __future__ import annotations
@@ -22,11 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An operation's claim on a register."""
+    """Operations that a register belongs to: for what tcgen05.ld's results made, these."""
 
-    operation: AsyncOperation
+    operations: tuple[AsyncOperation, ...]
     is_result: bool
     """The operation writes the register; otherwise it only reads it."""
+
+    @property
+    def operation(self) -> AsyncOperation:
+        """The operation, or the first one."""
+        return self.operations[0]
 
 
 def claim(
@@ -34,16 +42,21 @@ def claim(
 ) -> None:
     """Registers (slots) belong to `operation` from now on."""
     for slot in sources:
-        warp.in_flight[slot] = Claim(operation, is_result=False)
+        warp.in_flight[slot] = Claim((operation,), is_result=False)
     for slot in results:
-        warp.in_flight[slot] = Claim(operation, is_result=True)
+        warp.in_flight[slot] = Claim((operation,), is_result=True)
 
 
 def release(warp: Warp, operation: AsyncOperation, slots: Iterable[int]) -> None:
     """The registers of an operation that has been waited for are the warp's again."""
     for slot in slots:
         held = warp.in_flight.get(slot)
-        if held is not None and held.operation is operation:
+        if held is None or operation not in held.operations:
+            continue
+        others = tuple(other for other in held.operations if other is not operation)
+        if others:
+            warp.in_flight[slot] = Claim(others, held.is_result)
+        else:
             del warp.in_flight[slot]
 
 
@@ -60,10 +73,23 @@ def touch_block(warp: Warp, block: Block) -> None:
         guards = [] if instruction.guard is None else [instruction.guard.register.slot]
         sources = {*_slots(op.sources), *guards}
         results = set(_slots(op.destinations))
+        origins: dict[AsyncOperation, None] = {}
         for slot in sources | results:
             held = warp.in_flight.get(slot)
-            if held is not None:
-                _touched(warp, instruction, slot, held, is_write=slot in results)
+            if held is None:
+                continue
+            if held.operation.kind == "wgmma":
+                _touch_wgmma(warp, instruction, slot, held, is_write=slot in results)
+                continue
+            _finish(warp, held.operations)
+            if slot in sources:
+                _tell_touched(warp, held.operations)
+                origins.update(dict.fromkeys(held.operations))
+            elif instruction.guard is None and warp.group.mask.all():
+                warp.in_flight.pop(slot, None)
+        if origins and warp.cta.machine.observer is not None:
+            derived = Claim(tuple(origins), is_result=True)
+            warp.in_flight.update(dict.fromkeys(results, derived))
 
 
 def touch_step(warp: Warp, instruction: Instruction) -> None:
@@ -72,22 +98,54 @@ def touch_step(warp: Warp, instruction: Instruction) -> None:
         return
     for slot in _slots(instruction.operands):
         held = warp.in_flight.get(slot)
-        if held is not None:
-            _touched(warp, instruction, slot, held, is_write=False)
+        if held is None:
+            continue
+        if held.operation.kind == "wgmma":
+            _touch_wgmma(warp, instruction, slot, held, is_write=False)
+        elif instruction.modifiers[:2] == ("tcgen05", "ld"):  # into the registers of another
+            _finish(warp, held.operations)
+        else:
+            _use(warp, held.operations)
+    if instruction.guard is not None:
+        touch_predicate(warp, instruction.guard.register.slot)
 
 
-def _touched(
+def touch_predicate(warp: Warp, slot: int) -> None:
+    """A branch or a visible instruction under the predicate `slot` is about to run."""
+    held = warp.in_flight.get(slot)
+    if held is not None and held.operation.kind != "wgmma":
+        _use(warp, held.operations)
+
+
+def _finish(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
+    for operation in operations:
+        while not operation.completed:
+            warp.cta.machine.take_step(operation)
+
+
+def _tell_touched(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
+    observer = warp.cta.machine.observer
+    for operation in operations:
+        if observer is not None and not operation.details.get("touched"):
+            operation.details["touched"] = True
+            observer.async_result_touched(warp, operation)
+
+
+def _use(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
+    """The warp cannot go on without the registers that `operations` load."""
+    _finish(warp, operations)
+    _tell_touched(warp, operations)
+    observer = warp.cta.machine.observer
+    for operation in operations:
+        release_all(warp, operation)
+        if observer is not None:
+            observer.async_result_used(warp, operation)
+
+
+def _touch_wgmma(
     warp: Warp, instruction: Instruction, slot: int, held: Claim, *, is_write: bool
 ) -> None:
     operation = held.operation
-    if operation.kind != "wgmma":
-        while not operation.completed:
-            warp.cta.machine.take_step(operation)
-        release_all(warp, operation)
-        observer = warp.cta.machine.observer
-        if observer is not None:
-            observer.async_joined(warp, operation, False)
-        return
     if not (held.is_result or is_write) or instruction.guard is not None:
         return
     del warp.in_flight[slot]

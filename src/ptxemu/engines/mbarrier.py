@@ -34,8 +34,8 @@ class Mbarrier:
     """Bytes announced by expect_tx and not yet delivered; negative while data came first."""
     phase: int = 0
     """Completed phases."""
-    inited_by: int = -1
-    """Agent that initialised it."""
+    is_fresh: bool = True
+    """Nothing but an initialisation has reached it yet."""
 
 
 class Mbarriers:
@@ -45,14 +45,19 @@ class Mbarriers:
         self.cta = cta
         self.by_offset: dict[int, Mbarrier] = {}
 
-    def init(self, agent: Agent, offset: int, count: int) -> None:
+    def init(self, offset: int, count: int) -> None:
         """mbarrier.init: `count` arrivals a phase."""
         if offset % 8:
             raise ExecutionError(f"mbarrier at 0x{offset:x}: expected 8-byte alignment")
         if not 1 <= count <= MAX_COUNT:
             raise ExecutionError(f"mbarrier.init: expected a count in 1..{MAX_COUNT}; got {count}")
-        self.by_offset[offset] = Mbarrier(count, count, inited_by=agent.agent_id)
+        self.by_offset[offset] = Mbarrier(count, count)
         self.cta.machine.progress += 1
+
+    def is_repeated(self, offset: int, count: int) -> bool:
+        """Whether an initialisation with `count` arrivals would change nothing."""
+        barrier = self.by_offset.get(offset)
+        return barrier is not None and barrier.is_fresh and barrier.expected == count
 
     def invalidate(self, offset: int) -> None:
         """mbarrier.inval: the bytes may be used for something else."""
@@ -60,7 +65,7 @@ class Mbarriers:
         del self.by_offset[offset]
 
     def at(self, offset: int) -> Mbarrier:
-        """The object at `offset`.
+        """The object at `offset`, for an operation on it.
 
         Raises:
             ExecutionError: nothing was initialised there.
@@ -70,6 +75,7 @@ class Mbarriers:
             raise ExecutionError(
                 f"no mbarrier was initialised at shared 0x{offset:x} of cta {self.cta.ctaid}"
             )
+        barrier.is_fresh = False
         return barrier
 
     def overlapping(self, starts: NDArray[np.int64], size: int) -> int | None:

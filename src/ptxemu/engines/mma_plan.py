@@ -13,8 +13,8 @@ from ptxemu.descriptors import (
     Swizzle,
     decode_instruction,
 )
-from ptxemu.memory.matrix_layout import Major
-from ptxemu.memory.tmem import DataPath, data_path
+from ptxemu.descriptors.matrix_layout import Major
+from ptxemu.memory.tmem import LANES, DataPath, data_path
 from ptxemu.numerics import dot
 
 AnyInstructionDescriptor: TypeAlias = InstructionDescriptor | BlockScaledInstructionDescriptor
@@ -39,6 +39,7 @@ class MmaForm:
     ws: bool = False
     scale_count: int = 0
     a_in_tmem: bool = False
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,16 @@ class MmaPlan:
 
     descriptor: AnyInstructionDescriptor
     path: DataPath
+
+    @property
+    def k(self) -> int:
+        """Columns of A and rows of B, the zeros of a sparse A included."""
+        return self.kept * 2 if self.descriptor.sparsity else self.kept
+
+    @property
+    def kept(self) -> int:
+        """Columns of A that are stored."""
+        return self.descriptor.k
 
     def packing(self, type_: str, *, in_tmem: bool) -> str:
         """How elements narrower than 8 bits are packed (see `numerics.dot.numbers`)."""
@@ -66,7 +77,7 @@ def mma_plan(form: MmaForm, instruction_descriptor: int) -> MmaPlan:
     """
     descriptor = decode_instruction(instruction_descriptor, form.kind)
     problem = (
-        _unsupported(descriptor)
+        _unsupported(form, descriptor)
         or _shape_problem(form, descriptor)
         or _transpose_problem(form, descriptor)
         or _type_problem(form, descriptor)
@@ -79,9 +90,13 @@ def mma_plan(form: MmaForm, instruction_descriptor: int) -> MmaPlan:
     return MmaPlan(descriptor, path)
 
 
-def _unsupported(descriptor: AnyInstructionDescriptor) -> str | None:
-    if descriptor.sparsity:
-        return "the instruction descriptor says that A is sparse, which ptxemu does not emulate"
+def _unsupported(form: MmaForm, descriptor: AnyInstructionDescriptor) -> str | None:
+    if descriptor.sparsity != form.sparse:
+        says, opcode = ("sparse", "has no .sp") if descriptor.sparsity else ("dense", "has .sp")
+        return f"A is {says} by the instruction descriptor, but the opcode {opcode} ({SHAPES})"
+    rows = descriptor.m // form.cta_group
+    if form.sparse and not form.ws and rows != LANES:
+        return f"ptxemu does not know the layout of sparsity metadata for {rows} rows a CTA"
     if isinstance(descriptor, BlockScaledInstructionDescriptor) and descriptor.k_is_96:
         return f"K = 96 needs sm_103a ({SHAPES})"
     return None
@@ -162,7 +177,7 @@ def major_of(transpose: bool, type_: str, swizzle: Swizzle) -> Major:
         return Major.K
     if (swizzle is Swizzle.B128_ATOM_32B) != (type_ == "tf32"):
         raise ValueError(
-            f"a transposed .{type_} matrix cannot have the swizzling mode {swizzle.value}: 128B "
+            f"a transposed .{type_} matrix cannot have the swizzling mode {swizzle.name}: 128B "
             f"with 32B atomicity is for tf32, and tf32 for it ({SWIZZLES})"
         )
     return Major.MN

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 WARP_THREADS = 32
 WARPS_OF_A_WARPGROUP = 4
+SM_QUARTERS = 4
 GRANULE = 8
 MAX_REGISTERS = 255
 
@@ -28,9 +29,14 @@ def launch_registers(cta: Cta) -> int:
     if "maxnreg" in directives:
         return -(-directives["maxnreg"][0] // GRANULE) * GRANULE
     ctas = directives.get("minnctapersm", (1,))[0]
-    threads = len(cta.warps) * WARP_THREADS * max(ctas, 1)
+    threads = _warp_slots(cta) * WARP_THREADS * max(ctas, 1)
     fits = machine.device.registers_per_sm // threads // GRANULE * GRANULE
     return min(fits, -(-MAX_REGISTERS // GRANULE) * GRANULE)
+
+
+def _warp_slots(cta: Cta) -> int:
+    """Warps that registers are allocated for: as many in each quarter of the SM."""
+    return -(-len(cta.warps) // SM_QUARTERS) * SM_QUARTERS
 
 
 class RegisterPool:
@@ -41,8 +47,8 @@ class RegisterPool:
         each = launch_registers(cta)
         self.held = [each] * len(cta.warps)
         """Registers a thread, by warp."""
-        self.free = 0
-        """Released registers a thread, summed over warps."""
+        self.free = each * (_warp_slots(cta) - len(cta.warps))
+        """Registers a thread that no warp holds, summed over warps."""
         self.history: list[list[int]] = [[] for _ in cta.warps]
         """The counts that each warp has asked for, in order."""
 

@@ -8,10 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor
+from ptxemu.descriptors.matrix_layout import (
+    CHUNK,
+    ChunkPlan,
+    Major,
+    MatrixLayout,
+    chunk_plan,
+)
+from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.machine.access import report
-from ptxemu.memory.matrix_layout import CHUNK, PHASE, ChunkPlan, Major, MatrixLayout, chunk_plan
 from ptxemu.numerics import dot
 
 if TYPE_CHECKING:
@@ -44,18 +51,8 @@ def read_chunks(
         ExecutionError: the matrix is not all in the CTA's shared memory.
     """
     start = descriptor.start_address
-    layout = MatrixLayout(
-        major,
-        descriptor.swizzle,
-        descriptor.leading_dimension_byte_offset,
-        descriptor.stride_dimension_byte_offset,
-        lines,
-        chunks,
-        start % PHASE,
-        descriptor.base_offset,
-    )
-    plan = chunk_plan(layout)
-    base = start - start % PHASE
+    plan = chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
+    base = start - start % PERIOD
     memory = _chunks_of(cta)
     if base + plan.end > len(memory) * CHUNK:
         instruction = operation.instruction

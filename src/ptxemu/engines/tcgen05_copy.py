@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import Tcgen05Descriptor
+from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines.shared_matrix import read_chunks
 from ptxemu.engines.tcgen05 import ctas_of, start_copy, start_shift
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
-from ptxemu.memory.matrix_layout import Major
 from ptxemu.memory.tmem import COPY_SHAPES, LANES, PARTITION, split_address
 from ptxemu.numerics import dot
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ptxemu.descriptors import BlockScaledInstructionDescriptor, Tcgen05Descriptor, ZeroColumnMask
 from ptxemu.engines.mma_plan import LAYOUTS, MmaForm, MmaPlan, major_of, mma_plan
 from ptxemu.engines.shared_matrix import read_matrix
+from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
@@ -29,7 +30,7 @@ from ptxemu.memory.tmem import (
     scale_blocks,
     split_address,
 )
-from ptxemu.numerics import dot
+from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -50,6 +51,7 @@ class MmaOperands:
         disabled_lanes: disable-output-lane, 128 bits a CTA.
         scale_a, scale_b: TMEM addresses of scale factors.
         zero_mask: zero-column-mask-desc.
+        metadata: TMEM address of the sparsity metadata.
     """
 
     d: int
@@ -62,6 +64,7 @@ class MmaOperands:
     scale_a: int = 0
     scale_b: int = 0
     zero_mask: int = 0
+    metadata: int = 0
 
 
 def issue_mma(
@@ -113,11 +116,13 @@ class _Product:
             self._a_major = major_of(
                 self._descriptor.transpose_a, self._descriptor.atype, self._a.swizzle
             )
-        shape = (self._descriptor.m, self._descriptor.n, self._descriptor.k)
+        shape = (self._descriptor.m, self._descriptor.n, plan.k)
         key = (form.cta_group, form.kind, shape[0], shape[1], form.ws, operands.d)
         read = [operands.a] if form.a_in_tmem else []
         if form.scale_count:
             read += [operands.scale_a, operands.scale_b]
+        if form.sparse:
+            read.append(operands.metadata)
         self.operation = start_mma(warp, lane, instruction, key, read)
         self.operation.details.update(
             shape=shape,
@@ -163,7 +168,7 @@ class _Product:
         mask = ZeroColumnMask.decode(self._operands.zero_mask)
         columns = descriptor.n // len(self._ctas)
         packing = self._plan.packing(descriptor.btype, in_tmem=False)
-        shape = (columns + mask.column_shift, descriptor.k)
+        shape = (columns + mask.column_shift, self._plan.k)
         parts = [
             read_matrix(
                 self.operation, cta, self._b, self._b_major, shape, descriptor.btype, packing
@@ -186,25 +191,31 @@ class _Product:
             scale_b = self._scales(cta, self._operands.scale_b, descriptor.n, ids[1], halves=halves)
             right = right * scale_b
         whole: Matrix | None = None
+        stored: Matrix | None = None
         if self._a is not None:
             packing = self._plan.packing(descriptor.atype, in_tmem=False)
-            left = read_matrix(
+            stored = read_matrix(
                 self.operation,
                 cta,
                 self._a,
                 self._a_major,
-                (rows, descriptor.k),
+                (rows, self._plan.kept),
                 descriptor.atype,
                 packing,
             )
-            whole = dot.product(left if left_scales is None else left * left_scales, right)
+            if not self._form.sparse:
+                left = stored if left_scales is None else stored * left_scales
+                whole = dot.product(left, right)
         for block in accumulator_blocks(self._plan.path, descriptor.n):
             of_rows = slice(block.row, block.row + block.count)
             of_columns = slice(block.n, block.n + block.width)
             if whole is not None:
                 sums = whole[of_rows, of_columns]
             else:
-                left = self._a_from_tmem(cta, block)
+                left = self._a_from_tmem(cta, block) if stored is None else stored[of_rows]
+                if self._form.sparse:
+                    metadata = self._metadata(cta, block)
+                    left = sparsity.expanded(left, metadata, descriptor.atype)
                 if left_scales is not None:
                     left = left * left_scales[of_rows]
                 sums = dot.product(left, right[of_columns])
@@ -213,13 +224,37 @@ class _Product:
     def _a_from_tmem(self, cta: Cta, block: Block) -> Matrix:
         descriptor = self._descriptor
         packing = self._plan.packing(descriptor.atype, in_tmem=True)
-        width = descriptor.k * 4 // dot.elements_per_chunk(descriptor.atype, packing)
+        width = self._plan.kept * 4 // dot.elements_per_chunk(descriptor.atype, packing)
         first = block.lane + self._lane
         lanes = np.arange(first, first + block.count)
         self._access(cta, AccessKind.READ, lanes, self._a_column, width)
         words = cta.tmem[first : first + block.count, self._a_column : self._a_column + width]
         raw = np.ascontiguousarray(words).view(np.uint8)
         return dot.numbers(raw, descriptor.atype, packing)
+
+    def _metadata(self, cta: Cta, block: Block) -> NDArray[np.uint32]:
+        """Four-bit values (rows, chunks along k), from the lanes that hold D's rows.
+
+        Of f16 and tf32 a cell has 16 bits of row r in its low half and of row r + 8 in its high
+        half; of every 16 lanes the second 8 have the second half of k, and the selector names the
+        column. Of other kinds a lane has its row's 64 bits in two columns.
+        """
+        operation, descriptor = self.operation, self._descriptor
+        _, column = split_address(self._operands.metadata)
+        column += getattr(descriptor, "sparsity_selector", 0)
+        halves = descriptor.kind in ("f16", "tf32")
+        width = 1 if halves else 2
+        lanes = np.arange(block.lane, block.lane + block.count)
+        self._access(cta, AccessKind.READ, lanes, column, width)
+        words = cta.tmem[block.lane : block.lane + block.count, column : column + width]
+        if halves:
+            cells = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 2)
+            parts = cells.transpose(0, 3, 2, 1).reshape(block.count, 2)
+            found = sparsity.nibbles(parts)[..., :4].reshape(block.count, -1)
+        else:
+            found = sparsity.nibbles(words).reshape(block.count, -1)
+        warn_of_undefined(cta, operation, operation.instruction, found, descriptor.atype)
+        return found
 
     def _scales(self, cta: Cta, address: int, rows: int, id_: int, *, halves: bool) -> Matrix:
         """The factor of every element (rows, k)."""
@@ -254,7 +289,7 @@ class _Product:
                 )
             found.append(copies[0])
         factors = dot.scales(np.concatenate(found), descriptor.scale_type)
-        return np.repeat(factors, descriptor.k // count, axis=1)
+        return np.repeat(factors, self._plan.k // count, axis=1)
 
     def _write_d(self, cta: Cta, rank: int, block: Block, sums: Matrix) -> None:
         first = block.lane + self._lane

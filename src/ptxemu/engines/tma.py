@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.engines.copy_operation import fault, readable, report_async, writable
+from ptxemu.descriptors.im2col_map import decode_map
+from ptxemu.descriptors.matrix_layout import CHUNK
+from ptxemu.descriptors.swizzle import PERIOD
+from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap
+from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
+from ptxemu.engines.copy_operation import fault, holds, readable, report_async, writable
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.machine.access import report
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window
-from ptxemu.memory.matrix_layout import CHUNK
-from ptxemu.memory.swizzle import PERIOD
-from ptxemu.memory.tensor_map import INTERLEAVES, TensorMap, decode
-from ptxemu.memory.tensor_map_bits import TENSOR_MAP_BYTES
 from ptxemu.memory.tile import Landing, Tile, box_shape, clip, clip_rows, landing
 from ptxemu.numerics import tf32
 
@@ -51,7 +52,7 @@ def fetch_map(warp: Warp, address: int, instruction: Instruction) -> TensorMap:
         fault(instruction, f"the tensor map at 0x{address:x} is not aligned to 64 bytes")
     try:
         raw = machine.memory.span(address, TENSOR_MAP_BYTES)
-        tensor_map = decode(raw.tobytes())
+        tensor_map = decode_map(raw.tobytes())
     except (ExecutionError, ValueError) as error:
         fault(instruction, f"tensor map at 0x{address:x}: {error}")
     if tensor_map.interleave:
@@ -148,11 +149,11 @@ class GlobalTile:
     def read(self, operation: AsyncOperation) -> Bytes:
         """The box, filled where it is outside the tensor."""
         report_map_read(operation, self.map_address)
-        data = self._filled()
+        data = filler(self.tensor_map, self.shape)
         rounds = self.tensor_map.dtype.startswith("tf32")
         for tile, part in self._tiles(data):
             for view, rows in _views(operation, tile, part):
-                rows[...] = _rounded_tf32(view) if rounds else view
+                rows[...] = rounded_tf32(view) if rounds else view
             _report_tile(operation, tile, AccessKind.READ)
         return data
 
@@ -160,9 +161,11 @@ class GlobalTile:
         """Replace the elements of the box that are inside the tensor."""
         report_map_read(operation, self.map_address)
         for tile, part in self._tiles(data.reshape(self.shape)):
+            is_silent = True
             for view, rows in _views(operation, tile, part, writes=True):
+                is_silent = is_silent and holds(operation, view, rows)
                 view[...] = rows
-            _report_tile(operation, tile, AccessKind.WRITE)
+            _report_tile(operation, tile, AccessKind.WRITE, is_silent=is_silent)
 
     def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
         """Combine the elements inside the tensor with `data`."""
@@ -172,11 +175,6 @@ class GlobalTile:
                 held, arriving = np.ascontiguousarray(view), np.ascontiguousarray(rows)
                 view[...] = combine(held, arriving)
             _report_tile(operation, tile, AccessKind.ATOMIC)
-
-    def _filled(self) -> Bytes:
-        if not self.tensor_map.fill:
-            return np.zeros(self.shape, dtype=np.uint8)
-        return np.tile(_NAN_FILL, self.size // 2).reshape(self.shape)
 
     def _tiles(self, data: Bytes) -> Iterator[tuple[Tile, Bytes]]:
         """What is inside the tensor, with its part of `data`."""
@@ -214,7 +212,9 @@ def _views(
         yield span(operation, start, tile.row_bytes), part[place]
 
 
-def _report_tile(operation: AsyncOperation, tile: Tile, kind: AccessKind) -> None:
+def _report_tile(
+    operation: AsyncOperation, tile: Tile, kind: AccessKind, *, is_silent: bool = False
+) -> None:
     if operation.cta.machine.observer is None:
         return
     if tile.is_contiguous:
@@ -223,10 +223,17 @@ def _report_tile(operation: AsyncOperation, tile: Tile, kind: AccessKind) -> Non
         starts, size = tile.row_starts(), tile.row_bytes
         if tile.may_overlap:
             starts = np.unique(starts)
-    report_async(operation, Space.GLOBAL, None, starts, size, kind)
+    report_async(operation, Space.GLOBAL, None, starts, size, kind, is_silent=is_silent)
 
 
-def _rounded_tf32(data: Bytes) -> Bytes:
+def filler(made: TensorMap, shape: tuple[int, ...]) -> Bytes:
+    """What a copy finds outside the tensor."""
+    if not made.fill:
+        return np.zeros(shape, dtype=np.uint8)
+    return np.tile(_NAN_FILL, prod(shape) // 2).reshape(shape)
+
+
+def rounded_tf32(data: Bytes) -> Bytes:
     """float32 rounded to tf32 as a load does: to nearest even, NaN canonical."""
     values = np.ascontiguousarray(data).view(np.float32)
     narrow = tf32.narrow(values, "rn")
@@ -286,13 +293,15 @@ class SharedTile:
             padded.reshape(-1, CHUNK)[:, :kept] = data.reshape(-1, kept)
             data = padded
         where = self._landing
+        observed = self.cta.machine.observer is not None
+        is_silent = observed and np.array_equal(self._gather().reshape(-1), data.reshape(-1))
         if where.is_linear:
             self.cta.shared[self.offset : self.offset + data.size] = data.reshape(-1)
         else:
             units, dtype = self._units(where)
             units[where.units + self._base // where.unit] = data.reshape(-1).view(dtype)
         self.cta.machine.progress += 1
-        self._report(operation, AccessKind.WRITE)
+        self._report(operation, AccessKind.WRITE, is_silent=is_silent)
 
     def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
         """No instruction reduces into a tile of shared memory."""
@@ -312,8 +321,12 @@ class SharedTile:
         whole = len(self.cta.shared) // CHUNK * CHUNK
         return self.cta.shared[:whole].view(dtype), dtype
 
-    def _report(self, operation: AsyncOperation, kind: AccessKind) -> None:
+    def _report(
+        self, operation: AsyncOperation, kind: AccessKind, *, is_silent: bool = False
+    ) -> None:
         if operation.cta.machine.observer is not None:
             where = self._landing
             starts = where.starts + self._base
-            report_async(operation, Space.SHARED, self.cta, starts, where.size, kind)
+            report_async(
+                operation, Space.SHARED, self.cta, starts, where.size, kind, is_silent=is_silent
+            )

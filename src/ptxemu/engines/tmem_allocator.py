@@ -42,6 +42,8 @@ class TmemAllocator:
         """First column to (number of columns, cta_group)."""
         self._owned = np.zeros(COLUMNS, dtype=np.bool_)
         self._ever_owned = np.zeros(COLUMNS, dtype=np.bool_)
+        self._freed_by: dict[int, tuple[int, int]] = {}
+        """Who freed the columns that start there last: agent and pc."""
         self._smallest = COLUMNS
         self.relinquished = False
         self._requests: list[TmemRequest] = []
@@ -128,6 +130,8 @@ class TmemAllocator:
         """
         lane, start = split_address(address)
         if lane or self.allocations.get(start) != (columns, cta_group):
+            if self._is_the_same_again(start, agent, instruction):
+                return
             known = ", ".join(
                 f"{count} columns at {first} (cta_group::{group})"
                 for first, (count, group) in sorted(self.allocations.items())
@@ -142,7 +146,26 @@ class TmemAllocator:
             return
         del self.allocations[start]
         self._owned[start : start + columns] = False
+        self._freed_by[start] = (agent.agent_id, instruction.pc)
         self._cta.machine.progress += 1
+
+    def _is_the_same_again(self, start: int, agent: Agent, instruction: Instruction) -> bool:
+        """Whether another warp has just freed these columns with the same instruction.
+
+        Kernels that ship do it at their end, where nobody else allocates: a warning.
+        """
+        agent_id, pc = self._freed_by.get(start, (agent.agent_id, None))
+        if agent_id == agent.agent_id or pc != instruction.pc:
+            return False
+        self._cta.machine.complain(
+            "warning",
+            "tmem-dealloc-again",
+            f"{instruction.opcode} of columns that another warp has freed with the same "
+            "instruction: one warp should",
+            agent,
+            instruction,
+        )
+        return True
 
     def check_access(
         self, column: int, columns: int, agent: Agent, instruction: Instruction

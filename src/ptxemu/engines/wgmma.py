@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import WgmmaDescriptor
+from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines.in_flight import claim, release
 from ptxemu.engines.operation import AsyncOperation
 from ptxemu.engines.shared_matrix import read_matrix
-from ptxemu.memory.matrix_layout import Major
-from ptxemu.numerics import dot
+from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
+from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
-    from ptxemu.machine.lanes import Lanes
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 
@@ -40,6 +40,8 @@ class WgmmaForm:
         n, k: the shape; dtype, atype, btype: the types of D, A and B.
         d: slots of D's registers; a: slots of A's registers, () where A is in shared memory.
         negate_a, negate_b, a_major, b_major, saturate: modifiers and immediates.
+        metadata: slot of the sparsity metadata's register, None where A is dense.
+        givers: which lanes of every four give metadata: the first one, and that behind the last.
     """
 
     n: int
@@ -54,6 +56,18 @@ class WgmmaForm:
     a_major: Major = Major.K
     b_major: Major = Major.K
     saturate: bool = False
+    metadata: int | None = None
+    givers: tuple[int, int] = (0, 4)
+
+    @property
+    def kept(self) -> int:
+        """Columns of A that are stored."""
+        return self.k if self.metadata is None else self.k // 2
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Slots of the registers that the product reads."""
+        return self.a if self.metadata is None else (*self.a, self.metadata)
 
 
 @dataclass(slots=True)
@@ -63,10 +77,6 @@ class WgmmaState:
     uncommitted: list[AsyncOperation] = field(default_factory=list)
     groups: deque[list[AsyncOperation]] = field(default_factory=deque)
     """Committed groups, the oldest first."""
-    fenced: list[Lanes] | None = None
-    """The registers' values when wgmma.fence was executed, and what wgmma wrote since; kept only
-    for an observer."""
-
     num_issued: int = 0
     latest: dict[tuple[int, ...], AsyncOperation] = field(default_factory=dict)
     """The last operation on each set of D registers: the next one is ordered behind it."""
@@ -84,7 +94,6 @@ def fence(warp: Warp, instruction: Instruction) -> None:
     """wgmma.fence: register accesses before it are ordered before wgmma's."""
     observer = warp.cta.machine.observer
     if observer is not None:
-        wgmma_state(warp).fenced = list(warp.registers)
         observer.fenced(warp, "wgmma", instruction)
 
 
@@ -99,15 +108,13 @@ def issue(
     """Start one product; `a` is None where A is in registers."""
     machine = warp.cta.machine
     state = wgmma_state(warp)
-    if machine.observer is not None:
-        _check_fence(warp, instruction, form, state)
     before = state.latest.get(form.d)
     same_d = [] if before is None else [before]
     operation = AsyncOperation("wgmma", warp, instruction, after=same_d)
     operation.details.update(
         ordered_after=same_d,
         shape=(64, form.n, form.k),
-        registers=(*form.d, *form.a),
+        registers=(*form.d, *form.sources),
         number=state.num_issued,
         warpgroup=_join_warpgroup(operation, state.num_issued),
     )
@@ -120,7 +127,7 @@ def issue(
     operation.steps.append(execute)
     state.uncommitted.append(operation)
     if machine.observer is not None:
-        claim(warp, operation, form.d, form.a)
+        claim(warp, operation, form.d, form.sources)
     machine.issue(operation)
 
 
@@ -176,28 +183,6 @@ def join(warp: Warp, keep: int) -> None:
                     observer.async_joined(warp, part, False)
 
 
-def _check_fence(warp: Warp, instruction: Instruction, form: WgmmaForm, state: WgmmaState) -> None:
-    """PTX ISA, "wgmma.fence": needed before the first wgmma and after registers were written."""
-    if state.fenced is None:
-        why = "no wgmma.fence was executed before it"
-        state.fenced = list(warp.registers)
-    else:
-        changed = [s for s in (*form.d, *form.a) if warp.registers[s] is not state.fenced[s]]
-        if not changed:
-            return
-        name = warp.program.function.registers[changed[0]].name
-        why = f"{name} was written after the last wgmma.fence"
-        for slot in changed:
-            state.fenced[slot] = warp.registers[slot]
-    warp.cta.machine.complain(
-        "warning",
-        "wgmma-fence-missing",
-        f"{instruction.opcode} needs wgmma.fence before it: {why}",
-        warp,
-        instruction,
-    )
-
-
 def _execute(
     operation: AsyncOperation,
     form: WgmmaForm,
@@ -214,10 +199,15 @@ def _execute(
         rows = replace(
             a, start_address=a.start_address + first // 8 * a.stride_dimension_byte_offset
         )
-        left = read_matrix(operation, warp.cta, rows, Major.K, (ROWS, form.k), form.atype)
+        left = read_matrix(operation, warp.cta, rows, Major.K, (ROWS, form.kept), form.atype)
     else:
-        whole = read_matrix(operation, warp.cta, a, Major.MN, (64, form.k), form.atype)
+        whole = read_matrix(operation, warp.cta, a, Major.MN, (64, form.kept), form.atype)
         left = whole[first : first + ROWS]
+    if form.metadata is not None:
+        words = warp.registers[form.metadata]
+        metadata = rows_of_metadata(words, slice(*form.givers), dot.BITS[form.atype])
+        warn_of_undefined(warp.cta, operation, operation.instruction, metadata, form.atype)
+        left = sparsity.expanded(left, metadata, form.atype)
     right = read_matrix(operation, warp.cta, b, form.b_major, (form.n, form.k), form.btype)
     operation.sources_read = True
     sums = dot.product(left, right)
@@ -227,11 +217,8 @@ def _execute(
     cells = dot.accumulated(before, _fragment_d(sums), form.dtype, saturate=form.saturate)
     if form.dtype == "f16":
         cells = cells[0::2] | cells[1::2] << _SIXTEEN
-    fenced = wgmma_state(warp).fenced
     for slot, lanes in zip(form.d, cells, strict=True):
         warp.registers[slot] = lanes
-        if fenced is not None:
-            fenced[slot] = lanes
 
 
 def _fragment_d(sums: NDArray[np.float64]) -> NDArray[np.float64]:

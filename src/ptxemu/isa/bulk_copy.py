@@ -72,6 +72,34 @@ def reduce(instruction: Instruction) -> Step:
     target, source = take_route(modifiers, instruction)
     if source != "shared::cta":
         unsupported(instruction, "the source must be in shared::cta")
+    combine = _combination(instruction, modifiers, target)
+    if target == "global":
+        return _to_global(instruction, modifiers, source, has_policy, combine)
+    return _to_shared(instruction, modifiers, (target, source), has_policy, combine)
+
+
+@visible("multimem.cp.async.bulk", section=_SECTION + "multimem.cp.async.bulk")
+def copy_to_all(instruction: Instruction) -> Step:
+    """[dst] = [src] for `size` bytes in all replicas of multicast memory; here there is one."""
+    modifiers = Modifiers(instruction, "multimem.cp.async.bulk")
+    target, source = take_route(modifiers, instruction)
+    if target != "global":
+        unsupported(instruction, "the destination must be in global memory")
+    return _to_global(instruction, modifiers, source, False, None)
+
+
+@visible("multimem.cp.reduce.async.bulk", section=_SECTION + "multimem.cp.reduce.async.bulk")
+def reduce_to_all(instruction: Instruction) -> Step:
+    """[dst] = [dst] op [src] for the elements in `size` bytes in all replicas."""
+    modifiers = Modifiers(instruction, "multimem.cp.reduce.async.bulk")
+    target, source = take_route(modifiers, instruction)
+    if target != "global":
+        unsupported(instruction, "the destination must be in global memory")
+    return _to_global(instruction, modifiers, source, False, _combination(instruction, modifiers))
+
+
+def _combination(instruction: Instruction, modifiers: Modifiers, target: str = "global") -> Combine:
+    """Take the operation and the type of a reduction."""
     operation, type_ = modifiers.one_of(*OPERATIONS), modifiers.type()
     has_noftz = modifiers.flag("noftz")
     if has_noftz != (operation == "add" and type_ in ("f16", "bf16")):
@@ -80,9 +108,7 @@ def reduce(instruction: Instruction) -> Step:
     combine = reduction(operation, type_)
     if type_ not in known[operation] or combine is None:
         unsupported(instruction, f"there is no .{operation}.{type_} to {target}")
-    if target == "global":
-        return _to_global(instruction, modifiers, source, has_policy, combine)
-    return _to_shared(instruction, modifiers, (target, source), has_policy, combine)
+    return combine
 
 
 def _to_shared(

@@ -11,15 +11,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
-from ptxemu.isa.memory_operands import Values, source, take_shape
+from ptxemu.isa.copy_operands import COMPLETE_TX
+from ptxemu.isa.memory_operands import Values, source, take_order, take_shape, take_space
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import Lanes, Mask
 from ptxemu.machine.operands import address_reader
 from ptxemu.numerics import atomic
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 _SECTION = "Parallel Synchronization and Communication Instructions: clusterlaunchcontrol"
 _RESPONSE_BYTES = 16
+_NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _SUCCESS, _FAILURE = 0xC1A1_0001, 0xC1A1_0000
 
 
@@ -164,8 +168,16 @@ def query_cancel(instruction: Instruction) -> PureOp:
 
 @visible("st.async", section="Data Movement and Conversion Instructions: st.async")
 def store_async(instruction: Instruction) -> Step:
-    """[a] = b in another CTA's shared memory some time later, then complete-tx on its mbarrier."""
+    """[a] = b in another CTA's shared memory some time later, then complete-tx on its mbarrier.
+
+    "st.async is performed in the generic proxy", says its section, and so does red.async's.
+
+    Without an mbarrier (sm_100) to global memory, which is done here as a store at once: any
+    later time would need a way to wait for it, and there is none.
+    """
     modifiers = Modifiers(instruction, "st.async")
+    if COMPLETE_TX not in instruction.modifiers:
+        return _to_global(instruction, modifiers, None)
     modifiers.flag("weak")
     return _remote(instruction, modifiers, None)
 
@@ -174,15 +186,48 @@ def store_async(instruction: Instruction) -> Step:
 def reduce_async(instruction: Instruction) -> Step:
     """[a] = [a] op b in another CTA's shared memory some time later, then complete-tx."""
     modifiers = Modifiers(instruction, "red.async")
+    if COMPLETE_TX not in instruction.modifiers:
+        return _to_global(instruction, modifiers, modifiers.one_of(*_NAMES))
     modifiers.flag("relaxed")
     modifiers.flag("cluster")
-    name = modifiers.one_of("add", "min", "max", "inc", "dec", "and", "or", "xor")
+    name = modifiers.one_of(*_NAMES)
     return _remote(instruction, modifiers, name)
 
 
+def _to_global(instruction: Instruction, modifiers: Modifiers, name: str | None) -> Step:
+    """The forms without mbarrier, whose order is .release."""
+    space = take_space(modifiers)
+    is_mmio = modifiers.flag("mmio")
+    order = take_order(modifiers, ("release", "sys" if is_mmio else "gpu"))
+    type_, shape = take_shape(modifiers, instruction)
+    modifiers.done()
+    target, value = instruction.operands
+    if space not in ("global", "generic"):
+        unsupported(instruction, "without an mbarrier the destination is in global memory")
+    memory = LaneMemory(instruction, target, space, shape.element, shape.count, order=order)
+    read = source(value, type_, shape)
+    function = None if name is None else atomic.operation_in_global(name, type_)
+    if name is not None and function is None:
+        unsupported(instruction, f"there is no .{name} for .{type_}")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        values = read(warp, mask)
+        if function is None:
+            memory.store(warp, mask, values)
+            return
+
+        def combine(old: Values, lanes: NDArray[np.intp], where: Space) -> Values:
+            assert function is not None
+            return function(old, np.ascontiguousarray(values[..., lanes]))
+
+        memory.update(warp, mask, combine)
+
+    return step
+
+
 def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) -> Step:
-    modifiers.one_of("shared::cluster")
-    modifiers.one_of("mbarrier::complete_tx::bytes")
+    modifiers.one_of("shared::cluster", default="generic")
+    modifiers.one_of(COMPLETE_TX)
     type_, shape = take_shape(modifiers, instruction)
     modifiers.done()
     function = None if name is None else atomic.operation(name, type_)

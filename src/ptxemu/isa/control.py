@@ -30,14 +30,14 @@ _Function = Callable[["Warp", int, _Arguments, Instruction], int | None]
 
 @visible("call", section="Control Flow Instructions: call")
 def call(instruction: Instruction) -> Step:
-    """Call vprintf or __assertfail, lane by lane; others are not there."""
+    """Call a function of the system, lane by lane."""
     modifiers = Modifiers(instruction, "call")
     modifiers.flag("uni")
     modifiers.done()
     returns, target, arguments = instruction.operands[:3]
     function = _FUNCTIONS.get(target.name) if isinstance(target, Symbol) else None
     if function is None:
-        unsupported(instruction, "only vprintf and __assertfail can be called")
+        unsupported(instruction, f"only {', '.join(_FUNCTIONS)} and the module's own can be called")
     names = _names(instruction, arguments)
     results = _names(instruction, returns)
 
@@ -90,4 +90,19 @@ def _fail(warp: Warp, lane: int, arguments: _Arguments, instruction: Instruction
     )
 
 
-_FUNCTIONS: dict[str, _Function] = {"vprintf": _print, "__assertfail": _fail}
+def _allocate(warp: Warp, lane: int, arguments: _Arguments, instruction: Instruction) -> int:
+    """malloc(size): from a heap without bounds; it lives as long as the launch."""
+    return warp.cta.machine.allocate(max(arguments[0], 1), "memory of malloc")
+
+
+def _free(warp: Warp, lane: int, arguments: _Arguments, instruction: Instruction) -> None:
+    """free(address): nothing is given again, so nobody can mistake new memory for old."""
+
+
+_FUNCTIONS: dict[str, _Function] = {
+    "vprintf": _print,
+    "__assertfail": _fail,
+    "malloc": _allocate,
+    "free": _free,
+}
+"""Functions of the system by name."""

@@ -171,7 +171,9 @@ def _float_to_float(instruction: Instruction, result_type: str, source_type: str
     modifiers = _modifiers(instruction)
     ftz = "f32" in (result_type, source_type) and modifiers.flag("ftz")
     saturates = "bf16" not in (result_type, source_type) and modifiers.flag("sat")
-    mode = modifiers.one_of(*_FLOAT_MODES, *_INTEGRAL, default="")
+    # The ISA asks for a mode wherever rounding is possible; ptxas does not between these two.
+    default = "rn" if {result_type, source_type} == {"f16", "bf16"} else ""
+    mode = modifiers.one_of(*_FLOAT_MODES, *_INTEGRAL, default=default)
     clamps = source_type == "f32" and result_type in ("f16", "bf16") and mode in ("rn", "rz")
     clamps = clamps and not ftz and not saturates
     relu, satfinite = clamps and modifiers.flag("relu"), clamps and modifiers.flag("satfinite")

@@ -14,10 +14,10 @@ import numpy as np
 
 from ptxemu.engines.mbarrier import MAX_COUNT, Mbarriers, mbarriers
 from ptxemu.errors import ExecutionError
-from ptxemu.events import AccessKind, Space
+from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
-from ptxemu.machine.access import locate_shared, report
+from ptxemu.machine.access import locate_shared
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
 from ptxemu.machine.operands import address_reader, reader, writer
@@ -116,36 +116,54 @@ def init(instruction: Instruction) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         counts = read(warp)
+        done: set[tuple[int, int, int]] = set()
         for lane, barriers, offset in target.of_lanes(warp, mask):
+            count = int(counts[lane])
+            same = barriers.cta.index, offset, count
+            if same in done:
+                continue
+            done.add(same)
+            repeated = barriers.is_repeated(offset, count)
             if offset in barriers.by_offset:
+                what = "what was so already" if repeated else "the object in use"
                 warp.cta.machine.complain(
-                    "warning",
+                    "note" if repeated else "warning",
                     "mbarrier-initialised-twice",
-                    f"mbarrier.init of the object at shared 0x{offset:x} without an inval",
+                    f"mbarrier.init of {what} at shared 0x{offset:x} without an inval",
                     warp,
                     instruction,
                 )
             with target.naming(warp):
-                barriers.init(warp, offset, int(counts[lane]))
-            _report_write(warp, barriers, offset, instruction)
+                barriers.init(offset, count)
+            _report_write(warp, barriers, offset, instruction, is_silent=repeated)
 
     return step
 
 
-def _report_write(warp: Warp, barriers: Mbarriers, offset: int, instruction: Instruction) -> None:
+def _report_write(
+    warp: Warp,
+    barriers: Mbarriers,
+    offset: int,
+    instruction: Instruction,
+    *,
+    is_silent: bool = False,
+) -> None:
     """Tell of a write of the object; arrivals and waits are told by their tokens."""
     machine = warp.cta.machine
     if machine.observer is not None:
         starts = np.array([offset], dtype=np.int64)
-        report(
-            machine,
-            warp,
-            Space.SHARED,
-            barriers.cta,
-            starts,
-            _BYTES,
-            AccessKind.WRITE,
-            instruction,
+        machine.observer.accessed(
+            Access(
+                warp,
+                Space.SHARED,
+                barriers.cta.index,
+                starts,
+                _BYTES,
+                AccessKind.WRITE,
+                Proxy.GENERIC,
+                instruction,
+                is_silent=is_silent,
+            )
         )
 
 

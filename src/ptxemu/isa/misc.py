@@ -88,11 +88,13 @@ def set_registers(instruction: Instruction) -> Step:
         pool = register_pool(warp.cta)
         other = pool.differs(warp, count)
         if other is not None:
+            # Undefined by the ISA; hardware moves each warp's registers, and NVIDIA's own
+            # attention kernels give the idle warp of a warpgroup fewer than its others.
             warp.cta.machine.complain(
-                "error",
+                "warning",
                 "setmaxnreg-differs",
                 f"setmaxnreg {count} in warp {warp.index}, but warp {other} of the same warpgroup "
-                "asked for another count",
+                "asked for another count; the ISA leaves that undefined",
                 warp,
                 instruction,
             )

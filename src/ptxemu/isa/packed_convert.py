@@ -1,6 +1,6 @@
 """PTX ISA "Data Movement and Conversion Instructions: cvt" of packed types, and cvt.pack.
 
-.rs (stochastic rounding) and .s2f6x2 are not there: they are refused at load.
+Conversions to .s2f6x2 are not there: they are refused at load.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import bf16, f16, narrow
 from ptxemu.numerics.dtypes import F8, U1, U2, U4, Array, constant, interleave, split
+from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.syntax.ast import Instruction
 
 SECTION = "Data Movement and Conversion Instructions: cvt"
@@ -24,8 +25,9 @@ _NARROW = {
 }
 """Packed types whose codes take a byte each (a nibble for e2m1)."""
 PACKED_FORMS = frozenset(
-    ("f16x2", "bf16x2", "ue8m0x2", *_NARROW, "e2m1x4", "e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4")
-)
+    ("f16x2", "bf16x2", "ue8m0x2", "s2f6x2", *_NARROW, "e2m1x4", "e4m3x4", "e5m2x4", "e2m3x4")
+) | {"e3m2x4"}
+_SCALED = "scaled::n2::ue8m0"
 _FOUR = constant(4, U1)
 
 
@@ -33,7 +35,11 @@ def packed_cvt(instruction: Instruction) -> PureOp:
     """Two numbers at once; of two operands the first goes to the upper half ("...: cvt")."""
     modifiers = Modifiers(instruction, "cvt")
     source_type, result_type = modifiers.type(), modifiers.type()
-    if result_type in ("f16x2", "bf16x2") and source_type == "f32":
+    if modifiers.flag("rs"):
+        op = _stochastic(instruction, modifiers, result_type, source_type)
+    elif result_type == "bf16x2" and (source_type in _NARROW or source_type == "s2f6x2"):
+        op = _to_bf16(instruction, modifiers, source_type)
+    elif result_type in ("f16x2", "bf16x2") and source_type == "f32":
         op = _two_halves(instruction, modifiers, result_type)
     elif result_type in _NARROW and source_type in ("f32", "f16x2", "bf16x2"):
         op = _to_narrow(instruction, modifiers, result_type, source_type)
@@ -52,6 +58,78 @@ def packed_cvt(instruction: Instruction) -> PureOp:
         unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
     modifiers.done()
     return op
+
+
+_RANDOM_BITS = {
+    **{"f16x2": (16, 13), "bf16x2": (16, 16)},
+    **dict.fromkeys(("e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4"), (16, 16)),
+    "e2m1x4": (8, 8),
+}
+"""How far apart the random bits of operands lie, and how many each has (PTX ISA, "cvt": .rs)."""
+
+
+def _stochastic(
+    instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
+) -> PureOp:
+    """cvt.rs{.relu}{.satfinite}: two or four f32, the first one highest, and a word of random bits.
+
+    Four numbers of 8 or 6 bits share them: the upper half is the first pair's, the lower half the
+    second's.
+    """
+    if result_type not in _RANDOM_BITS or source_type != "f32":
+        unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
+    relu, satfinite = modifiers.flag("relu"), modifiers.flag("satfinite")
+    element, _, count = result_type.rpartition("x")
+    form, amount = FORMATS[element], int(count)
+    if amount == 4 and not satfinite:
+        unsupported(instruction, "it needs .satfinite")
+    apart, width = _RANDOM_BITS[result_type]
+    shared = amount * apart // 32
+    code_bits = {"e2m1": 4}.get(element, 32 // amount)
+
+    def function(*operands: Array) -> Array:
+        *numbers, random = operands
+        packed = np.zeros(random.shape, U4)
+        for place, values in enumerate(reversed(numbers)):
+            bits = (random >> U4.type(apart * (place // shared))) & U4.type((1 << width) - 1)
+            rounded = form.stochastic(values.astype(F8), bits / float(1 << width))
+            codes = form.encode(rounded, "rn", satfinite=satfinite, relu=relu)
+            packed = packed | (codes << U4.type(code_bits * place))
+        return packed.astype(U2) if element == "e2m1" else packed
+
+    sources = ("f32",) * amount + ("b32",)
+    result = "b16" if element == "e2m1" else "b32"
+    return build_relaxed(instruction, function, result, sources)
+
+
+def _to_bf16(instruction: Instruction, modifiers: Modifiers, source_type: str) -> PureOp:
+    """cvt.rn{.relu}{.satfinite}{.scaled::n2::ue8m0}.bf16x2 d, a{, scales}
+
+    s2f6 is a signed byte in units of 2^-6. A scale is a power of two for each number.
+    """
+    modifiers.one_of("rn")
+    relu, satfinite = modifiers.flag("relu"), modifiers.flag("satfinite")
+    is_scaled = modifiers.flag(_SCALED)
+    width = 4 if source_type == "e2m1x2" else 8
+    if source_type == "s2f6x2":
+        numbers = np.arange(256).astype(U1).view(np.int8) / 64.0
+    else:
+        numbers = narrow.values_of(_NARROW[source_type]).astype(F8)
+    scales = narrow.values_of("ue8m0").astype(F8)
+    mask = len(numbers) - 1
+
+    def function(a: Array, *scale: Array) -> Array:
+        found = np.zeros(a.shape, U4)
+        for place in range(2):
+            values = numbers[(a >> (width * place)) & mask]
+            if is_scaled:
+                values = values * scales[(scale[0] >> (8 * place)) & 0xFF]
+            codes = bf16.narrow_exact(values, "rn", satfinite=satfinite, relu=relu)
+            found = found | (codes.astype(U4) << U4.type(16 * place))
+        return found
+
+    source = "b8" if source_type == "e2m1x2" else "b16"
+    return build_relaxed(instruction, function, "b32", (source, "b16") if is_scaled else (source,))
 
 
 def _two_halves(instruction: Instruction, modifiers: Modifiers, type_: str) -> PureOp:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-from ptxemu.errors import UnsupportedInstructionError
+from ptxemu.errors import PtxEmuError, UnsupportedInstructionError
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.syntax.ast import Instruction
 
@@ -81,7 +81,12 @@ def decode(instruction: Instruction) -> PureOp | Step:
     definition = find(instruction)
     if definition is None:
         unsupported(instruction, "unknown instruction")
-    return definition.decode(instruction)
+    try:
+        return definition.decode(instruction)
+    except PtxEmuError:
+        raise
+    except (ValueError, IndexError) as error:  # operands that are too few, or too many
+        unsupported(instruction, f"its operands do not fit: {error}")
 
 
 def definitions() -> list[Definition]:

@@ -57,16 +57,12 @@ def tcgen05_mma(instruction: Instruction) -> Step:
 
 def _form(instruction: Instruction) -> MmaForm:
     modifiers = Modifiers(instruction, "tcgen05.mma")
-    if modifiers.flag("sp"):
-        unsupported(instruction, "sparse products (tcgen05.mma.sp) are not emulated")
-    ws = modifiers.flag("ws")
-    if modifiers.flag("sp"):
-        unsupported(instruction, "sparse products (tcgen05.mma.ws.sp) are not emulated")
+    ws, sparse = modifiers.flag("ws"), modifiers.flag("sp")
     cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
     kind = modifiers.one_of(*(f"kind::{kind}" for kind in KINDS)).removeprefix("kind::")
     is_scaled = modifiers.flag("block_scale") or kind in BLOCK_SCALED_KINDS
     if modifiers.flag("ashift"):
-        unsupported(instruction, ".ashift is not emulated")
+        unsupported(instruction, ".ashift is not emulated: the manual leaves its last row open")
     buffers = ("a",) if not ws else ("b0", "b1", "b2", "b3")
     hints = tuple(f"collector::{b}::{op}" for b in buffers for op in _COLLECTOR_OPS)
     modifiers.one_of(*hints, default="")
@@ -81,12 +77,19 @@ def _form(instruction: Instruction) -> MmaForm:
         scale_count = _SCALE_COUNTS.get(name, block32)
     modifiers.done()
     a = instruction.operands[1]
-    return MmaForm(kind, cta_group, ws, scale_count, a_in_tmem=isinstance(a, Address))
+    return MmaForm(
+        kind, cta_group, ws, scale_count, a_in_tmem=isinstance(a, Address), sparse=sparse
+    )
 
 
 def _operand_reader(instruction: Instruction, form: MmaForm) -> Callable[[Warp, int], MmaOperands]:
     """A function that gives the operands' values in one thread."""
-    d, a, b, idesc, *rest = instruction.operands
+    d, a, b, *rest = instruction.operands
+    metadata = _constant(0)
+    if form.sparse and rest:
+        metadata = _scalar(address_reader(rest.pop(0)))
+    _expect(instruction, rest, 2, 5)
+    idesc = rest.pop(0)
     read_d = _scalar(address_reader(d))
     read_a = _scalar(address_reader(a) if form.a_in_tmem else reader(a, "u64"))
     read_b = _scalar(reader(b, "u64"))
@@ -122,6 +125,7 @@ def _operand_reader(instruction: Instruction, form: MmaForm) -> Callable[[Warp, 
             scale_a(warp, lane),
             scale_b(warp, lane),
             zero_mask(warp, lane),
+            metadata(warp, lane),
         )
 
     return read

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.engines.bulk_copy import (
     destinations,
     shared_place,
@@ -13,6 +14,7 @@ from ptxemu.engines.bulk_copy import (
 )
 from ptxemu.engines.copy_operation import fault, issue_copy
 from ptxemu.engines.groups import groups_of
+from ptxemu.engines.im2col import GlobalColumn
 from ptxemu.engines.reductions import reduction
 from ptxemu.engines.tma import GlobalTile, SharedTile, fetch_map
 from ptxemu.isa.bulk_copy import OPERATIONS
@@ -30,35 +32,58 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Lanes, Mask
 from ptxemu.machine.operands import LaneReader, reader
-from ptxemu.syntax.ast import Instruction, Operand
+from ptxemu.syntax.ast import Instruction, Operand, Vector
 
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
 _SECTION = "Data Movement and Conversion Instructions: "
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
-_IM2COL = ("im2col", "im2col::w", "im2col::w::128", "im2col_no_offs")
+_IM2COL_OF_WIDTH = ("im2col::w", "im2col::w::128")
 _FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOperand:
-    """[map, {coordinates}] of an instruction."""
+    """[map, {coordinates}] of an instruction.
+
+    Attributes:
+        four_rows, im2col: the mode; neither is .tile.
+        offsets: of the position in im2col mode.
+    """
 
     instruction: Instruction
     map_address: LaneReader
     coordinates: list[LaneReader]
     four_rows: bool
+    im2col: bool = False
+    offsets: tuple[LaneReader, ...] = ()
 
     @classmethod
     def decode(
-        cls, instruction: Instruction, operand: Operand, modifiers: Modifiers, four_rows: str
+        cls,
+        instruction: Instruction,
+        operand: Operand,
+        modifiers: Modifiers,
+        four_rows: str,
+        offsets_at: int = 0,
     ) -> TensorOperand:
-        """Take the dimensions and the mode, `four_rows` being the other one than .tile."""
+        """Take the dimensions and the mode.
+
+        Args:
+            four_rows: the mode of four rows that the instruction may have.
+            offsets_at: number of the operand with the offsets of .im2col; 0: .im2col_no_offs.
+        """
         rank = int(modifiers.one_of(*_DIMENSIONS)[0])
-        for name in _IM2COL:
+        for name in _IM2COL_OF_WIDTH:
             if modifiers.flag(name):
-                unsupported(instruction, f".{name} is not supported: only .tile modes are")
+                unsupported(instruction, f".{name} is not emulated: .im2col and .tile modes are")
+        if modifiers.flag("im2col" if offsets_at else "im2col_no_offs"):
+            if rank < 3:
+                unsupported(instruction, "im2col mode is for 3d, 4d and 5d")
+            offsets = _offsets(instruction, offsets_at, rank - 2) if offsets_at else ()
+            place = tensor_operand(instruction, operand, rank)
+            return cls(instruction, *place, four_rows=False, im2col=True, offsets=offsets)
         is_four = modifiers.flag(four_rows)
         if not is_four:
             modifiers.flag("tile")
@@ -68,16 +93,38 @@ class TensorOperand:
         return cls(instruction, *tensor_operand(instruction, operand, count), is_four)
 
     def lanes(self, warp: Warp) -> list[Lanes]:
-        """All lanes' map addresses and coordinates."""
-        return [self.map_address(warp), *(read(warp) for read in self.coordinates)]
+        """All lanes' map addresses, coordinates and offsets."""
+        readers = (self.map_address, *self.coordinates, *self.offsets)
+        return [read(warp) for read in readers]
 
-    def tile(self, warp: Warp, values: list[Lanes], lane: int, *, writes: bool) -> GlobalTile:
+    def tile(
+        self, warp: Warp, values: list[Lanes], lane: int, *, writes: bool
+    ) -> GlobalTile | GlobalColumn:
         """What one lane names."""
-        address, *coordinates = (int(v[lane]) for v in values)
+        address, *numbers = (int(v[lane]) for v in values)
         made = fetch_map(warp, address, self.instruction)
-        tile = GlobalTile(made, tuple(coordinates), self.four_rows, address)
+        if isinstance(made, Im2colMap) != self.im2col:
+            fault(
+                self.instruction,
+                f"the tensor map at 0x{address:x} is {'not ' if self.im2col else ''}in im2col mode",
+            )
+        tile: GlobalTile | GlobalColumn
+        if isinstance(made, Im2colMap):
+            count = len(self.coordinates)
+            offsets = tuple(numbers[count:]) or (0,) * (count - 2)
+            tile = GlobalColumn(made, tuple(numbers[:count]), offsets, address)
+        else:
+            tile = GlobalTile(made, tuple(numbers), self.four_rows, address)
         tile.check(self.instruction, writes=writes)
         return tile
+
+
+def _offsets(instruction: Instruction, at: int, count: int) -> tuple[LaneReader, ...]:
+    """The offsets of .im2col, 16 bits each, of width first."""
+    operand = instruction.operands[at] if at < len(instruction.operands) else None
+    if not isinstance(operand, Vector) or len(operand.elements) != count:
+        unsupported(instruction, f"expected {count} offsets in braces")
+    return tuple(reader(element, "u16") for element in operand.elements)
 
 
 @visible("cp.async.bulk.tensor", section=_SECTION + "cp.async.bulk.tensor")
@@ -110,9 +157,11 @@ def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, o
     group = modifiers.one_of("cta_group::1", "cta_group::2", default="cta_group::1")
     if multicast and own:
         unsupported(instruction, ".multicast::cluster is for shared::cluster")
-    operand = TensorOperand.decode(instruction, instruction.operands[1], modifiers, "tile::gather4")
+    operand = TensorOperand.decode(
+        instruction, instruction.operands[1], modifiers, "tile::gather4", 3
+    )
     modifiers.done()
-    optional = trailing(instruction, 3, {"ctas": multicast, "policy": has_policy})
+    optional = trailing(instruction, 3 + operand.im2col, {"ctas": multicast, "policy": has_policy})
     read_target = addresses(instruction, instruction.operands[0])
     read_barrier = addresses(instruction, instruction.operands[2])
     read_ctas = None if optional["ctas"] is None else reader(optional["ctas"], "u16")
@@ -189,9 +238,11 @@ def prefetch(instruction: Instruction) -> Step:
     has_policy = modifiers.flag("L2::cache_hint")
     modifiers.one_of("L2")
     modifiers.one_of("global")
-    operand = TensorOperand.decode(instruction, instruction.operands[0], modifiers, "tile::gather4")
+    operand = TensorOperand.decode(
+        instruction, instruction.operands[0], modifiers, "tile::gather4", 1
+    )
     modifiers.done()
-    trailing(instruction, 1, {"policy": has_policy})
+    trailing(instruction, 1 + operand.im2col, {"policy": has_policy})
 
     def step(warp: Warp, mask: Mask) -> None:
         values = operand.lanes(warp)

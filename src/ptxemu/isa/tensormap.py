@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.descriptors.tensor_map_bits import (
+    MAX_RANK,
+    REPLACEABLE,
+    TENSOR_MAP_BYTES,
+    TYPE_NAMES,
+    replace_field,
+)
 from ptxemu.engines.bulk_copy import shared_place
 from ptxemu.engines.copy_operation import fault
 from ptxemu.errors import ExecutionError
@@ -19,13 +26,6 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask, first_lane
 from ptxemu.machine.operands import reader
 from ptxemu.memory.address import SHARED_WINDOW, in_window
-from ptxemu.memory.tensor_map_bits import (
-    MAX_RANK,
-    REPLACEABLE,
-    TENSOR_MAP_BYTES,
-    TYPE_NAMES,
-    replace_field,
-)
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:

@@ -1,39 +1,94 @@
 """Matrix products of one warp (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions: mma").
 
-All m16n8 shapes hold their fragments alike, in 32-bit words of 1, 2 or 4 elements of k. Lane l,
-with g = l / 4 and t = l % 4: word r of A is row g + 8(r % 2), word t + 4(r / 2) of that row; word r
-of B is column g, word t + 4r; element i of C and D is row g + 8(i / 2), column 2t + i % 2.
+Recorded on an H200: f64 is a chain of fma over ascending k, and single bits are counted exactly.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ptxemu.isa import mma_fragments as fragments
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
-from ptxemu.machine.lanes import WARP_SIZE, Mask
-from ptxemu.machine.operands import LaneReader, elements, reader, writer
-from ptxemu.numerics import dot
-from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.operands import LaneReader, LaneWriter, elements, reader, writer
+from ptxemu.numerics import dot, exact
+from ptxemu.numerics.dtypes import F2, F4, F8, U2, U4, U8, Array
+from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
-Array = NDArray[Any]
-_ROWS, _COLUMNS = 16, 8
-_KINDS = {
+_FLOAT8 = ("e4m3", "e5m2")
+KINDS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("f64", "f64"): ("f64",),
     ("f16", "f16"): ("f16", "f32"),
     ("bf16", "bf16"): ("f32",),
     ("tf32", "tf32"): ("f32",),
-    **{(a, b): ("f16", "f32") for a in ("e4m3", "e5m2") for b in ("e4m3", "e5m2")},
-    **{(a, b): ("s32",) for a in ("s8", "u8") for b in ("s8", "u8")},
+    ("b1", "b1"): ("s32",),
+    **{pair: ("f16", "f32") for pair in product(_FLOAT8, _FLOAT8)},
+    **{pair: ("s32",) for pair in product(("s8", "u8"), ("s8", "u8"))},
+    **{pair: ("s32",) for pair in product(("s4", "u4"), ("s4", "u4"))},
 }
 """Types of C and D by those of A and B."""
-_WORDS_OF_K = (4, 8)
-"""32-bit words of a row of A: m16n8k4 and k8 of tf32, k8 and k16 of 16 bits, k16 and k32 of 8."""
+_WORDS: dict[int, dict[int, tuple[int, ...]]] = {
+    8: {64: (4,), 8: (4,), 4: (4,), 1: (4,)},
+    16: {64: (4, 8, 16), 32: (4, 8), 16: (4, 8), 8: (4, 8), 4: (4, 8), 1: (4, 8)},
+}
+"""Words along k of a row of A that there are, by rows and by the element's bits."""
+_SHAPES = tuple(f"m{m}n8k{k}" for m in (8, 16) for k in (4, 8, 16, 32, 64, 128, 256))
+_BLACKWELL_ONLY = "that is of sm_120, which ptxemu does not emulate"
+BitProduct = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """Readers of A, B and C, and writers of D."""
+
+    a: list[LaneReader]
+    b: list[LaneReader]
+    c: list[LaneReader]
+    d: list[LaneWriter]
+
+    @classmethod
+    def decode(cls, operands: tuple[Operand, ...], word: str) -> Registers:
+        """From the operands d, a, b, c, whose registers are words of type `word`."""
+        d, *sources = (elements(operand) for operand in operands[:4])
+        a, b, c = ([reader(part, word) for part in parts] for parts in sources)
+        return cls(a, b, c, [writer(part) for part in d])
+
+    def expect(self, instruction: Instruction, counts: tuple[int, int, int, int]) -> None:
+        """Refuse other numbers of registers of d, a, b, c."""
+        if (len(self.d), len(self.a), len(self.b), len(self.c)) != counts:
+            unsupported(instruction, "the number of registers does not fit the shape")
+
+
+def stacked(warp: Warp, readers: list[LaneReader]) -> Array:
+    """Registers (count, 32)."""
+    return np.stack([read(warp) for read in readers])
+
+
+def write_all(warp: Warp, mask: Mask, writers: list[LaneWriter], registers: Array) -> None:
+    """Write the registers of D."""
+    for write, values in zip(writers, registers, strict=True):
+        write(warp, values, mask)
+
+
+def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str, str, str]:
+    """The types of D, A, B and C, which end the opcode, and the kind, which is of 8-bit floats."""
+    kind = next((m for m in instruction.modifiers if m.startswith("kind::")), "")
+    if "block_scale" in instruction.modifiers:
+        unsupported(instruction, f"mma with .{kind} and .block_scale: {_BLACKWELL_ONLY}")
+    c, b, a, d = (modifiers.type() for _ in range(4))
+    if kind and (kind != "kind::f8f6f4" or not {a, b} <= set(_FLOAT8)):
+        unsupported(instruction, f"mma with .{kind} and types .{a}.{b}: {_BLACKWELL_ONLY}")
+    modifiers.flag(kind)
+    return d, a, b, c
 
 
 @visible("mma.sync", section="Warp Level Matrix Multiply-Accumulate Instructions: mma")
@@ -41,66 +96,92 @@ def multiply(instruction: Instruction) -> Step:
     """D = A * B + C; how it is summed and rounded: `numerics.dot`."""
     modifiers = Modifiers(instruction, "mma.sync")
     modifiers.one_of("aligned")
-    c_type, b_type, a_type, d_type = (modifiers.type() for _ in range(4))
-    shape = modifiers.one_of("m16n8k4", "m16n8k8", "m16n8k16", "m16n8k32")
+    bits = _take_bit_operation(modifiers)
+    d_type, a_type, b_type, c_type = types = take_types(instruction, modifiers)
+    shape = modifiers.one_of(*_SHAPES)
+    if shape == "m8n8k4" and a_type == "f16":
+        return _quads(instruction, modifiers, types)
     modifiers.one_of("row")
     modifiers.one_of("col")
+    mode = modifiers.one_of("rn", "rz", "rm", "rp", default="rn") if a_type == "f64" else "rn"
     saturates = modifiers.flag("satfinite")
     modifiers.done()
-    depth = int(shape.rpartition("k")[2])
-    types = _KINDS.get((a_type, b_type), ())
-    words = depth * dot.BITS.get(a_type, 0) // 32
-    if d_type not in types or c_type != d_type or words not in _WORDS_OF_K:
+    rows, depth = int(shape[1:].partition("n")[0]), int(shape.rpartition("k")[2])
+    width = dot.BITS.get(a_type, 0)
+    size = max(width, 32)
+    words = depth * width // size
+    known = words in _WORDS[rows].get(width, ()) and d_type in KINDS.get((a_type, b_type), ())
+    if not known or c_type != d_type or (bits is None) != (a_type != "b1"):
         unsupported(instruction, "this combination of shape and types")
-    if saturates and d_type != "s32":
+    if saturates and (d_type != "s32" or bits is not None):
         unsupported(instruction, ".satfinite is for integers")
-    d, a, b, c = (elements(operand) for operand in instruction.operands)
-    halves = 2 if d_type == "f16" else 1
-    if [len(d), len(a), len(b), len(c)] != [4 // halves, words // 2, words // 4, 4 // halves]:
-        unsupported(instruction, "the number of registers does not fit the shape")
-    read_a, read_b, read_c = ([reader(part, "b32") for part in parts] for parts in (a, b, c))
-    writers = [writer(part) for part in d]
+    registers = Registers.decode(instruction.operands, f"b{size}")
+    cells = rows // 4 // (2 if d_type == "f16" else 1)
+    registers.expect(instruction, (cells, rows * words // 32, words // 4, cells))
 
     def step(warp: Warp, mask: Mask) -> None:
-        left = dot.numbers(_rows_of_a(warp, read_a), a_type)
-        right = dot.numbers(_columns_of_b(warp, read_b), b_type)
-        before = _cells(np.stack([read(warp) for read in read_c]), halves)
-        sums = dot.product(left, right)
-        cells = dot.accumulated(before, sums, d_type, saturate=saturates)
-        for write, values in zip(writers, _registers(cells, halves), strict=True):
-            write(warp, values, mask)
+        left = dot.numbers(fragments.rows_of_a(stacked(warp, registers.a), rows), a_type)
+        right = dot.numbers(fragments.columns_of_b(stacked(warp, registers.b)), b_type)
+        before = fragments.cells_of(stacked(warp, registers.c), rows, d_type)
+        if d_type == "f64":
+            found = _chained(left, right, before.view(F8), mode).view(U8)
+        else:
+            sums = dot.product(left, right) if bits is None else bits(left, right)
+            found = dot.accumulated(before, sums, d_type, saturate=saturates)
+        write_all(warp, mask, registers.d, fragments.registers_of(found, d_type))
 
     return step
 
 
-def _rows_of_a(warp: Warp, readers: list[LaneReader]) -> Array:
-    """Bytes (16 rows, of k)."""
-    words = np.stack([read(warp) for read in readers]).reshape(-1, 2, 8, 4)
-    rows = np.ascontiguousarray(words.transpose(1, 2, 0, 3)).reshape(_ROWS, -1)
-    return rows.view(np.uint8)
+def _take_bit_operation(modifiers: Modifiers) -> BitProduct | None:
+    """How many bits of k of a row and a column are left by the operation."""
+    name = modifiers.one_of("xor", "and", default="")
+    if not name:
+        return None
+    modifiers.one_of("popc")
+    if name == "and":
+        return dot.product
+    return lambda a, b: dot.product(a, 1 - b) + dot.product(1 - a, b)
 
 
-def _columns_of_b(warp: Warp, readers: list[LaneReader]) -> Array:
-    """Bytes (8 columns, of k)."""
-    words = np.stack([read(warp) for read in readers]).reshape(-1, 8, 4)
-    columns = np.ascontiguousarray(words.transpose(1, 0, 2)).reshape(_COLUMNS, -1)
-    return columns.view(np.uint8)
+def _chained(a: Array, b: Array, c: Array, mode: str) -> Array:
+    """f64: fma after fma, k ascending, each rounded in the mode."""
+    total = c.ravel()
+    for column, row in zip(a.T, b.T, strict=True):
+        left, right = np.repeat(column, fragments.COLUMNS), np.tile(row, len(column))
+        total = exact.fma_f64(left, right, total, mode)
+    return total.reshape(c.shape)
 
 
-def _cells(registers: Array, halves: int) -> Array:
-    """C as 32-bit cells (16, 8) from the lanes' registers."""
-    if halves == 2:
-        # (2 halves of rows, 32 lanes) of two elements
-        elements_ = registers.view(np.uint16).reshape(2, 8, 4, 2)
-        return elements_.reshape(_ROWS, _COLUMNS).astype(np.uint32)
-    parts = registers.reshape(2, 2, 8, 4)
-    return np.ascontiguousarray(parts.transpose(0, 2, 3, 1)).reshape(_ROWS, _COLUMNS)
+def _quads(
+    instruction: Instruction, modifiers: Modifiers, types: tuple[str, str, str, str]
+) -> Step:
+    """m8n8k4 of f16: four products, each of 8 lanes; every combination of layouts is there."""
+    d_type, _, b_type, c_type = types
+    layouts = [m for m in instruction.modifiers if m in ("row", "col")]
+    for layout in layouts:
+        modifiers.flag(layout)
+    modifiers.done()
+    known = len(layouts) == 2 and b_type == "f16" and d_type in ("f16", "f32")
+    if not known or c_type not in ("f16", "f32") or (d_type, c_type) == ("f16", "f32"):
+        unsupported(instruction, "this combination of shape and types")
+    registers = Registers.decode(instruction.operands, "b32")
+    counts = {"f16": 4, "f32": 8}
+    registers.expect(instruction, (counts[d_type], 2, 2, counts[c_type]))
+    a_layout, b_layout = layouts
 
+    def step(warp: Warp, mask: Mask) -> None:
+        a = fragments.quad_operand(stacked(warp, registers.a), k_major=a_layout == "row")
+        b = fragments.quad_operand(stacked(warp, registers.b), k_major=b_layout == "col")
+        before = fragments.quad_cells(stacked(warp, registers.c), c_type)
+        sums = (a.astype(F8) @ b.astype(F8).transpose(0, 2, 1)).reshape(32, 8)
+        if d_type == "f32":
+            held = before.astype(F4).view(U4).reshape(32, 8)
+            cells = dot.accumulated(held, sums, "f32").view(F4)
+        else:
+            held = before.view(U2).astype(U4).reshape(32, 8)
+            cells = dot.accumulated(held, sums, "f16").astype(U2).view(F2)
+        found = fragments.quad_registers(cells.reshape(4, 8, 8), d_type)
+        write_all(warp, mask, registers.d, found)
 
-def _registers(cells: Array, halves: int) -> Array:
-    """The reverse of `_cells`: (registers, 32 lanes)."""
-    if halves == 2:
-        packed = np.ascontiguousarray(cells.astype(np.uint16)).reshape(2, WARP_SIZE, 2)
-        return packed.view(np.uint32).reshape(2, WARP_SIZE)
-    parts = cells.reshape(2, 8, 4, 2).transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(parts).reshape(4, WARP_SIZE)
+    return step

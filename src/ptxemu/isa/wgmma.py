@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ptxemu.descriptors import WgmmaDescriptor
+from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines import wgmma as engine
 from ptxemu.engines.wgmma import WgmmaForm
 from ptxemu.errors import IllegalInstructionError
@@ -13,12 +14,12 @@ from ptxemu.machine.decoded import Blocked, Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import elements, uniform
 from ptxemu.machine.warp import Warp
-from ptxemu.memory.matrix_layout import Major
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Vector
 
 _FLOAT_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2")
 _INTEGER_TYPES = ("s8", "u8")
 _K_BY_TYPE = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
+_K_BY_TYPE |= {"b1": 256}
 _RESULT_TYPES = {
     "f16": ("f16", "f32"),
     "bf16": ("f32",),
@@ -27,6 +28,7 @@ _RESULT_TYPES = {
     "e5m2": ("f16", "f32"),
     "s8": ("s32",),
     "u8": ("s32",),
+    "b1": ("s32",),
 }
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
@@ -65,10 +67,20 @@ def wgmma_wait_group(instruction: Instruction) -> Step:
 @visible("wgmma.mma_async", section="wgmma.mma_async")
 def wgmma_mma_async(instruction: Instruction) -> Step:
     """D = A * B + D, or D = A * B where scale-d is false; asynchronously."""
-    form, descriptors = _form(instruction)
+    return _product(instruction, is_sparse=False)
+
+
+@visible("wgmma.mma_async.sp", section="wgmma.mma_async.sp")
+def wgmma_mma_async_sparse(instruction: Instruction) -> Step:
+    """The same, half of A's elements being zeros that are not stored."""
+    return _product(instruction, is_sparse=True)
+
+
+def _product(instruction: Instruction, *, is_sparse: bool) -> Step:
+    form, descriptors = _form(instruction, is_sparse)
     a_desc = None if form.a else uniform(descriptors[0], "u64")
     b_desc = uniform(descriptors[-1], "u64")
-    scale_d = uniform(instruction.operands[3], "pred")
+    scale_d = uniform(instruction.operands[5 if is_sparse else 3], "pred")
 
     def step(warp: Warp, mask: Mask) -> None:
         a = None if a_desc is None else WgmmaDescriptor.decode(a_desc(warp, mask))
@@ -78,11 +90,9 @@ def wgmma_mma_async(instruction: Instruction) -> Step:
     return step
 
 
-def _form(instruction: Instruction) -> tuple[WgmmaForm, tuple[Operand, ...]]:
+def _form(instruction: Instruction, is_sparse: bool) -> tuple[WgmmaForm, tuple[Operand, ...]]:
     """The form, and the operands that are descriptors."""
-    modifiers = Modifiers(instruction, "wgmma.mma_async")
-    if modifiers.flag("sp"):
-        unsupported(instruction, "sparse products are not emulated")
+    modifiers = Modifiers(instruction, "wgmma.mma_async.sp" if is_sparse else "wgmma.mma_async")
     for name in ("sync", "aligned"):
         modifiers.one_of(name)
     shape = next((_SHAPE.fullmatch(m) for m in instruction.modifiers if _SHAPE.fullmatch(m)), None)
@@ -90,15 +100,19 @@ def _form(instruction: Instruction) -> tuple[WgmmaForm, tuple[Operand, ...]]:
         unsupported(instruction, "expected a shape m64nNkK")
     modifiers.flag(shape.group(0))
     saturate = modifiers.flag("satfinite")
+    if not is_sparse and modifiers.flag("and"):
+        modifiers.one_of("popc")
     btype, atype, dtype = modifiers.type(), modifiers.type(), modifiers.type()
-    is_integer = atype in _INTEGER_TYPES
+    is_integer = atype in (*_INTEGER_TYPES, "b1")
     modifiers.done()
     n, k = int(shape.group(1)), int(shape.group(2))
     _check_types(instruction, dtype, atype, btype)
-    if saturate and not is_integer:
+    if saturate and (atype == "b1" or not is_integer):
         unsupported(instruction, ".satfinite is for integers")
-    _check_shape(instruction, n, k, atype)
-    d, a, b, _, *immediates = instruction.operands
+    _check_shape(instruction, n, k // 2 if is_sparse else k, atype)
+    d, a, b, *rest = instruction.operands
+    metadata, givers = _metadata(instruction, atype) if is_sparse else (None, (0, 4))
+    immediates = rest[3 if is_sparse else 1 :]
     is_a_in_registers = isinstance(a, Vector)
     values = [_immediate(instruction, operand) for operand in immediates]
     scales = values[: 0 if is_integer else 2]
@@ -125,8 +139,22 @@ def _form(instruction: Instruction) -> tuple[WgmmaForm, tuple[Operand, ...]]:
         a_major=majors[0] if len(majors) == 2 else Major.K,
         b_major=majors[-1] if majors else Major.K,
         saturate=saturate,
+        metadata=metadata,
+        givers=givers,
     )
     return form, (b,) if is_a_in_registers else (a, b)
+
+
+def _metadata(instruction: Instruction, atype: str) -> tuple[int, tuple[int, int]]:
+    """The slot of the metadata's register, and which lanes of every four give it (PTX ISA, "Sparse
+    matrix storage": the selector of 8-bit types, to which all lanes contribute, must be 0)."""
+    metadata, selector = instruction.operands[3:5]
+    (slot,) = _slots(instruction, metadata, 1)
+    value = _immediate(instruction, selector)
+    givers = 4 if _K_BY_TYPE[atype] == 32 else 2
+    if not 0 <= value < 4 // givers:
+        unsupported(instruction, f"sparsity selector {value} is not 0 to {4 // givers - 1}")
+    return slot, (givers * value, givers * (value + 1))
 
 
 def _check_types(instruction: Instruction, dtype: str, atype: str, btype: str) -> None:
@@ -149,7 +177,7 @@ def _check_types(instruction: Instruction, dtype: str, atype: str, btype: str) -
 def _check_shape(instruction: Instruction, n: int, k: int, atype: str) -> None:
     """PTX ISA, "Matrix Shape": N in steps of 8; for integers 8, 16, 24 and then steps of 16."""
     allowed = n % 8 == 0 and 8 <= n <= 256
-    if atype in _INTEGER_TYPES and n > 24:
+    if atype in (*_INTEGER_TYPES, "b1") and n > 24:
         allowed = allowed and n % 16 == 0
     if not allowed or k != _K_BY_TYPE[atype]:
         raise IllegalInstructionError(

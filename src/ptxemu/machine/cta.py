@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TMEM_LANES = 128
 TMEM_COLUMNS = 512
+RESERVED_FOR_LIBRARIES = 0x200
+"""Where cooperative groups find scratch space in the reserved part of shared memory."""
 
 
 @dataclass(slots=True)
@@ -130,6 +132,9 @@ class Cta:
             "%aggr_smem_size": self.machine.layout.shared_bytes,
             "%reserved_smem_offset_begin": 0,
             "%reserved_smem_offset_end": SHARED_BASE,
+            "%reserved_smem_offset_cap": SHARED_BASE,
+            "%reserved_smem_offset_0": 0,
+            "%reserved_smem_offset_1": RESERVED_FOR_LIBRARIES,
         }
         values.update({name: _all_lanes(value) for name, value in constants.items()})
         return values

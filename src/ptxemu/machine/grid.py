@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 NANOSECONDS_PER_INSTRUCTION = 1
+_GRID_WORKSPACE_BYTES = 8
+"""Its size and the barrier, a number of 32 bits each."""
+_ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,12 @@ class Machine:
         self.cancelled_clusters = 0
         """Clusters that clusterlaunchcontrol.try_cancel kept from starting."""
         self._next_cluster = 0
+        self._grid_workspace: int | None = None
         block = np.frombuffer(bytearray(launch.parameters), dtype=np.uint8)
         if len(block):
             memory.register(block, "kernel parameters", base=PARAM_WINDOW, writable=False)
         for variable, address in layout.constants:
-            initial = variable.initial or b""
+            initial = layout.initial_bytes(variable)
             data = np.zeros(max(variable.size, 1), dtype=np.uint8)
             data[: len(initial)] = np.frombuffer(initial, dtype=np.uint8)
             memory.register(data, variable.name, base=address)
@@ -160,7 +164,23 @@ class Machine:
             return np.full(WARP_SIZE, ticks, np.uint64)
         if name in ("%globaltimer_lo", "%globaltimer_hi"):
             return np.full(WARP_SIZE, ticks & 0xFFFFFFFF if name.endswith("lo") else 0, np.uint32)
+        if name.startswith("%envreg"):
+            return np.full(WARP_SIZE, self._environment(int(name[7:])), np.uint32)
         raise ExecutionError(f"special register {name} is not known")
+
+    def _environment(self, number: int) -> int:
+        """%envreg1 and 2 hold the address of the workspace of cooperative groups' grid barrier."""
+        if number not in (1, 2):
+            return 0
+        if self._grid_workspace is None:
+            self._grid_workspace = self.allocate(_GRID_WORKSPACE_BYTES, "the grid's workspace")
+        return self._grid_workspace >> 32 if number == 1 else self._grid_workspace & 0xFFFFFFFF
+
+    def allocate(self, size: int, name: str) -> int:
+        """Zeroed global memory for the rest of the launch; its address."""
+        block = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+        start = -int(block.ctypes.data) % _ALIGNMENT
+        return self.memory.register(block[start : start + size], name).base
 
     def complain(
         self,

@@ -94,23 +94,26 @@ class LaneMemory:
 
     def store(self, warp: Warp, mask: Mask, values: Values) -> None:
         """Write words at the active lanes' addresses; of equal addresses the last lane wins."""
-        addresses = self.addresses(warp, mask)
+        self.store_at(warp, mask, self.addresses(warp, mask), values)
+
+    def store_at(
+        self, warp: Warp, mask: Mask, addresses: NDArray[np.int64], values: Values
+    ) -> None:
+        """Write words at `addresses`, one an active lane."""
         try:
             region, inside = self._guess(warp, mask, addresses)
             if not region.is_writable:
                 raise IndexError
             machine = warp.cta.machine
-            is_silent = False
             if machine.observer is not None:
-                before = region.words.gather(inside, self._element, self._count)
-                is_silent = bool((before == values).all())
+                same = region.words.gather(inside, self._element, self._count) == values
             region.words.scatter(inside, values, self._element, self._count)
         except IndexError:
             self._store_apart(warp, mask, addresses, values)
             return
         machine.progress += 1
         if machine.observer is not None:
-            self._report(warp, region, inside, AccessKind.WRITE, is_silent=is_silent)
+            self._report_write(warp, region, inside, same if same.ndim == 1 else same.all(axis=0))
 
     def update(self, warp: Warp, mask: Mask, combine: Combine) -> Values:
         """Replace each lane's words by what `combine` makes of them, in lane order.
@@ -310,6 +313,16 @@ class LaneMemory:
             f"illegal {self._space} address 0x{address:x} ({self._size} bytes): {why}"
         )
 
+    def _report_write(
+        self, warp: Warp, region: Region, inside: NDArray[np.int64], same: NDArray[np.bool_]
+    ) -> None:
+        """Report a store, and which lanes wrote what was there already."""
+        silent = int(np.count_nonzero(same))
+        if silent in (0, len(same)):
+            self._report(warp, region, inside, AccessKind.WRITE, is_silent=silent > 0)
+        else:
+            self._report(warp, region, inside, AccessKind.WRITE, silent_pieces=same)
+
     def _report(
         self,
         warp: Warp,
@@ -318,6 +331,7 @@ class LaneMemory:
         kind: AccessKind,
         *,
         is_silent: bool = False,
+        silent_pieces: NDArray[np.bool_] | None = None,
     ) -> None:
         machine = warp.cta.machine
         if machine.observer is None or not region.is_observed or self._space == "const":
@@ -336,6 +350,7 @@ class LaneMemory:
                 self._instruction,
                 *self._order,
                 is_silent,
+                silent_pieces,
             )
         )
 

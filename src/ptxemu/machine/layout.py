@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ptxemu.errors import ExecutionError
-from ptxemu.memory.address import CONST_WINDOW, LOCAL_WINDOW, PARAM_WINDOW
-from ptxemu.syntax.ast import Function, Module, Variable
+from ptxemu.memory.address import (
+    CODE_WINDOW,
+    CONST_WINDOW,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_BASE,
+    SHARED_WINDOW,
+)
+from ptxemu.syntax.ast import Function, Module, SpecialRegister, Variable
+
+_FUNCTION_BYTES = 128
 
 
 def _align(offset: int, alignment: int) -> int:
@@ -38,10 +47,19 @@ class Layout:
         self.static_shared_bytes = offset
         self.shared_bytes = offset + dynamic_shared_bytes
         """All shared memory of a CTA."""
+        self.uses_reserved_shared = any(
+            isinstance(operand, SpecialRegister)
+            and operand.name.startswith("%reserved_smem_offset_")
+            for instruction in function.instructions
+            for operand in instruction.operands
+        )
+        """The kernel may access the part of shared memory that is reserved for the system."""
         self._place(CONST_WINDOW, (v for v in module.variables if v.space in ("const", "global")))
         self.local_bytes = self._place(
             LOCAL_WINDOW, (v for v in function.variables if v.space == "local")
         )
+        for number, name in enumerate(module.functions):
+            self._addresses[name] = CODE_WINDOW + _FUNCTION_BYTES * number
         for parameter in function.parameters:
             self._addresses[parameter.name] = PARAM_WINDOW + parameter.offset
         last = function.parameters[-1] if function.parameters else None
@@ -56,6 +74,20 @@ class Layout:
                 self.constants.append((variable, window + offset))
             offset += variable.size
         return offset
+
+    def initial_bytes(self, variable: Variable) -> bytes:
+        """What a variable starts with, the addresses of other symbols in it filled in."""
+        data = bytearray(variable.initial or b"")
+        for place in variable.relocations:
+            if place.symbol in self.shared_offsets:
+                address = SHARED_BASE + self.shared_offsets[place.symbol]
+                address += SHARED_WINDOW if place.is_generic else 0
+            else:
+                address = self.symbol_address(place.symbol)
+            value = (address + place.addend) >> place.shift
+            low = value & ((1 << (8 * place.size)) - 1)
+            data[place.offset : place.offset + place.size] = low.to_bytes(place.size, "little")
+        return bytes(data)
 
     def symbol_address(self, name: str) -> int:
         """Generic address of a parameter, constant, global or local variable."""

@@ -67,7 +67,8 @@ def _shared(cta: Cta, key: str, window: int) -> Region:
     found = cta.engines.get(key)
     if found is None:
         origin = window + (cta.rank << SHARED_RANK_SHIFT)
-        words = Words(origin + SHARED_BASE, cta.shared[SHARED_BASE:])
+        first = 0 if cta.machine.layout.uses_reserved_shared else SHARED_BASE
+        words = Words(origin + first, cta.shared[first:])
         found = cta.engines[key] = Region(words, Space.SHARED, cta, origin)
     return cast(Region, found)
 

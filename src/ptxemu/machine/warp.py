@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.engines.in_flight import Claim, touch_block, touch_step
+from ptxemu.engines.in_flight import Claim, touch_block, touch_predicate, touch_step
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.convergence import lane_names
@@ -286,6 +286,8 @@ class Warp:
 
     def _run_branch(self, node: BranchNode, group: Group) -> bool:
         self.instruction_count += 1
+        if self.in_flight and node.guard is not None:
+            touch_predicate(self, node.guard.register.slot)
         taken = self._guarded(node.guard, group.mask)
         here = group.pc
         if node.guard is None or taken is group.mask or bool((taken == group.mask).all()):

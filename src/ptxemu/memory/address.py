@@ -16,6 +16,8 @@ PARAM_WINDOW = 0x7C00_0000_0000
 """Generic address of the kernel parameters."""
 CONST_WINDOW = 0x7B00_0000_0000
 """Generic address of module-level .const variables."""
+CODE_WINDOW = 0x7A00_0000_0000
+"""Address of the first device function; functions are no memory, but have addresses to call."""
 WINDOW_BYTES = 1 << 32
 
 

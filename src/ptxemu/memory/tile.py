@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.memory.matrix_layout import CHUNK, pieces
-from ptxemu.memory.swizzle import PERIOD, Swizzle, swizzled
-from ptxemu.memory.tensor_map import TensorMap
+from ptxemu.descriptors.matrix_layout import CHUNK, pieces
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
+from ptxemu.descriptors.tensor_map import TensorMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ptxemu.api import Module, array_bytes
-from ptxemu.check import Finding
+from ptxemu.check import Checker
 from ptxemu.errors import DeadlockError, ExecutionError
 from ptxemu.events import Agent, Observer
+from ptxemu.fan_out import FanOut
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.mutate.effects import EffectRecorder, Effects
 from ptxemu.mutate.runner import Fault, Outcome
 from ptxemu.sched.policy import Policy
 
@@ -72,27 +75,34 @@ class Replay:
         """Run `module` instead of the original; its errors are outcomes.
 
         Args:
-            limit: warp instructions after which the run counts as endless.
+            limit: warp instructions after which the run counts as endless; None for a run of the
+                original, whose `effects` are measured.
         """
         watch = _Watch(limit)
+        checker = Checker(self.kernel) if limit is not None else EffectRecorder(self.kernel)
         error, kind = None, ""
-        findings: Iterable[Finding]
+        started = time.monotonic()
         try:
-            result = self.setup.launch(
-                module=module, memory=self._restored(), policy=policy, observer=watch, check=True
+            self.setup.launch(
+                module=module,
+                memory=self._restored(),
+                policy=policy,
+                observer=FanOut(watch, checker),
             )
-            findings = result.findings
+            checker.finish()
         except ExecutionError as failure:
             kind = "deadlock" if isinstance(failure, DeadlockError) else "error"
-            error, findings = str(failure), failure.findings
+            error = str(failure)
         return Outcome(
-            faults={Fault.of(finding): finding.message for finding in findings},
+            faults={Fault.of(finding): finding.message for finding in checker.findings},
             outputs=[a.data.copy() for a, _ in self._allocations if a.writable],
             error_kind=kind,
             error=error,
             reached=watch.lines,
             waited=watch.waited,
             warp_instructions=watch.count,
+            seconds=time.monotonic() - started,
+            effects=checker.effects if isinstance(checker, EffectRecorder) else Effects(),
         )
 
     def _restored(self) -> GlobalMemory:

@@ -7,11 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ptxemu.mutate.runner import CAUGHT, EQUIVALENT, NOT_REACHED, NOTED, SURVIVED, Baseline, Result
+from ptxemu.mutate.runner import (
+    CAUGHT,
+    EQUIVALENT,
+    NOT_REACHED,
+    NOTED,
+    REDUNDANT,
+    SURVIVED,
+    Baseline,
+    Result,
+)
 from ptxemu.mutate.sites import CATEGORIES
 from ptxemu.trace.text import table
 
-_VERDICTS = (CAUGHT, NOTED, SURVIVED, EQUIVALENT, NOT_REACHED)
+_VERDICTS = (CAUGHT, NOTED, SURVIVED, REDUNDANT, EQUIVALENT, NOT_REACHED)
 _WAITS = ("mbarrier-wait", "group-wait", "tcgen05-wait")
 
 
@@ -24,11 +33,17 @@ class Report:
     results: Sequence[Result]
 
     def share(self, category: str | None = None) -> float | None:
-        """Caught of those that could be: reached and not equivalent; None where there are none."""
-        verdicts = Counter(
-            r.verdict for r in self.results if category in (None, r.mutation.site.category)
-        )
-        possible = verdicts[CAUGHT] + verdicts[NOTED] + verdicts[SURVIVED]
+        """Caught of those that could be: reached, neither redundant nor equivalent; None where
+        there are none."""
+        return self._share(category, (CAUGHT, NOTED, SURVIVED))
+
+    def share_of_reached(self, category: str | None = None) -> float | None:
+        """Caught of all that the launch reaches."""
+        return self._share(category, (CAUGHT, NOTED, SURVIVED, REDUNDANT, EQUIVALENT))
+
+    def _share(self, category: str | None, counted: Sequence[str]) -> float | None:
+        verdicts = Counter(r.verdict for r in self._of(category))
+        possible = sum(verdicts[verdict] for verdict in counted)
         return verdicts[CAUGHT] / possible if possible else None
 
     @property
@@ -38,7 +53,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """For people."""
-        head = ["category", "sites", "mutants", *_VERDICTS, "share"]
+        head = ["category", "sites", "mutants", *_VERDICTS, "of reached", "share"]
         rows = [self._row(c, c) for c in CATEGORIES if self._of(c)]
         rows.append(self._row("all", None))
         errors = sum(fault.level == "error" for fault in self.baseline.faults)
@@ -59,6 +74,7 @@ class Report:
         for title, verdict in (
             ("survivors", SURVIVED),
             ("only a note tells of", NOTED),
+            ("redundant in this launch, as measured on the original", REDUNDANT),
             ("equivalent, as explained", EQUIVALENT),
             ("not reached by this launch", NOT_REACHED),
         ):
@@ -69,7 +85,7 @@ class Report:
         return lines
 
     def _remark(self, result: Result) -> str:
-        if result.verdict == EQUIVALENT:
+        if result.verdict in (REDUNDANT, EQUIVALENT):
             return f" -- {result.how}"
         site = result.mutation.site
         never = site.category in _WAITS and site.line not in self.baseline.waited
@@ -84,13 +100,13 @@ class Report:
         results = self._of(category)
         verdicts = Counter(r.verdict for r in results)
         sites = {(r.mutation.site.category, r.mutation.site.instruction.pc) for r in results}
-        share = self.share(category)
+        shares = self.share_of_reached(category), self.share(category)
         return [
             name,
             str(len(sites)),
             str(len(results)),
             *(str(verdicts[verdict] or ".") for verdict in _VERDICTS),
-            "-" if share is None else f"{share:.0%}",
+            *("-" if share is None else f"{share:.0%}" for share in shares),
         ]
 
     def to_json_dict(self) -> dict[str, Any]:
@@ -98,6 +114,7 @@ class Report:
         return {
             "kernel": self.kernel,
             "share": self.share(),
+            "share_of_reached": self.share_of_reached(),
             "seconds_per_run": round(self.baseline.seconds, 3),
             "original": [fault._asdict() for fault in sorted(self.baseline.faults, key=str)],
             "categories": {

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.api import Module
 from ptxemu.check import Finding
-from ptxemu.errors import IllegalInstructionError, PtxEmuError, UnsupportedInstructionError
-from ptxemu.mutate.mutations import Mutation, mutations_of
+from ptxemu.errors import (
+    IllegalInstructionError,
+    LaunchError,
+    PtxEmuError,
+    UnsupportedInstructionError,
+)
+from ptxemu.mutate.effects import Effects
+from ptxemu.mutate.groups import ONE_MORE, family_of
+from ptxemu.mutate.mutations import REMOVED, Mutation, mutations_of
 from ptxemu.sched.policy import Policy
 
 POLICIES = (
@@ -31,10 +39,26 @@ _ENDLESS = 10
 _ENDLESS_AT_LEAST = 200_000
 _SHOWN_MESSAGE = 200
 
+_T = TypeVar("_T")
 _EQUIVALENT = re.compile(r"(?P<place>\S+)\s+(?P<name>[^:]+?)\s*:\s*(?P<reason>.+)")
 
 CAUGHT, NOTED, SURVIVED = "caught", "noted", "survived"
-EQUIVALENT, NOT_REACHED = "equivalent", "not reached"
+REDUNDANT, EQUIVALENT, NOT_REACHED = "redundant", "equivalent", "not reached"
+
+_REASONS = {
+    "mbarrier-wait": "all that it waits for had happened before it by other ways",
+    "group-wait": "nothing was pending that was not known to be done",
+    "tcgen05-wait": "nothing was pending",
+    "barrier": "nobody learnt of anything by it",
+    "cluster-barrier": "nobody learnt of anything by it",
+    "proxy-fence": "no access was waiting for it to be ordered for the other proxy",
+    "init-fence": "no initialisation was waiting for it",
+    "wgmma-fence": "the fences before it order all that the products behind it use",
+    "tcgen05-fence": "nothing was learnt since the fence before it",
+    "order": "nobody learnt of an access by it",
+}
+"""Why an instruction without effect had none; the other categories always count as needed."""
+_SAME_GROUPS = "nothing more would be pending when the warp does something that depends on it"
 
 
 class Fault(NamedTuple):
@@ -73,6 +97,9 @@ class Outcome:
     waited: set[int] = field(default_factory=set)
     """Of those the lines where a warp had to wait."""
     warp_instructions: int = 0
+    seconds: float = 0.0
+    effects: Effects = field(default_factory=Effects)
+    """Of a run of the original."""
 
 
 class Subject(Protocol):
@@ -96,10 +123,10 @@ class Result:
 
     mutation: Mutation
     verdict: str
-    """caught, noted (only a note says so), survived, equivalent (as somebody explained), not
-    reached."""
+    """caught, noted (only a note says so), redundant (its instruction had no effect in the
+    original), equivalent (as somebody explained), survived, not reached."""
     how: str = ""
-    """deadlock, error, finding, warning or wrong result; the reason why it is equivalent."""
+    """deadlock, error, finding, warning or wrong result; why it is redundant or equivalent."""
     message: str = ""
     policy: Policy | None = None
     seconds: float = 0.0
@@ -116,9 +143,10 @@ class Baseline:
     reached: set[int]
     waited: set[int]
     """Lines where a warp had to wait under some policy."""
+    effects: Effects
     limit: int
     seconds: float
-    """Of one run."""
+    """Of one run (of every launch)."""
 
 
 class Equivalents:
@@ -163,6 +191,7 @@ class Equivalents:
 def mutate(
     subject: Subject,
     *,
+    also: Sequence[Subject] = (),
     only: Sequence[str] = (),
     limit: int | None = None,
     jobs: int = 1,
@@ -173,6 +202,8 @@ def mutate(
     """Try every mutant of a kernel.
 
     Args:
+        also: other launches of the same kernel, for what one launch does not need: a mutant is
+            caught if it is in one of them.
         only: categories (`sites.CATEGORIES`); all by default.
         limit: at most so many mutants, spread evenly over the kernel.
         jobs: processes.
@@ -180,19 +211,29 @@ def mutate(
 
     Raises:
         PtxEmuError: the original fails.
+        LaunchError: `also` has another kernel.
     """
-    baseline = measure(subject, policies)
+    subjects = [subject, *also]
+    for other in also:
+        if (other.kernel, other.module.text) != (subject.kernel, subject.module.text):
+            raise LaunchError("the launches are not of one kernel: their PTX differs")
     function = subject.module.syntax.functions[subject.kernel]
     chosen = [m for m in mutations_of(function) if not only or m.site.category in only]
     if limit is not None and limit < len(chosen):
         chosen = [chosen[k * len(chosen) // limit] for k in range(limit)]
-    trial = _Trial(subject, baseline, policies, equivalents or Equivalents(), chosen)
+    runs = [(one, policy) for one in subjects for policy in policies]
+    outcomes = dict(_in_processes(lambda index: _original(*runs[index]), len(runs), jobs))
+    baselines = [
+        _baseline([outcomes[first + k] for k in range(len(policies))])
+        for first in range(0, len(runs), len(policies))
+    ]
+    trial = _Trial(subjects, baselines, policies, equivalents or Equivalents(), chosen)
     results: dict[int, Result] = {}
-    for index, result in trial.results(jobs):
+    for index, result in _in_processes(trial.judge, len(chosen), jobs):
         results[index] = result
         if on_result is not None:
             on_result(len(results), len(chosen), result)
-    return baseline, [results[index] for index in range(len(chosen))]
+    return trial.merged, [results[index] for index in range(len(chosen))]
 
 
 def measure(subject: Subject, policies: Sequence[Policy]) -> Baseline:
@@ -201,11 +242,17 @@ def measure(subject: Subject, policies: Sequence[Policy]) -> Baseline:
     Raises:
         PtxEmuError: it fails.
     """
-    started = time.monotonic()
-    outcomes = [subject.run(subject.module, policy) for policy in policies]
-    for policy, outcome in zip(policies, outcomes, strict=True):
-        if outcome.error is not None:
-            raise PtxEmuError(f"the original fails under {policy}: {outcome.error}")
+    return _baseline([_original(subject, policy) for policy in policies])
+
+
+def _original(subject: Subject, policy: Policy) -> Outcome:
+    outcome = subject.run(subject.module, policy)
+    if outcome.error is not None:
+        raise PtxEmuError(f"the original fails under {policy}: {outcome.error}")
+    return outcome
+
+
+def _baseline(outcomes: Sequence[Outcome]) -> Baseline:
     first = outcomes[0]
     return Baseline(
         faults={fault for outcome in outcomes for fault in outcome.faults},
@@ -216,9 +263,34 @@ def measure(subject: Subject, policies: Sequence[Policy]) -> Baseline:
         ],
         reached=set().union(*(outcome.reached for outcome in outcomes)),
         waited=set().union(*(outcome.waited for outcome in outcomes)),
+        effects=functools.reduce(Effects.united, (outcome.effects for outcome in outcomes)),
         limit=max(_ENDLESS * max(o.warp_instructions for o in outcomes), _ENDLESS_AT_LEAST),
-        seconds=(time.monotonic() - started) / len(policies),
+        seconds=sum(outcome.seconds for outcome in outcomes) / len(outcomes),
     )
+
+
+def _in_processes(task: Callable[[int], _T], count: int, jobs: int) -> Iterator[tuple[int, _T]]:
+    """Each number below `count` with what `task` makes of it, as they come."""
+    if jobs <= 1 or count <= 1:
+        for index in range(count):
+            yield index, task(index)
+        return
+    global _current
+    _current = task  # arrays stay at their addresses in a forked process
+    context = multiprocessing.get_context("fork")
+    try:
+        with context.Pool(min(jobs, count)) as pool:
+            yield from pool.imap_unordered(_run_current, range(count))
+    finally:
+        _current = None
+
+
+_current: Callable[[int], Any] | None = None
+
+
+def _run_current(index: int) -> tuple[int, Any]:
+    assert _current is not None
+    return index, _current(index)
 
 
 class _Trial:
@@ -226,86 +298,95 @@ class _Trial:
 
     def __init__(
         self,
-        subject: Subject,
-        baseline: Baseline,
+        subjects: Sequence[Subject],
+        baselines: Sequence[Baseline],
         policies: Sequence[Policy],
         equivalents: Equivalents,
         mutations: Sequence[Mutation],
     ) -> None:
-        self._subject = subject
-        self._baseline = baseline
+        self._subjects = list(zip(subjects, baselines, strict=True))
+        self.merged = functools.reduce(_merged, baselines)
+        """What the originals do, all launches taken together."""
         self._policies = policies
         self._equivalents = equivalents
         self._mutations = mutations
 
-    def results(self, jobs: int) -> Iterator[tuple[int, Result]]:
-        """Each mutant's number and result, as they come."""
-        if jobs <= 1 or len(self._mutations) <= 1:
-            for index in range(len(self._mutations)):
-                yield index, self.judge(index)
-            return
-        global _current
-        _current = self  # arrays stay at their addresses in a forked process
-        context = multiprocessing.get_context("fork")
-        try:
-            with context.Pool(min(jobs, len(self._mutations))) as pool:
-                yield from pool.imap_unordered(_judge_current, range(len(self._mutations)))
-        finally:
-            _current = None
-
     def judge(self, index: int) -> Result:
         """Try one mutant."""
         mutation = self._mutations[index]
-        reason = self._equivalents.reason(mutation)
-        if mutation.site.line not in self._baseline.reached:
-            return Result(mutation, NOT_REACHED)
         started = time.monotonic()
-        subject = self._subject
-        syntax = mutation.apply(subject.module.syntax, subject.kernel)
-        module = Module(syntax, device=subject.module.device)
+        if mutation.site.line not in self.merged.reached:
+            return Result(mutation, NOT_REACHED)
         note = ""
-        for policy in self._policies:
-            try:
-                outcome = subject.run(module, policy, limit=self._baseline.limit)
-            except (IllegalInstructionError, UnsupportedInstructionError) as error:
-                raise PtxEmuError(
-                    f"mutant {mutation.site.line} {mutation.name}: {error}"
-                ) from error
-            noticed = self._noticed(outcome)
-            if noticed is not None:
-                how, message = noticed
-                seconds = time.monotonic() - started
-                return Result(mutation, CAUGHT, how, _short(message), policy, seconds)
-            note = note or next((outcome.faults[f] for f in self._new(outcome, "note")), "")
-        seconds = time.monotonic() - started
-        if reason is not None:
-            return Result(mutation, EQUIVALENT, reason, "", None, seconds)
-        return Result(mutation, NOTED if note else SURVIVED, "", _short(note), None, seconds)
+        for subject, baseline in self._subjects:
+            if mutation.site.line not in baseline.reached:
+                continue
+            for policy in self._policies:
+                outcome = _run_mutant(subject, mutation, policy, baseline.limit)
+                noticed = _noticed(outcome, baseline)
+                if noticed is not None:
+                    how, message = noticed
+                    seconds = time.monotonic() - started
+                    return Result(mutation, CAUGHT, how, _short(message), policy, seconds)
+                note = note or next(
+                    (outcome.faults[f] for f in _new(outcome, baseline, "note")), ""
+                )
+        verdict, how = NOTED if note else SURVIVED, ""
+        idle, reason = self._why_redundant(mutation), self._equivalents.reason(mutation)
+        if idle is not None and not note:
+            verdict, how = REDUNDANT, idle
+        elif reason is not None:
+            verdict, how = EQUIVALENT, reason
+        return Result(mutation, verdict, how, _short(note), None, time.monotonic() - started)
 
-    def _new(self, outcome: Outcome, level: str) -> list[Fault]:
-        return [f for f in outcome.faults if f.level == level and f not in self._baseline.faults]
-
-    def _noticed(self, outcome: Outcome) -> tuple[str, str] | None:
-        """How a run differs from the original, and a message; None if it does not."""
-        for level, how in (("error", "finding"), ("warning", "warning")):
-            for fault in self._new(outcome, level):
-                return how, outcome.faults[fault]
-        if outcome.error is not None:
-            return outcome.error_kind, outcome.error
-        baseline = self._baseline
-        for number, output in enumerate(outcome.outputs):
-            wrong = (output != baseline.outputs[number]) & baseline.is_stable[number]
-            if wrong.any():
-                return "wrong result", f"{int(wrong.sum())} bytes of array {number} differ"
+    def _why_redundant(self, mutation: Mutation) -> str | None:
+        site = mutation.site
+        waits = site.category in ("mbarrier-wait", "barrier", "cluster-barrier")
+        effects = self.merged.effects
+        is_idle = effects.is_idle(site.instruction.pc, waits=waits)
+        if is_idle and site.category in _REASONS:
+            return _REASONS[site.category]
+        is_about_groups = family_of(site.instruction) and mutation.name in (REMOVED, ONE_MORE)
+        if is_about_groups and effects.is_idle_change(site.instruction.pc, mutation.name):
+            return _SAME_GROUPS
         return None
 
 
-_current: _Trial | None = None
+def _run_mutant(subject: Subject, mutation: Mutation, policy: Policy, limit: int) -> Outcome:
+    syntax = mutation.apply(subject.module.syntax, subject.kernel)
+    try:
+        return subject.run(Module(syntax, device=subject.module.device), policy, limit=limit)
+    except (IllegalInstructionError, UnsupportedInstructionError) as error:
+        raise PtxEmuError(f"mutant {mutation.site.line} {mutation.name}: {error}") from error
 
 
-def _judge_current(index: int) -> tuple[int, Result]:
-    assert _current is not None
-    return index, _current.judge(index)
+def _merged(one: Baseline, other: Baseline) -> Baseline:
+    return replace(
+        one,
+        faults=one.faults | other.faults,
+        reached=one.reached | other.reached,
+        waited=one.waited | other.waited,
+        effects=one.effects.united(other.effects),
+        seconds=one.seconds + other.seconds,
+    )
+
+
+def _new(outcome: Outcome, baseline: Baseline, level: str) -> list[Fault]:
+    return [f for f in outcome.faults if f.level == level and f not in baseline.faults]
+
+
+def _noticed(outcome: Outcome, baseline: Baseline) -> tuple[str, str] | None:
+    """How a run differs from the original, and a message; None if it does not."""
+    for level, how in (("error", "finding"), ("warning", "warning")):
+        for fault in _new(outcome, baseline, level):
+            return how, outcome.faults[fault]
+    if outcome.error is not None:
+        return outcome.error_kind, outcome.error
+    for number, output in enumerate(outcome.outputs):
+        wrong = (output != baseline.outputs[number]) & baseline.is_stable[number]
+        if wrong.any():
+            return "wrong result", f"{int(wrong.sum())} bytes of array {number} differ"
+    return None
 
 
 def _short(message: str) -> str:

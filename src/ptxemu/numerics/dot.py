@@ -33,26 +33,34 @@ _SCALES: dict[str, Array] = {
     "ue4m3": E4M3.decode(_BYTES & 0x7F).astype(F8),
 }
 _NIBBLES = np.stack([_NARROW_TABLES["e2m1"][_BYTES & 15], _NARROW_TABLES["e2m1"][_BYTES >> 4]], 1)
+_LOW_AND_HIGH = np.stack([_BYTES & 15, _BYTES >> 4], 1)
+_INTEGER_NIBBLES: dict[str, Array] = {
+    "u4": _LOW_AND_HIGH.astype(F8),
+    "s4": ((_LOW_AND_HIGH ^ 8) - 8).astype(F8),
+}
 _TF32_MASK = np.array(0xFFFFE000, dtype=U4)
 _SIXTEEN = np.array(16, dtype=U4)
 _CANONICAL_NAN = {"f32": np.uint32(0x7FFFFFFF), "f16": np.uint32(0x7FFF)}
 
 BITS = {
+    "f64": 64,
     "f16": 16,
     "bf16": 16,
     "tf32": 32,
     **dict.fromkeys(("e4m3", "e5m2", "s8", "u8"), 8),
     **dict.fromkeys(("e2m3", "e3m2"), 6),
-    "e2m1": 4,
+    **dict.fromkeys(("e2m1", "s4", "u4"), 4),
+    "b1": 1,
 }
 """Width of the types of A and B."""
+_PADDED = ("e2m3", "e3m2", "e2m1")
 
 
 def elements_per_chunk(type_: str, packing: str = "natural") -> int:
     """Elements that 16 bytes hold: of a narrow type 16 if padded or in containers."""
     if packing == "nibbles":
         return 32
-    return 16 if BITS[type_] < 8 else 128 // BITS[type_]
+    return 16 if type_ in _PADDED else 128 // BITS[type_]
 
 
 def numbers(raw: Array, type_: str, packing: str = "natural") -> Array:
@@ -60,7 +68,7 @@ def numbers(raw: Array, type_: str, packing: str = "natural") -> Array:
 
     Args:
         raw: contiguous uint8.
-        type_: f16, bf16, tf32, e4m3, e5m2, s8, u8, e2m3, e3m2 or e2m1.
+        type_: f64, f16, bf16, tf32, e4m3, e5m2, s8, u8, e2m3, e3m2, e2m1, s4, u4 or b1.
         packing: of types narrower than 8 bits: "padded": 16 elements lie packed at the start of 16
             bytes (shared memory); "containers": one a byte, e2m1 in its bits 2 to 5 (TMEM);
             "nibbles": two e2m1 a byte, the first one low.
@@ -74,6 +82,12 @@ def numbers(raw: Array, type_: str, packing: str = "natural") -> Array:
     table = _TABLES.get(type_)
     if table is not None:
         return table.take(raw)
+    if type_ in _INTEGER_NIBBLES:
+        return _INTEGER_NIBBLES[type_].take(raw, axis=0).reshape(*raw.shape[:-1], -1)
+    if type_ == "b1":
+        return np.unpackbits(raw, axis=-1, bitorder="little").astype(F8)
+    if type_ == "f64":
+        return raw.view(F8)
     if packing == "nibbles":
         return _NIBBLES.take(raw, axis=0).reshape(*raw.shape[:-1], 2 * raw.shape[-1])
     codes = padded_codes(raw, BITS[type_]) if packing == "padded" else raw

@@ -76,6 +76,20 @@ class Format:
         result: Array = np.ldexp(_TO_INTEGER[mode](np.ldexp(values, -step)), step)
         return result
 
+    def stochastic(self, values: Array, share: Array) -> Array:
+        """float64 rounded to the grid, away from zero where what is cut off plus `share` is a step.
+
+        Args:
+            share: random numbers in [0, 1), in units of the step.
+        """
+        exponent = np.maximum(np.frexp(values)[1] - 1, self.min_exponent)
+        step = exponent - self.mantissa_bits
+        scaled = np.ldexp(np.abs(values), -step)
+        whole = np.trunc(scaled)
+        whole = whole + (scaled - whole + share >= 1)
+        result: Array = np.copysign(np.ldexp(whole, step), values)
+        return result
+
     def encode(
         self, values: Array, mode: str, *, satfinite: bool = False, relu: bool = False
     ) -> Array:

@@ -61,7 +61,7 @@ def _ue8m0_codes(mode: str, satfinite: bool) -> Array:
 def values_of(name: str) -> Array:
     """The float32 that each code stands for."""
     if name == "ue8m0":
-        values = np.ldexp(np.float32(1), np.arange(256) - 127)
+        values: Array = np.ldexp(np.float32(1), np.minimum(np.arange(256), UE8M0_NAN - 1) - 127)
         values[UE8M0_NAN] = np.nan
         return values
     form = FORMATS[name]

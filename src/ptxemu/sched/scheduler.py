@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from math import prod
 
 from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import DeadlockError
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
+from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.warp import Status, Warp
 from ptxemu.sched.policy import Policy
 
@@ -37,6 +39,8 @@ class Scheduler:
         self._clusters: list[Cluster] = []
         self._waiting: Iterator[Cluster] = iter(())
         self._finished = 0
+        self._room = machine.device.num_sms
+        """CTAs that are kept resident."""
         self._states: set[int] = set()
         self._states_since = -1
         self.steps = 0
@@ -72,21 +76,42 @@ class Scheduler:
                     idle_rounds = 0
                     continue
                 idle_rounds = 0 if self._is_new_state() else idle_rounds + 1
+                if (idle_rounds or not moved) and self._make_room():
+                    idle_rounds = 0
+                    continue
                 if not moved and idle_rounds <= LIVELOCK_ROUNDS and self._expire_waits():
                     continue
                 if not moved or idle_rounds > LIVELOCK_ROUNDS:
                     self._deadlock(spins=moved)
 
     def _start_clusters(self) -> None:
-        """Keep as many clusters resident as the device has SMs for."""
+        """Keep as many clusters resident as there is room for."""
         ctas_per_cluster = len(self._clusters[0].ctas) if self._clusters else 1
-        while len(self._clusters) * ctas_per_cluster < self._machine.device.num_sms:
+        while len(self._clusters) * ctas_per_cluster < self._room:
             cluster = next(self._waiting, None)
             if cluster is None:
                 return
             self._clusters.append(cluster)
             ctas_per_cluster = len(cluster.ctas)
             self._warps.extend(warp for cta in cluster.ctas for warp in cta.warps)
+
+    def _make_room(self) -> bool:
+        """Let every SM hold one CTA more, if it can; whether one started.
+
+        An SM holds several CTAs, but there is no order in which they start: as long as the
+        resident ones go on by themselves the others wait, which costs less memory. A grid barrier
+        needs all of them.
+        """
+        machine = self._machine
+        threads = prod(machine.launch.block)
+        directives = machine.program.function.directives
+        most = ctas_per_sm(machine.device, threads, machine.layout.shared_bytes, directives)
+        if self._room >= most * machine.device.num_sms:
+            return False
+        self._room += machine.device.num_sms
+        resident = len(self._clusters)
+        self._start_clusters()
+        return len(self._clusters) > resident
 
     def _step_some_warp(self) -> bool:
         """Advance one warp that can move; False when none can."""
@@ -176,5 +201,18 @@ class Scheduler:
             if group.blocked is None
         ]
         kind = "livelock" if spins else "deadlock"
-        lines = "\n  ".join((reasons + spinning)[:40])
+        lines = "\n  ".join((reasons + spinning)[:40] + self._not_started())
         raise DeadlockError(f"{kind}: nothing can go on.\n  {lines}")
+
+    def _not_started(self) -> list[str]:
+        """For the report of a deadlock: the CTAs that wait for room."""
+        machine = self._machine
+        each = prod(machine.launch.cluster)
+        started = self._finished + len(self._clusters) + machine.cancelled_clusters
+        left = prod(machine.launch.clusters) - started
+        if not left:
+            return []
+        return [
+            f"{left * each} CTAs have not started: the device has room for {self._room} at once "
+            f"({machine.device.num_sms} SMs)"
+        ]

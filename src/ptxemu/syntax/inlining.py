@@ -1,7 +1,9 @@
 """Calls of functions of the module, replaced by the functions' bodies.
 
 The emulator has no call stack: a call's parameters are variables of the caller, so the body reads
-and writes those in place of its own. Recursive and indirect calls stay as they are.
+and writes those in place of its own. An indirect call becomes a chain of comparisons with the
+addresses of the functions that its list names, or that its prototype fits. Recursive calls stay as
+they are.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ptxemu.syntax.ast import (
     NegatedRegister,
     Operand,
     Pair,
+    Prototype,
     Register,
     Symbol,
     Variable,
@@ -35,22 +38,60 @@ def inlined(module: Module, function: Function) -> Function:
 
 
 def _expanded(module: Module, function: Function, stack: tuple[str, ...]) -> Function:
-    if not any(_callee(module, i, stack) for i in function.instructions):
+    callees = [_callees(module, function, i, stack) for i in function.instructions]
+    if not any(callees):
         return function
     merged = _Merged(function)
-    for instruction in function.instructions:
-        callee = _callee(module, instruction, stack)
-        if callee is None:
+    for instruction, found in zip(function.instructions, callees, strict=True):
+        bodies = [_expanded(module, callee, (*stack, callee.name)) for callee in found]
+        if not bodies:
             merged.keep(instruction)
+        elif isinstance(instruction.operands[1], Register):
+            merged.insert_choice(bodies, instruction)
         else:
-            merged.insert(_expanded(module, callee, (*stack, callee.name)), instruction)
+            merged.insert(bodies[0], instruction)
     return merged.function()
 
 
-def _callee(module: Module, instruction: Instruction, stack: tuple[str, ...]) -> Function | None:
-    """The function whose body can stand for a call; None for all other instructions."""
+def _callees(
+    module: Module, caller: Function, instruction: Instruction, stack: tuple[str, ...]
+) -> list[Function]:
+    """The functions whose bodies can stand for a call; none for all other instructions."""
     if instruction.modifiers[0] != "call":
-        return None
+        return []
+    if not isinstance(instruction.operands[1], Register):
+        callee = _callee(module, instruction, stack)
+        return [] if callee is None else [callee]
+    listed = instruction.operands[3] if len(instruction.operands) > 3 else None
+    if not isinstance(listed, Symbol):
+        return []
+    names = caller.call_targets.get(listed.name, tuple(module.functions))
+    prototype = caller.prototypes.get(listed.name)
+    found = []
+    for name in names:
+        direct = replace(
+            instruction,
+            operands=(instruction.operands[0], Symbol(name), instruction.operands[2]),
+        )
+        callee = _callee(module, direct, stack)
+        if callee is None or callee.is_entry:
+            continue
+        if prototype is None or _fits(callee, prototype):
+            found.append(callee)
+    return found
+
+
+def _fits(function: Function, prototype: Prototype) -> bool:
+    """Whether the function's parameters and results have the prototype's sizes."""
+    pairs = (
+        (function.parameters, prototype.parameters),
+        (function.returns, prototype.returns),
+    )
+    return all([p.size for p in own] == [p.size for p in asked] for own, asked in pairs)
+
+
+def _callee(module: Module, instruction: Instruction, stack: tuple[str, ...]) -> Function | None:
+    """The function whose body can stand for a direct call, if it can."""
     returns, target, arguments = instruction.operands[:3]
     callee = module.functions.get(target.name) if isinstance(target, Symbol) else None
     if callee is None or not callee.instructions or callee.name in stack:
@@ -103,6 +144,36 @@ class _Merged:
             is_return = instruction.modifiers[0] == "ret"
             self._add(_branch(renamed, end, renamed.guard) if is_return else renamed)
         self._labels[end] = len(self._instructions)
+
+    def insert_choice(self, bodies: list[Function], call: Instruction) -> None:
+        """Add the body of whichever function the register of an indirect `call` points to."""
+        returns, target, arguments = call.operands[:3]
+        differs = Register(f"differs@{len(self._registers)}", len(self._registers), "pred")
+        self._registers.append(differs)
+        place, end = len(self._places), f"end@choice{len(self._registers)}"
+        if call.guard is not None:
+            self._add(_branch(call, end, Guard(call.guard.register, not call.guard.negated)))
+        plain = replace(call, guard=None)
+        start = len(self._instructions)
+        for number, body in enumerate(bodies):
+            other = f"{end}.{number}"
+            operands: tuple[Operand, ...] = (differs, target, Symbol(body.name))
+            self._add(
+                replace(
+                    plain,
+                    opcode="setp.ne.u64",
+                    modifiers=("setp", "ne", "u64"),
+                    operands=operands,
+                )
+            )
+            self._add(_branch(plain, other, Guard(differs, negated=False)))
+            direct = replace(plain, operands=(returns, Symbol(body.name), arguments))
+            self.insert(body, direct)
+            self._add(_branch(plain, end, None))
+            self._labels[other] = len(self._instructions)
+        self._add(replace(plain, opcode="trap", modifiers=("trap",), operands=()))
+        self._labels[end] = len(self._instructions)
+        self._places[place:] = [start if call.guard is None else start - 1]
 
     def function(self) -> Function:
         """The result."""

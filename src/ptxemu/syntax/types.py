@@ -51,7 +51,8 @@ def _table() -> dict[str, PtxType]:
         types.append(PtxType(name, bits, "float", signed=True, lanes=4))
     for name in ("e4m3x4", "e5m2x4"):
         types.append(PtxType(name, 32, "float", signed=True, lanes=4))
-    types.append(PtxType("ue8m0x2", 16, "float", lanes=2))
+    for name in ("ue8m0x2", "s2f6x2"):
+        types.append(PtxType(name, 16, "float", lanes=2))
     return {t.name: t for t in types}
 
 

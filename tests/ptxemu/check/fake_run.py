@@ -77,15 +77,22 @@ class FakeRun:
         self._instructions: dict[str, Instruction] = {}
         self.ctas: list[FakeCta] = []
         for number in range(clusters):
-            cluster = FakeCluster(number)
-            for rank in range(ctas):
-                cta = FakeCta(len(self.ctas), rank, cluster)
-                cluster.ctas.append(cta)
-                self.ctas.append(cta)
-            for cta in cluster.ctas:
-                cta.warps = [FakeWarp(self._agent_id(), w, cta) for w in range(warps)]
-                self.checker.cta_started(cta)
-        self.warps = [warp for cta in self.ctas for warp in cta.warps]
+            self.start_cluster(number, ctas=ctas, warps=warps)
+
+    @property
+    def warps(self) -> list[FakeWarp]:
+        return [warp for cta in self.ctas for warp in cta.warps]
+
+    def start_cluster(self, number: int, *, ctas: int = 1, warps: int = 2) -> None:
+        """The CTAs of a cluster become resident."""
+        cluster = FakeCluster(number)
+        for rank in range(ctas):
+            cta = FakeCta(len(self.ctas), rank, cluster)
+            cluster.ctas.append(cta)
+            self.ctas.append(cta)
+        for cta in cluster.ctas:
+            cta.warps = [FakeWarp(self._agent_id(), w, cta) for w in range(warps)]
+            self.checker.cta_started(cta)
 
     def _agent_id(self) -> int:
         self._agents += 1
@@ -206,6 +213,15 @@ class FakeRun:
     def join(self, warp: FakeWarp, operation: FakeOperation, *, reads: bool = False) -> None:
         """A wait_group."""
         self.checker.async_joined(warp, operation, reads)
+
+    def touch(self, warp: FakeWarp, operation: FakeOperation) -> None:
+        """A pure instruction computes with the registers that `operation` loads."""
+        self.checker.async_result_touched(warp, operation)
+
+    def use(self, warp: FakeWarp, operation: FakeOperation) -> None:
+        """An instruction cannot go on without the registers that `operation` loads."""
+        self.touch(warp, operation)
+        self.checker.async_result_used(warp, operation)
 
     def exit(self, cta: FakeCta) -> None:
         """All warps of a CTA exit."""

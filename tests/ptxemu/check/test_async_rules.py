@@ -240,6 +240,32 @@ def test_cp_async_needs_its_wait_and_then_the_fence(run: FakeRun) -> None:
     assert run.findings[1].count == 1
 
 
+@pytest.mark.parametrize(
+    ("reader", "joined", "expected"),
+    [
+        ("wgmma.mma_async", False, ("missing-proxy-fence-after-cp-async", "warning")),
+        ("tcgen05.mma", False, ("missing-proxy-fence-after-cp-async", "warning")),
+        ("tcgen05.cp", False, ("missing-proxy-fence-after-cp-async", "warning")),
+        ("wgmma.mma_async", True, ("missing-proxy-fence", "error")),
+        ("cp.async.bulk.tensor", False, ("missing-proxy-fence", "error")),
+    ],
+)
+def test_products_read_what_cp_async_arrived_for_without_fence_in_practice(
+    run: FakeRun, reader: str, joined: bool, expected: tuple[str, str]
+) -> None:
+    a, b = run.warps
+    copy = run.issue(a, "cp.async.cg.shared.global [buf], [in], 16", kind="cp.async")
+    run.write(copy, 0x800, 16)
+    text = "cp.async.mbarrier.arrive.noinc.shared.b64 [bar]"
+    arrival = run.issue(a, text, kind="cp.async.mbarrier.arrive", ordered_after=[copy])
+    run.arrive(arrival)
+    if joined:
+        run.join(a, copy)
+    run.wait(b)
+    run.read(run.issue(b, reader, kind=reader.removesuffix("_async")), 0x800, 16)
+    assert levels(run) == [expected]
+
+
 def test_operations_order_each_other_through_mbarriers_without_fence(run: FakeRun) -> None:
     loader, mma = run.warps
     load_tile(run, loader)
@@ -320,6 +346,17 @@ def test_using_an_mbarrier_without_barrier_behind_its_init_is_a_race(run: FakeRu
     init_mbarrier(run, a)
     run.wait(b, offset=0x400)
     assert run.codes == ["race"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_data_may_become_an_mbarrier_once_its_readers_are_done(run: FakeRun, ordered: bool) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.read(a, 0x400)
+    if ordered:
+        run.barrier(a, b)
+    init_mbarrier(run, b)
+    assert set(run.codes) == (set() if ordered else {"race"})
 
 
 def test_plain_accesses_to_an_mbarrier_are_errors_until_it_is_invalidated(run: FakeRun) -> None:

@@ -62,10 +62,56 @@ def test_a_store_that_reads_behind_the_exit_is_no_uninitialised_read(run: FakeRu
     assert run.codes == ["read-after-exit"]
 
 
+def test_a_store_that_reads_behind_the_exit_is_an_error_once_another_cta_has_the_room(
+    run: FakeRun,
+) -> None:
+    a, _ = run.warps
+    run.write(a, 0x800)
+    run.fence(a, "proxy.async")
+    operation = run.issue(a, STORE)
+    run.read(operation, 0x800, 4)
+    run.exit(run.ctas[0])
+    assert levels(run) == [("read-after-exit", "warning")]
+    run.start_cluster(1)
+    assert levels(run) == [("read-after-exit", "error")]
+    assert "needs cp.async.bulk.wait_group.read before the exit" in run.findings[0].message
+
+
+def test_a_store_that_reads_behind_the_exit_still_needs_its_proxy_fence(run: FakeRun) -> None:
+    a, _ = run.warps
+    run.write(a, 0x800)
+    operation = run.issue(a, STORE)
+    run.exit(run.ctas[0])
+    run.read(operation, 0x800, 4)
+    run.checker.async_completed(operation)
+    assert sorted(run.codes) == ["missing-proxy-fence", "read-after-exit"]
+
+
+def test_a_product_that_reads_behind_the_exit_is_an_error(run: FakeRun) -> None:
+    a, _ = run.warps
+    run.write(a, 0x800)
+    run.fence(a, "proxy.async")
+    run.read(run.issue(a, "wgmma.mma_async [buf]", kind="wgmma"), 0x800, 4)
+    run.exit(run.ctas[0])
+    assert levels(run) == [("async-after-exit", "error")]
+    assert "needs wgmma.wait_group before the exit" in run.findings[0].message
+
+
 def test_a_load_must_have_written_before_its_cta_exits(run: FakeRun) -> None:
     load_tile(run, run.warps[0])
     run.exit(run.ctas[0])
     assert levels(run) == [("async-after-exit", "error"), ("signal-after-exit", "warning")]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_own_cp_async_behind_the_exit_is_a_warning(run: FakeRun, joined: bool) -> None:
+    a, _ = run.warps
+    operation = run.issue(a, "cp.async.cg.shared.global [buf], [in], 16", kind="cp.async")
+    run.write(operation, 0x800, 16)
+    if joined:
+        run.join(a, operation)
+    run.exit(run.ctas[0])
+    assert levels(run) == ([] if joined else [("async-after-exit", "warning")])
 
 
 def test_complaints_of_the_machine_are_findings_once_an_instruction(run: FakeRun) -> None:

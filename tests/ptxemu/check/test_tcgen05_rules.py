@@ -148,15 +148,23 @@ def test_accumulating_into_cells_that_nobody_wrote_is_an_error(run: FakeRun) -> 
     assert levels(run) == [("uninitialised-tmem-read", "error")]
 
 
+def test_loading_cells_that_nobody_wrote_is_a_warning(run: FakeRun) -> None:
+    tmem_load(run, run.warps[0])
+    run.finish()
+    assert levels(run) == [("uninitialised-tmem-read", "warning")]
+
+
 def test_reading_shared_memory_that_nobody_writes_is_reported_when_its_cluster_is_gone(
     run: FakeRun,
 ) -> None:
     a, b = run.warps
     run.read(a, [0x400, 0x500])
-    run.read(run.issue(a, STORE), 0x500)
+    operation = run.issue(a, STORE)
+    run.read(operation, 0x500)
     run.write(b, 0x400)
     assert run.codes == ["race"]
     run.exit(run.ctas[0])
+    run.checker.async_completed(operation)
     assert ("uninitialised-read", "warning") in levels(run)
     assert ("uninitialised-async-read", "warning") in levels(run)
     assert all("0x500" in f.message for f in run.findings if "uninit" in f.code)
@@ -188,3 +196,72 @@ def test_a_commit_that_nobody_waits_for_is_a_warning(run: FakeRun) -> None:
     commit(run, run.warps[0], [])
     run.exit(run.ctas[0])
     assert levels(run) == [("signal-after-exit", "warning")]
+
+
+def load_of_a_product(run: FakeRun, issuer: FakeWarp, reader: FakeWarp) -> FakeOperation:
+    """A tcgen05.ld behind the commit of the MMA that wrote what it reads."""
+    commit(run, issuer, [mma(run, issuer)])
+    run.wait(reader)
+    run.fence(reader, "tcgen05.after_thread_sync")
+    return tmem_load(run, reader)
+
+
+@pytest.mark.parametrize("how", ["nothing", "touch", "use", "wait"])
+def test_an_mma_overwrites_what_was_loaded_behind_wait_ld_only(run: FakeRun, how: str) -> None:
+    """PTX ISA, "Register dependencies, same thread": a use of the registers orders no access."""
+    reader, issuer = run.warps
+    load = load_of_a_product(run, issuer, reader)
+    if how == "touch":
+        run.touch(reader, load)
+    elif how == "use":
+        run.use(reader, load)
+    elif how == "wait":
+        run.join(reader, load)
+    run.barrier(reader, issuer)
+    run.fence(issuer, "tcgen05.after_thread_sync")
+    mma(run, issuer)
+    expected = {
+        "nothing": [("missing-tcgen05-wait", "error")],
+        "touch": [("late-tmem-read", "warning")],
+        "use": [("tmem-read-by-register", "note")],
+        "wait": [],
+    }
+    assert levels(run) == expected[how]
+
+
+def test_a_computation_with_registers_orders_a_load_before_the_exit(run: FakeRun) -> None:
+    load = load_of_a_product(run, *run.warps)
+    run.touch(run.warps[1], load)
+    run.exit(run.ctas[0])
+    assert run.codes == []
+    again = FakeRun()
+    load_of_a_product(again, *again.warps)
+    again.exit(again.ctas[0])
+    assert again.codes == ["read-after-exit"]
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_peer_waits_for_each_commit_that_arrives_in_its_shared_memory(waited: bool) -> None:
+    """That a later commit has arrived says that the products are done, not that the earlier
+    commit's signal has reached the peer."""
+    run = FakeRun(ctas=2, warps=1)
+    issuer, peer = run.warps
+    product = mma(run, issuer)
+    run.checker.async_completed(product)
+    before: list[FakeOperation] = [product]
+    for phase in range(2):
+        operation = FakeOperation(50 + phase, "tcgen05.commit", issuer, run.instruction("commit"))
+        both = [(cta.index, 8 * phase) for cta in run.ctas]
+        operation.details.update(ordered_after=before, mbarriers=both)
+        run.checker.async_issued(operation, issuer)
+        for cta in run.ctas:
+            run.arrive(operation, cta=cta.index, offset=8 * phase)
+        run.checker.async_completed(operation)
+        before = [operation]
+    for warp in (issuer, peer):
+        if waited or warp is issuer:
+            run.wait(warp, cta=warp.cta.index, offset=0)
+        run.wait(warp, cta=warp.cta.index, offset=8)
+    for cta in run.ctas:
+        run.exit(cta)
+    assert run.codes == ([] if waited else ["signal-after-exit"])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from ptxemu.cutedsl import gpu_blocks
 from ptxemu.cutedsl.arguments import Region, collect, merged
 from ptxemu.errors import ExecutionError
 from ptxemu.syntax.ast import Parameter
@@ -100,3 +101,36 @@ def test_pointer_tables_reach_live_tensors():
     table = torch.tensor([hidden.data_ptr()], dtype=torch.int64)
     memory = memory_of(collect([("table", table)]))
     assert memory.span(hidden.data_ptr(), 16).view(np.float32).tolist() == [0, 1, 2, 3]
+
+
+def test_what_a_bare_pointer_leads_to_is_searched_for_live_tensors():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    hidden, other = torch.arange(4, dtype=torch.float32), torch.zeros(4)
+    inner = torch.tensor([0, hidden.data_ptr() + 4], dtype=torch.int64)
+    workspace = torch.zeros(128, dtype=torch.uint8)
+    workspace[8:16] = torch.tensor([inner.data_ptr()]).view(torch.uint8)
+    pointer = ctypes.c_void_p(workspace.data_ptr())
+    memory = memory_of(collect([("workspace", pointer)]), words=[workspace.data_ptr()])
+    assert memory.span(hidden.data_ptr(), 16).view(np.float32).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ExecutionError):
+        memory.span(other.data_ptr(), 16)
+
+
+def test_memory_of_a_tensor_that_was_just_freed_is_used_with_a_note():
+    """As under torch's CUDA allocator, which unmaps nothing: benchmarks of grouped GEMMs do it."""
+    block = np.zeros(64, np.uint8)
+    where, notes = address(block), []
+    gpu_blocks.add(block)
+    del block
+    memory = memory_of(collect([("table", np.array([where + 8]))]), notes=notes)
+    assert len(memory.span(where, 64)) == 64
+    assert len(notes) == 1 and "was freed" in notes[0]
+
+
+def test_freed_memory_is_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(gpu_blocks, "KEPT_BYTES", 100)
+    blocks = [np.zeros(60, np.uint8) for _ in range(2)]
+    for block in blocks:
+        gpu_blocks.add(block)
+    assert gpu_blocks.kept_at(address(blocks[0])) is None
+    assert gpu_blocks.kept_at(address(blocks[1]) + 59) is blocks[1]

@@ -56,3 +56,13 @@ def test_a_script_that_is_not_there_is_exit_code_2():
     ran = execute("no_such_script.py")
     assert ran.returncode == 2
     assert ran.stderr == "ptxemu: error: no_such_script.py: no such file\n"
+
+
+def test_launches_are_saved_with_their_number_and_run_again(tmp_path, capsys):
+    assert main(["exec", "--arch", "sm_90a", "--save", str(tmp_path), str(SCRIPT)]) == 0
+    assert "note: saved " in capsys.readouterr().out
+    (path,) = tmp_path.iterdir()
+    assert path.name.endswith(".0.launch")
+    assert main(["check", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "0 errors" in out and "b: 127 of 512 bytes changed" in out

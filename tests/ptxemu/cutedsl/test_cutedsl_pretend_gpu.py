@@ -126,6 +126,23 @@ def test_a_custom_operator_for_cuda_runs(gpu):
     assert twice(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
 
 
+def test_a_custom_operator_may_have_annotations_that_are_strings(gpu):
+    names = {"tensors": torch}
+    exec("def thrice(x: 'tensors.Tensor') -> 'tensors.Tensor':\n    return x * 3", names)
+    thrice = torch.library.custom_op("ptxemu_test::thrice", names["thrice"], mutates_args=())
+    assert thrice(torch.ones(2, device="cuda")).tolist() == [3, 3]
+
+
+def test_the_state_of_random_numbers_can_be_forked(gpu):
+    torch.manual_seed(1)
+    state = torch.cuda.get_rng_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        inside = torch.rand(3, device="cuda")
+    assert torch.equal(inside, torch.rand(3, device="cuda"))
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(inside, torch.rand(3, device="cuda"))
+
+
 def test_torch_and_the_driver_answer_as_the_device(gpu):
     driver = pytest.importorskip("cuda.bindings.driver")
     assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (10, 0)

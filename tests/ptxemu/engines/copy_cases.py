@@ -20,28 +20,9 @@ from copy_ptx import (
 )
 from numpy.typing import NDArray
 
+from tests.ptxemu.tensor_map_arguments import TensorMap
+
 Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class MapSpec:
-    """cuTensorMapEncodeTiled's arguments, with the index of the array that the map is over."""
-
-    array: int
-    dtype: int
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...] = ()
-    interleave: int = 0
-    swizzle: int = 0
-    l2_promotion: int = 0
-    oob_fill: int = 0
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Element strides, 1 where none are given."""
-        return self.element_strides or (1,) * len(self.dims)
 
 
 @dataclass(frozen=True)
@@ -52,7 +33,7 @@ class Case:
     ptx: str
     kernel: str
     arrays: tuple[Bytes, ...]
-    args: tuple[int | MapSpec | str, ...]
+    args: tuple[int | TensorMap | str, ...]
     """A number (32 bits), a map, or "array k" for an array's address."""
     smem: int = 0
     grid: int = 1
@@ -68,7 +49,7 @@ def _program(body: str) -> str:
 
 def _load_case(
     name: str,
-    spec: MapSpec,
+    spec: TensorMap,
     data: Bytes,
     coords: tuple[int, ...],
     *,
@@ -91,7 +72,7 @@ def _load_case(
 def _store_case(
     name: str,
     opcode: str,
-    spec: MapSpec,
+    spec: TensorMap,
     data: Bytes,
     source: Bytes,
     coords: tuple[int, ...],
@@ -125,7 +106,7 @@ def rank_cases() -> Iterator[Case]:
             stride = -(-(stride * extent) // 16) * 16 + 16
             strides.append(stride)
         total = dims[rank - 1] * (strides[-1] if strides else 2)
-        spec = MapSpec(0, 1, dims[:rank], tuple(strides), box[:rank])
+        spec = TensorMap(0, 1, dims[:rank], tuple(strides), box[:rank])
         tx = 2 * int(np.prod(box[:rank]))
         for where, coords in (
             ("inside", (8, 2, 1, 1, 1)),
@@ -147,7 +128,7 @@ def rank_cases() -> Iterator[Case]:
 def swizzle_cases() -> Iterator[Case]:
     """Every swizzle of Hopper, at destinations that start anywhere in the pattern."""
     for swizzle, span in ((0, 48), (1, 32), (2, 64), (3, 128), (3, 64), (2, 32), (1, 16)):
-        spec = MapSpec(0, 1, (64, 32), (128,), (span // 2, 8), swizzle=swizzle)
+        spec = TensorMap(0, 1, (64, 32), (128,), (span // 2, 8), swizzle=swizzle)
         for at in (0, 128, 384, 512):
             name = f"swizzle_{swizzle}_{span}_at_{at}"
             yield _load_case(name, spec, _ramp(4096), (0, 4), tx=span * 8, at=at, size=2048)
@@ -166,7 +147,7 @@ def element_stride_cases() -> Iterator[Case]:
         ((1, 8), (16, 9)),
         ((3, 2), (32, 4)),
     ):
-        spec = MapSpec(0, 1, (48, 20), (96,), box, element_strides=steps)
+        spec = TensorMap(0, 1, (48, 20), (96,), box, element_strides=steps)
         landed = 2 * box[0] * -(-box[1] // steps[1])
         for where, coords in (("inside", (8, 2)), ("below", (-8, -3)), ("above", (40, 15))):
             name = f"step_{steps[0]}_{steps[1]}_{where}"
@@ -217,7 +198,7 @@ def fill_cases() -> Iterator[Case]:
                 continue
             values = _float_pair(dtype)[1] if dtype >= 6 else _ramp(256)
             samples = values[: 16 * size].copy()
-            spec = MapSpec(0, dtype, (16,), (), (32,), oob_fill=fill)
+            spec = TensorMap(0, dtype, (16,), (), (32,), oob_fill=fill)
             at = (-16 // size,)
             yield _load_case(f"fill_{fill}_type_{dtype}", spec, samples, at, tx=32 * size)
 
@@ -231,7 +212,7 @@ def tensor_reduce_cases() -> Iterator[Case]:
         for operation in OPERATIONS:
             left, right = _operand_pair(dtype)
             count = len(left) // size
-            spec = MapSpec(0, dtype, (count,), (), (count,))
+            spec = TensorMap(0, dtype, (count,), (), (count,))
             opcode = (
                 f"cp.reduce.async.bulk.tensor.1d.global.shared::cta.{operation}.tile.bulk_group"
             )
@@ -286,7 +267,7 @@ def bulk_reduce_cases() -> Iterator[Case]:
 
 
 BULK_LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-NO_MAP = MapSpec(0, 0, (16,), (), (16,))
+NO_MAP = TensorMap(0, 0, (16,), (), (16,))
 
 
 def _cluster_case(
@@ -295,7 +276,7 @@ def _cluster_case(
     *,
     tx: tuple[int, int],
     size: int,
-    spec: MapSpec = NO_MAP,
+    spec: TensorMap = NO_MAP,
     data: Bytes | None = None,
     source: Bytes | None = None,
 ) -> Case:
@@ -326,7 +307,7 @@ def cluster_cases() -> Iterator[Case]:
     yield _cluster_case("load_to_peer", body, tx=(0, 128), size=512)
     body = f"{opcode}.multicast::cluster [%r1], [%rd6], 128, [%r5], %h0;"
     yield _cluster_case("load_multicast", body, tx=(128, 128), size=512)
-    spec = MapSpec(0, 1, (64, 16), (128,), (16, 4), swizzle=1)
+    spec = TensorMap(0, 1, (64, 16), (128,), (16, 4), swizzle=1)
     opcode = f"cp.async.bulk.tensor.2d.shared::cluster.global.tile.{done}.multicast::cluster"
     body = f"{opcode} [%r1], [%rd0, {{{{%r19, %r19}}}}], [%r5], %h0;".replace("{{", "{").replace(
         "}}", "}"
@@ -359,7 +340,7 @@ def thread_copy_cases() -> Iterator[Case]:
 
 def whole_warp_cases() -> Iterator[Case]:
     """Instructions that 32 lanes execute with the same operands."""
-    spec = MapSpec(0, 1, (64, 32), (128,), (16, 4))
+    spec = TensorMap(0, 1, (64, 32), (128,), (16, 4))
     ramp = _ramp(4096)
     for times in (1, 2, 32):
         yield _load_case(
@@ -368,7 +349,7 @@ def whole_warp_cases() -> Iterator[Case]:
     source = _ramp(128) ^ 0x80
     opcode = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
     yield _store_case("warp_store", opcode, spec, ramp.copy(), source.copy(), (8, 2), alone="")
-    spec = MapSpec(0, 2, (32, 32), (128,), (8, 4))
+    spec = TensorMap(0, 2, (32, 32), (128,), (8, 4))
     opcode = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
     yield _store_case("warp_reduce", opcode, spec, ramp.copy(), source.copy(), (8, 2), alone="")
 
@@ -390,8 +371,8 @@ def placement_cases() -> Iterator[Case]:
     yield _cluster_case("place_mask_beyond", body, tx=(128, 128), size=512)
     body = f"mov.b16 %h0, 0;\n{load}.multicast::cluster [%r1], [%rd6], 128, [%r5], %h0;"
     yield _cluster_case("place_mask_empty", body, tx=(0, 0), size=512)
-    flat = MapSpec(0, 1, (64, 32), (128,), (16, 4))
-    deep = MapSpec(0, 1, (64, 4, 8), (128, 512), (16, 4, 1))
+    flat = TensorMap(0, 1, (64, 32), (128,), (16, 4))
+    deep = TensorMap(0, 1, (64, 4, 8), (128, 512), (16, 4, 1))
     yield _load_case("place_rank_3_of_2", flat, _ramp(4096), (8, 2, 0), tx=128, instruction_rank=3)
     yield _load_case("place_rank_2_of_3", deep, _ramp(4096), (8, 2, 0), tx=128, instruction_rank=2)
 
@@ -400,11 +381,11 @@ def odd_cases() -> Iterator[Case]:
     """What the manual forbids or leaves open; most of them are errors on hardware."""
     ramp = _ramp(4096)
     for dtype, size in ((0, 1), (1, 2), (7, 4), (8, 8)):
-        spec = MapSpec(0, dtype, (128 // size, 32), (128,), (32 // size, 4))
+        spec = TensorMap(0, dtype, (128 // size, 32), (128,), (32 // size, 4))
         for shift in sorted({-16 // size, -1, 8 // size}):
             name = f"odd_coordinate_{dtype}_{shift}"
             yield _load_case(name, spec, ramp.copy(), (16 + shift, 2), tx=128)
-    spec = MapSpec(0, 1, (64, 32), (128,), (16, 4))
+    spec = TensorMap(0, 1, (64, 32), (128,), (16, 4))
     for at in (16, 64):
         yield _load_case(f"odd_destination_{at}", spec, ramp.copy(), (8, 2), tx=128, at=at)
     opcode = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from copy_cases import Case, MapSpec
+from copy_cases import Case, TensorMap
 from numpy.typing import NDArray
 
 from ptxemu import api
+from ptxemu.descriptors.tensor_map import encode_tiled
 from ptxemu.events import Access, Observer
 from ptxemu.memory.global_memory import GlobalMemory
-from ptxemu.memory.tensor_map import encode_tiled
 from ptxemu.sched.policy import Policy
 
 HEADER = """.version 8.8
@@ -39,7 +39,7 @@ def aligned(size: int) -> NDArray[np.uint8]:
     return held[start : start + size]
 
 
-def encoded(spec: MapSpec, arrays: tuple[NDArray[np.uint8], ...]) -> bytes:
+def encoded(spec: TensorMap, arrays: tuple[NDArray[np.uint8], ...]) -> bytes:
     """The tensor map of a case."""
     return encode_tiled(
         spec.dtype,
@@ -65,7 +65,7 @@ def run_case(case: Case, *, policy: Policy | None = None, observer: Observer | N
         if isinstance(arg, str):
             args.append(address(case.arrays[int(arg.split()[1])]))
         else:
-            args.append(encoded(arg, case.arrays) if isinstance(arg, MapSpec) else arg)
+            args.append(encoded(arg, case.arrays) if isinstance(arg, TensorMap) else arg)
     loaded(case.ptx).launch(
         case.kernel,
         case.grid,

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "memory")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "memory"), str(HERE.parents[2])]
 
-from copy_cases import Case, MapSpec, all_cases  # noqa: E402
+from copy_cases import Case, TensorMap, all_cases  # noqa: E402
 from tensor_map_cases import encode_cases  # noqa: E402
 
 
@@ -110,7 +110,7 @@ class Driver:
     def _copy(self, name: str, target: Any, source: Any, array: Any) -> None:
         self.call(name, target, source, ctypes.c_size_t(len(array)))
 
-    def _pack(self, arg: int | str | MapSpec, addresses: list[int]) -> bytes:
+    def _pack(self, arg: int | str | TensorMap, addresses: list[int]) -> bytes:
         if isinstance(arg, str):
             return struct.pack("<Q", addresses[int(arg.split()[1])])
         if isinstance(arg, int):

@@ -118,6 +118,16 @@ def test_two_arrives_without_a_wait_are_complained_about():
     assert codes == ["cluster-barrier-arrived-twice"] * 2
 
 
+def test_two_arrives_and_two_waits_are_two_phases():
+    """As FlashAttention-4 has it; nobody may pass the second wait before all have arrived twice."""
+    body = f"""{TID}{RANK} {"barrier.cluster.arrive;" * 2} barrier.cluster.wait;
+setp.eq.u32 %p1, %r1, 0; @%p1 st.global.u32 [%rd_y], 1; {"barrier.cluster.wait;"} {SYNC}
+@!%p1 ld.global.u32 %r2, [%rd_y]; @!%p1 st.global.u32 [%rd_y+4], %r2;"""
+    ran = run(body, grid=2, cluster=2, block=64, shared=4, y=2)
+    assert set(ran.seen.codes) == {"cluster-barrier-arrived-twice"}
+    assert ran.y.tolist() == [1, 1]
+
+
 def test_what_is_told_distinguishes_relaxed_arrivals():
     body = "barrier.cluster.arrive.relaxed; barrier.cluster.wait.acquire;" + SYNC
     told = run(body, block=1).seen.sync

@@ -16,8 +16,8 @@ from cutlass.cute.nvgpu import cpasync  # noqa: E402
 from cutlass.cute.runtime import from_dlpack  # noqa: E402
 
 import ptxemu.cutedsl  # noqa: E402
-from ptxemu.memory.swizzle import Swizzle  # noqa: E402
-from ptxemu.memory.tensor_map import decode, encode_tiled  # noqa: E402
+from ptxemu.descriptors.swizzle import Swizzle  # noqa: E402
+from ptxemu.descriptors.tensor_map import decode, encode_tiled  # noqa: E402
 
 ROWS, COLUMNS = 40, 96
 TILE_ROWS = 16

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from copy_runner import Accesses, address, run
 
+from ptxemu.descriptors.tensor_map import encode_tiled
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError
-from ptxemu.memory.tensor_map import encode_tiled
 
 ARRAY = np.zeros((32, 64), np.uint16)
 INIT = "@%p0 mbarrier.init.shared::cta.b64 [%bar], 1; fence.proxy.async; bar.sync 0;"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from copy_runner import EAGER, LATE, Accesses, address, aligned, run
 
+from ptxemu.descriptors.swizzle import Swizzle, swizzled
+from ptxemu.descriptors.tensor_map import decode, encode_tiled
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
-from ptxemu.memory.swizzle import Swizzle, swizzled
-from ptxemu.memory.tensor_map import decode, encode_tiled
 
 INIT = "@%p0 mbarrier.init.shared::cta.b64 [%bar], 1; fence.proxy.async; bar.sync 0;"
 WAIT = """

@@ -108,6 +108,13 @@ red.relaxed.gpu.global.add.L2::cache_hint.v4.f32 [%rd_x], {%f1, %f2, %f1, %f2}, 
     np.testing.assert_array_equal(run(body, x=x).x, [32, 64, 32, 64])
 
 
+def test_a_vector_reduction_at_a_generic_address_adds_its_elements():
+    x = np.zeros(2, np.float32)
+    body = """mov.b32 %f1, 0f3F800000; mov.b32 %f2, 0f40000000;
+red.add.v2.f32 [%rd_x], {%f1, %f2};"""
+    np.testing.assert_array_equal(run(body, x=x).x, [32, 64])
+
+
 def test_a_vector_atom_returns_the_old_vector():
     body = f"""{TID} mov.b32 %f1, 0f3F800000;
 atom.global.add.v2.f32 {{%f2, %f3}}, [%rd_x], {{%f1, %f1}};

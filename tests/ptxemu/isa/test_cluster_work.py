@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ptxemu.errors import ExecutionError, UnsupportedInstructionError
+from ptxemu.errors import ExecutionError
 from ptxemu.machine.device import SM_100A
 from ptxemu.sched.policy import Policy
 from tests.ptxemu.kernel_run import TID, run, store
@@ -119,6 +119,14 @@ def test_a_barrier_in_another_cta_than_the_data_is_refused():
         )
 
 
-def test_multimem_is_refused_before_the_run():
-    with pytest.raises(UnsupportedInstructionError, match="unknown instruction"):
-        run("multimem.ld_reduce.relaxed.sys.global.add.u32 %r1, [%rd_y];", y=1)
+@pytest.mark.parametrize(
+    ("issue", "expected"),
+    [
+        ("st.async.release.gpu.global.b32 [%rd4], %r0;", np.arange(32)),
+        ("red.async.release.sys.global.add.u32 [%rd4], %r0;", 1000 + np.arange(32)),
+    ],
+)
+def test_stores_to_global_memory_need_no_mbarrier(issue, expected):
+    body = f"{TID} mul.wide.u32 %rd4, %r0, 4; add.s64 %rd4, %rd_y, %rd4; {issue}"
+    ran = run(body, arch="sm_100a", y=np.full(32, 1000, np.uint32))
+    np.testing.assert_array_equal(ran.y, expected)

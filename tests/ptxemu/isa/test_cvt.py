@@ -167,6 +167,17 @@ def test_rounding_to_an_integral_float_keeps_the_type_and_the_sign(type_, roundi
         assert (y, math.copysign(1, y)) == (expected, math.copysign(1, x))
 
 
+def test_between_the_16_bit_types_the_rounding_mode_may_be_missing():
+    for source, result in (("f16", "bf16"), ("bf16", "f16")):
+        lanes = np.arange(0x3C00, 0x4400, 64, dtype=np.uint16)
+        rounded = apply(f"cvt.rn.{result}.{source}", float_dtype(result), lanes)
+        np.testing.assert_array_equal(
+            apply(f"cvt.{result}.{source}", float_dtype(result), lanes), rounded
+        )
+    with pytest.raises(UnsupportedInstructionError, match="rounding mode"):
+        apply("cvt.bf16.f32", float_dtype("bf16"), np.zeros(32, np.float32))
+
+
 def test_ftz_flushes_the_f32_side():
     tiny = np.array([1e-40, -1e-40] * 16, np.float32)
     assert apply("cvt.rpi.s32.f32", np.int32, tiny).tolist()[:2] == [1, 0]
@@ -360,7 +371,6 @@ def test_cvt_pack_of_half_words():
     "text",
     [
         "cvt.rs.e4m3x4.f32 %d, {%f, %f, %f, %f}, %d;",
-        "cvt.rs.bf16x2.f32 %d, %f, %f, %d;",
         "cvt.rn.e4m3x2.f32 %h, %f, %f;",
         "cvt.rz.satfinite.e4m3x2.f32 %h, %f, %f;",
         "cvt.f16.f32 %h, %f;",

@@ -101,6 +101,14 @@ def test_more_registers_than_the_launch_has_are_a_deadlock_that_says_so():
         run(registers_body(40, 240), block=384, y=384)
 
 
+def test_registers_are_allocated_for_a_multiple_of_four_warps():
+    """As FlashAttention-4 counts on: of 11 warps the last ones give, 4 take more than that."""
+    body = f"""{TID} setp.ge.u32 %p1, %r0, 288; @%p1 bra giver;
+setp.lt.u32 %p2, %r0, 128; @%p2 setmaxnreg.inc.sync.aligned.u32 224; bra out;
+giver: setmaxnreg.dec.sync.aligned.u32 112; out: {store("y", "%r0")}"""
+    np.testing.assert_array_equal(run(body, block=352, y=352).y, np.arange(352))
+
+
 def test_warps_of_a_warpgroup_must_ask_for_the_same_registers():
     body = f"""{TID} setp.lt.u32 %p1, %r0, 32; @%p1 bra other;
 setmaxnreg.dec.sync.aligned.u32 40; bra out; other: setmaxnreg.dec.sync.aligned.u32 32; out:"""

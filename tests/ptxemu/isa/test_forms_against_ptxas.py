@@ -26,8 +26,11 @@ MISSING = re.compile(
 )
 """What ptxas takes and ptxemu refuses on purpose."""
 
-NEWER = re.compile(r"cvt\.rn(\.relu)?\.satfinite\.(e\dm\dx2\.bf16x2|(e2m3x2|e3m2x2|e2m1x2)\.f16x2)")
-"""What is of PTX ISA 9.1 and unknown to older versions of ptxas."""
+NEWER = re.compile(
+    r"cvt\.rn(\.relu)?\.satfinite\.(e\dm\dx2\.bf16x2|(e2m3x2|e3m2x2|e2m1x2)\.f16x2)"
+    r"|cvt\.rn(\.relu)?(\.satfinite)?(\.relu)?\.bf16x2\.e\dm\dx2"
+)
+"""What is of PTX ISA 9.1 and 9.2 and unknown to older versions of ptxas."""
 
 
 def ptxas_refuses(forms: list[str], folder: Path) -> set[str]:

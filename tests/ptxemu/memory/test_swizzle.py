@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu.memory.swizzle import PERIOD, Swizzle, swizzled
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
 
 EVERY = list(Swizzle)
 BYTES = np.arange(4 * PERIOD, dtype=np.int64)

@@ -11,9 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ptxemu.descriptors.swizzle import Swizzle
+from ptxemu.descriptors.tensor_map import (
+    DRIVER_TYPES,
+    ELEMENT_BITS,
+    TensorMap,
+    decode,
+    encode_tiled,
+)
 from ptxemu.errors import LaunchError
-from ptxemu.memory.swizzle import Swizzle
-from ptxemu.memory.tensor_map import DRIVER_TYPES, ELEMENT_BITS, TensorMap, decode, encode_tiled
 
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "h200_tensor_maps.json").read_text()

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptxemu.memory.swizzle import PERIOD, Swizzle, swizzled
-from ptxemu.memory.tensor_map import TensorMap
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
+from ptxemu.descriptors.tensor_map import TensorMap
 from ptxemu.memory.tile import box_shape, clip, landing
 
 ADDRESS = 0x1000

@@ -26,11 +26,20 @@ CASES = [
     ("cudnn", "sm_100a", "dsa_forward.py", "128", "512"),
     ("cudnn", "sm_90a", "dsa_topk.py"),
     ("cudnn", "sm_100a", "dsa_topk.py"),
+    ("cudnn", "sm_100a", "nsa_compression.py"),
+    ("cudnn", "sm_100a", "fused_gemm.py", "swiglu"),
+    ("cudnn", "sm_100a", "fused_gemm.py", "amax"),
     *(
         ("quack", arch, "quack_kernel.py", kernel)
         for arch in ("sm_90a", "sm_100a")
         for kernel in ("softmax", "cross_entropy", "topk", "gemm")
     ),
+    *(
+        ("flash_attn", arch, "flash_attention.py", *kernel)
+        for arch in ("sm_90a", "sm_100a")
+        for kernel in (("forward",), ("backward", "64"), ("backward", "128"), ("paged",))
+    ),
+    ("flash_attn", "sm_100a", "flash_attention.py", "split"),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from programs.case import SAMPLES, Array, Bytes, Check, Program, TensorMap, condense
+from programs.case import SAMPLES, Array, Bytes, Check, Im2colMap, Program, TensorMap, condense
 
 MANTISSA = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}
 LOWEST_EXPONENT = {"f16": -14, "bf16": -126, "f32": -126, "f64": -1022}
@@ -43,7 +43,19 @@ def run(program: Program, seed: int = 0) -> list[Bytes]:
 
 def encode(m: TensorMap, address: int) -> bytes:
     """The map as ptxemu encodes it."""
-    from ptxemu.memory import tensor_map
+    if isinstance(m, Im2colMap):
+        from ptxemu.descriptors.im2col_map import Im2colMap as Map
+        from ptxemu.descriptors.im2col_map import encode_im2col
+        from ptxemu.descriptors.tensor_map import DRIVER_TYPES, Swizzle
+
+        return encode_im2col(
+            Map(
+                address, DRIVER_TYPES[m.dtype], m.dims, m.strides, (m.channels,), m.steps,
+                m.interleave, Swizzle(m.swizzle), m.l2_promotion, m.oob_fill, m.lower, m.upper,
+                m.pixels,
+            )
+        )  # fmt: skip
+    from ptxemu.descriptors import tensor_map
 
     return bytes(
         tensor_map.encode_tiled(

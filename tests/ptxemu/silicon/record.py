@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE)]
+sys.path[:0] = [str(HERE), str(HERE.parents[2])]
 
 from programs import all_programs  # noqa: E402
 from programs.case import Program, condense  # noqa: E402

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import numpy as np
-from programs.case import Array, Bytes, Program, TensorMap
+from programs.case import Array, Bytes, Im2colMap, Program, TensorMap
 
 ARENA_BYTES = 64 << 20
 ALIGNMENT = 1024
@@ -86,19 +86,24 @@ class Driver:
         return f"{code} {text.value.decode() if text.value else '?'}"
 
     def encode(self, m: TensorMap, address: int) -> tuple[int, bytes]:
-        """cuTensorMapEncodeTiled's code, and the map's 128 bytes."""
+        """The code of cuTensorMapEncodeTiled (or -Im2col), and the map's 128 bytes."""
         raw = (ctypes.c_uint64 * 24)()
         start = -ctypes.addressof(raw) % 64 // 8
         array64 = ctypes.c_uint64 * 8
         array32 = ctypes.c_uint32 * 8
-        code = self._cuda.cuTensorMapEncodeTiled(
+        function, shape = self._cuda.cuTensorMapEncodeTiled, [array32(*m.box)]
+        if isinstance(m, Im2colMap):
+            function, corner = self._cuda.cuTensorMapEncodeIm2col, ctypes.c_int * 3
+            shape = [corner(*m.lower), corner(*m.upper)]
+            shape += [ctypes.c_uint32(m.channels), ctypes.c_uint32(m.pixels)]
+        code = function(
             ctypes.byref(raw, 8 * start),
             ctypes.c_int(m.dtype),
             ctypes.c_uint32(len(m.dims)),
             ctypes.c_void_p(address),
             array64(*m.dims),
             array64(*m.strides),
-            array32(*m.box),
+            *shape,
             array32(*m.steps),
             ctypes.c_int(m.interleave),
             ctypes.c_int(m.swizzle),
@@ -163,7 +168,7 @@ class Driver:
         if isinstance(arg, TensorMap):
             code, words = self.encode(arg, self._arena + offsets[arg.array])
             if code:
-                raise DriverError(f"cuTensorMapEncodeTiled: {self._name(code)}")
+                raise DriverError(f"cuTensorMapEncode: {self._name(code)}")
             return words
         return struct.pack("<I", arg & 0xFFFFFFFF)
 

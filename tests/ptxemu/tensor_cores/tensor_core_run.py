@@ -40,6 +40,8 @@ class Recorder(Observer):
     fences: list[str] = field(default_factory=list)
     joined: list[Any] = field(default_factory=list)
     issued: list[Any] = field(default_factory=list)
+    touched: list[Any] = field(default_factory=list)
+    used: list[Any] = field(default_factory=list)
 
     def cta_started(self, cta: Any) -> None:
         self.ctas.append(cta)
@@ -56,6 +58,12 @@ class Recorder(Observer):
 
     def async_joined(self, agent: Any, operation: Any, reads_only: bool) -> None:
         self.joined.append(operation)
+
+    def async_result_touched(self, agent: Any, operation: Any) -> None:
+        self.touched.append(operation)
+
+    def async_result_used(self, agent: Any, operation: Any) -> None:
+        self.used.append(operation)
 
     def async_issued(self, operation: Any, issuer: Any) -> None:
         self.issued.append(operation)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu.descriptors import Swizzle
-from ptxemu.memory.matrix_layout import (
-    PHASE,
+from ptxemu.descriptors.matrix_layout import (
     Major,
     MatrixLayout,
     chunk_plan,
     element_offsets,
     pieces,
-    swizzle_bits,
 )
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
 from tests.ptxemu.tensor_cores.tensor_core_run import k_step, place, swizzle
 
 MODES = {
@@ -29,9 +27,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_swizzle_is_the_one_of_tma(mode: str) -> None:
     addresses = np.arange(0, 4096, dtype=np.int64)
-    assert (addresses ^ swizzle_bits(addresses, MODES[mode])).tolist() == (
-        swizzle(addresses, mode).tolist()
-    )
+    assert swizzled(addresses, MODES[mode]).tolist() == swizzle(addresses, mode).tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
@@ -58,16 +54,16 @@ def test_every_element_is_where_tma_put_it(dtype: type, major: str, mode: str, m
             at.stride,
             mn if major == "K" else k,
             elements * size // 16,
-            at.start % PHASE,
+            at.start % PERIOD,
         )
-        offsets = element_offsets(layout, size) + (at.start - at.start % PHASE)
+        offsets = element_offsets(layout, size) + (at.start - at.start % PERIOD)
         found = shared.view(dtype)[offsets // size]
         assert np.array_equal(found, matrix[:, step * k : (step + 1) * k]), step
 
 
 def test_base_offset_shifts_the_pattern() -> None:
     """A pattern that starts at 0x880 instead of a 1024-byte boundary has base offset 1."""
-    layout = MatrixLayout(Major.K, Swizzle.B128, 16, 1024, 8, 2, 0x880 % PHASE, base_offset=1)
+    layout = MatrixLayout(Major.K, Swizzle.B128, 16, 1024, 8, 2, 0x880 % PERIOD, base_offset=1)
     chunks = chunk_plan(layout).chunks[:, 0] * 16
     rows = np.arange(8)
     assert chunks.tolist() == (0x80 + rows * 128 + rows * 16).tolist()

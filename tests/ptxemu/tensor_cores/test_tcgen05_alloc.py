@@ -121,6 +121,20 @@ def test_misuse_is_reported(body: str, codes: list[str]) -> None:
     assert {level for level, _, _ in recorder.complaints} == {"error"}
 
 
+def test_a_dealloc_that_every_warp_executes_is_a_warning() -> None:
+    body = f"""
+      mov.u32 %r3, %tid.x; setp.ge.u32 %p0, %r3, 32;
+      @%p0 bra FREE;
+      {alloc(64)}
+    FREE:
+      bar.sync 0;
+      {free(64)}"""
+    recorder = run.launch(program(body), warps=2)
+    assert [(level, code) for level, code, _ in recorder.complaints] == [
+        ("warning", "tmem-dealloc-again")
+    ]
+
+
 def test_columns_that_are_not_allocated_must_not_be_used() -> None:
     load = """.reg .b32 %v0; mov.b32 %r2, 100;
       tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%r2]; tcgen05.wait::ld.sync.aligned;"""

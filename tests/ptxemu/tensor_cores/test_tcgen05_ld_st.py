@@ -160,6 +160,39 @@ def test_a_late_load_gives_its_value_to_whoever_depends_on_it() -> None:
     assert recorder.complaints == []
 
 
+STORE_OF = "st.shared.u32 [%r4], {0};"
+
+
+@pytest.mark.parametrize(
+    ("body", "touched", "used"),
+    [
+        (f"{LOAD} {STORE_OF.format('%v0')}", 1, 1),
+        (f"{LOAD} add.u32 %v1, %v0, 1; mul.lo.u32 %v2, %v1, 3; {STORE_OF.format('%v2')}", 1, 1),
+        (f"{LOAD} add.u32 %v1, %v0, 1; setp.eq.u32 %p1, %v1, 0; @%p1 bra HERE; HERE:", 1, 1),
+        (f"{LOAD} setp.eq.u32 %p1, %v0, 0; @!%p1 {STORE_OF.format('%r3')}", 1, 1),
+        (
+            f"{LOAD} {LOAD.replace('v0', 'v1')} add.u32 %v2, %v0, %v1; {STORE_OF.format('%v2')}",
+            2,
+            2,
+        ),
+        (f"{LOAD} add.u32 %v1, %v0, 1; mov.u32 %v1, 5; {STORE_OF.format('%v1')}", 1, 0),
+        (f"{LOAD} mov.b32 %v1, %v0; add.u32 %v2, %v1, 1;", 1, 0),
+        (f"{LOAD} {LOAD}", 0, 0),
+    ],
+)
+def test_registers_are_used_by_what_cannot_go_on_without_them(
+    body: str, touched: int, used: int
+) -> None:
+    """Hardware executes pure instructions whenever it likes: they hold nothing back."""
+    keep = "shfl.sync.bfly.b32 %r5, %r5, 0, 31, -1;"  # so that the body is more than one block
+    text = program(f"mov.u32 %r4, smem; {keep} {body} {keep} tcgen05.wait::ld.sync.aligned;", 3)
+    recorder = run.launch(text, warps=1, fill=numbered, policy=LATE)
+    loads = [operation for operation in recorder.issued if operation.kind == "tcgen05.ld"]
+    assert (len(recorder.touched), len(recorder.used)) == (touched, used)
+    assert set(recorder.used) <= set(recorder.touched) <= set(loads)
+    assert set(recorder.joined) == set(loads)  # the wait is for all of them, used or not
+
+
 def test_a_late_load_reads_late() -> None:
     """Without tcgen05.wait::ld the store behind the load may come first."""
     store = "mov.b32 %w0, 7; tcgen05.st.sync.aligned.32x32b.x1.b32 [%t], {%w0};"

@@ -351,12 +351,6 @@ def test_wrong_fixed_bits_of_a_descriptor_are_reported() -> None:
     ("opcode", "operands", "error", "match"),
     [
         (
-            "sp.cta_group::1.kind::f16",
-            "%rd0, %rd0, [%r6], %r7, %p3",
-            UnsupportedInstructionError,
-            "sparse",
-        ),
-        (
             "cta_group::1.kind::mxf4nvf4.block_scale",
             "%rd0, %rd0, %r7, [%r6], [%r6], %p3",
             UnsupportedInstructionError,

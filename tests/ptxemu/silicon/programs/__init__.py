@@ -10,7 +10,8 @@ from programs.case import Program
 FAMILIES = (
     "integer", "bits", "float32", "float64", "approx", "half", "convert", "compare", "memory",
     "atomics", "warp_sync", "barriers", "mbarrier", "cp_async", "matrix_move", "bulk", "wgmma",
-    "cluster", "tma", "nans",
+    "cluster", "tma", "nans", "warp_mma", "wgmma_sparse", "im2col",
+    "forms",
 )  # fmt: skip
 
 

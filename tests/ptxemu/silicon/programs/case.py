@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.ptxemu.tensor_map_arguments import TensorMap
+
 Bytes = NDArray[np.uint8]
 
 
@@ -21,24 +23,18 @@ class Array:
 
 
 @dataclass(frozen=True)
-class TensorMap:
-    """cuTensorMapEncodeTiled's arguments; the map is over argument number `array`."""
+class Im2colMap(TensorMap):
+    """cuTensorMapEncodeIm2col's arguments; `box` is empty.
 
-    array: int
-    dtype: int
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...] = ()
-    interleave: int = 0
-    swizzle: int = 0
-    l2_promotion: int = 0
-    oob_fill: int = 0
+    Attributes:
+        lower, upper: pixelBoxLowerCorner and pixelBoxUpperCorner.
+        channels, pixels: channelsPerPixel and pixelsPerColumn.
+    """
 
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Element strides, 1 where none are given."""
-        return self.element_strides or (1,) * len(self.dims)
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    channels: int = 0
+    pixels: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.descriptors.shared_memory import Swizzle
+from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
 
 CHUNK = 16
 """Bytes that stay together under every swizzle."""
-PHASE = 1024
-"""Swizzles repeat with the address every 1024 bytes or less."""
 _PIECES_WORTH_MERGING = 2
 
 
@@ -31,12 +30,12 @@ class Major(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MatrixLayout:
-    """The canonical layout of a matrix whose start address is known up to multiples of PHASE.
+    """The canonical layout of a matrix whose start address is known up to multiples of PERIOD.
 
     Attributes:
         major, swizzle, leading, stride, base_offset: as in the descriptor (bytes).
         lines: rows (K-major) or columns (MN-major) of the matrix; chunks: 16-byte pieces of each.
-        phase: start address modulo PHASE.
+        phase: start address modulo PERIOD.
     """
 
     major: Major
@@ -48,10 +47,30 @@ class MatrixLayout:
     phase: int = 0
     base_offset: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        descriptor: WgmmaDescriptor | Tcgen05Descriptor,
+        major: Major,
+        lines: int,
+        chunks: int,
+    ) -> MatrixLayout:
+        """The layout that a descriptor names."""
+        return cls(
+            major,
+            descriptor.swizzle,
+            descriptor.leading_dimension_byte_offset,
+            descriptor.stride_dimension_byte_offset,
+            lines,
+            chunks,
+            descriptor.start_address % PERIOD,
+            descriptor.base_offset,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """Byte offsets of a matrix relative to its start address rounded down to PHASE."""
+    """Byte offsets of a matrix relative to its start address rounded down to PERIOD."""
 
     chunks: NDArray[np.int64]
     """(lines, chunks): chunk numbers, offset / 16."""
@@ -60,18 +79,6 @@ class ChunkPlan:
     size: int
     end: int
     """Offset behind the last byte."""
-
-
-def swizzle_bits(addresses: NDArray[np.int64], swizzle: Swizzle) -> NDArray[np.int64]:
-    """What is XORed to shared addresses, by TMA as by matrix descriptors.
-
-    32B, 64B and 128B change bits 4 to 6 by bits 7 to 9, 128B with 32-byte atoms bits 5, 6 by 7, 8.
-    """
-    if swizzle is Swizzle.NONE:
-        return np.zeros_like(addresses)
-    if swizzle is Swizzle.B128_ATOM_32B:
-        return addresses >> 2 & 0x60
-    return addresses >> 3 & (swizzle.span - 16)
 
 
 def linear_offsets(layout: MatrixLayout) -> NDArray[np.int64]:
@@ -95,7 +102,7 @@ def chunk_plan(layout: MatrixLayout) -> ChunkPlan:
     """The chunks of a matrix, swizzled."""
     addresses = layout.phase + linear_offsets(layout)
     pattern = addresses - (layout.base_offset << 7)
-    physical = addresses ^ swizzle_bits(pattern, layout.swizzle)
+    physical = addresses ^ pattern ^ swizzled(pattern, layout.swizzle)
     starts, size = pieces(physical)
     for array in (physical, starts):
         array.flags.writeable = False
@@ -116,7 +123,7 @@ def pieces(chunk_offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 def element_offsets(layout: MatrixLayout, element_bytes: int) -> NDArray[np.int64]:
-    """Byte offset of every element (mn, k), relative to the start address rounded to PHASE."""
+    """Byte offset of every element (mn, k), relative to the start address rounded to PERIOD."""
     chunks = chunk_plan(layout).chunks << 4
     within = np.arange(0, CHUNK, element_bytes, dtype=np.int64)
     offsets = (chunks[:, :, None] + within).reshape(layout.lines, -1)

@@ -12,10 +12,10 @@ from math import prod
 
 import numpy as np
 
+from ptxemu.descriptors import tensor_map_bits as bits
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle
+from ptxemu.descriptors.tensor_map_bits import MAX_RANK, TENSOR_MAP_BYTES, TYPE_NAMES
 from ptxemu.errors import LaunchError
-from ptxemu.memory import tensor_map_bits as bits
-from ptxemu.memory.swizzle import PERIOD, Swizzle
-from ptxemu.memory.tensor_map_bits import MAX_RANK, TENSOR_MAP_BYTES, TYPE_NAMES
 
 MAX_BOX_BYTES = 233472
 """The largest box that the driver accepts: the 228 KiB of an SM."""
@@ -140,6 +140,18 @@ class TensorMap:
     def encode(self) -> bytes:
         """The 128-byte form, as the driver makes it."""
         words = np.zeros(TENSOR_MAP_BYTES // 8, dtype=np.uint64)
+        self.put_common(words)
+        for k in range(self.rank):
+            bits.BOX[k].put(words, self.box[k] - 1)
+        steps = zip(self.box, self.element_strides, strict=True)
+        noted = prod(extent // step for extent, step in steps) * self.element_bits // 8
+        bits.TRANSFER_BYTES.put(words, noted)
+        swizzles = self.swizzle is not Swizzle.NONE
+        bits.SHARED_ALIGNMENT.put(words, 128 << self.swizzle.mode if swizzles else 16)
+        return words.tobytes()
+
+    def put_common(self, words: bits.Words) -> None:
+        """Set the fields that all modes have."""
         bits.ADDRESS.put(words, self.address)
         bits.RANK.put(words, self.rank - 1)
         bits.put_type(words, TYPE_NAMES.index(self.dtype))
@@ -150,16 +162,9 @@ class TensorMap:
         bits.L2_PROMOTION.put(words, self.l2_promotion)
         for k in range(self.rank):
             bits.DIMS[k].put(words, self.dims[k] - 1)
-            bits.BOX[k].put(words, self.box[k] - 1)
             bits.ELEMENT_STRIDES[k].put(words, self.element_strides[k] - 1)
         for k, stride in enumerate(self.strides):
             bits.put_stride(words, k, stride)
-        steps = zip(self.box, self.element_strides, strict=True)
-        noted = prod(extent // step for extent, step in steps) * self.element_bits // 8
-        bits.TRANSFER_BYTES.put(words, noted)
-        swizzles = self.swizzle is not Swizzle.NONE
-        bits.SHARED_ALIGNMENT.put(words, 128 << self.swizzle.mode if swizzles else 16)
-        return words.tobytes()
 
 
 @lru_cache(maxsize=4096)
@@ -209,8 +214,8 @@ def encode_tiled(
     Raises:
         LaunchError: what the driver refuses; names the argument.
     """
-    _require("data_type", data_type, 0 <= data_type < len(DRIVER_TYPES), "a CUtensorMapDataType")
-    _require("swizzle", swizzle, 0 <= swizzle < len(Swizzle), "a CUtensorMapSwizzle")
+    require("data_type", data_type, 0 <= data_type < len(DRIVER_TYPES), "a CUtensorMapDataType")
+    require("swizzle", swizzle, 0 <= swizzle < len(Swizzle), "a CUtensorMapSwizzle")
     made = TensorMap(
         address,
         DRIVER_TYPES[data_type],
@@ -223,74 +228,77 @@ def encode_tiled(
         l2_promotion,
         fill,
     )
-    _check_modes(made)
-    _check_place(made)
+    check_modes(made)
+    check_place(made)
     _check_box(made)
     return made.encode()
 
 
-def _require(argument: str, value: object, holds: bool, expected: str) -> None:
+def require(argument: str, value: object, holds: bool, expected: str) -> None:
+    """Refuse a value as the driver does."""
     if not holds:
         raise LaunchError(
             f"tensor map: {argument}: expected {expected}; got {value} (CUDA_ERROR_INVALID_VALUE)"
         )
 
 
-def _check_modes(made: TensorMap) -> None:
+def check_modes(made: TensorMap, *, box_rank: int = 0) -> None:
+    """Refuse counts and enumerations; the box has `box_rank` entries, 0 meaning all dimensions."""
     rank, dtype = made.rank, made.dtype
-    _require("dims", made.dims, 1 <= rank <= MAX_RANK, "1 to 5 dimensions")
+    require("dims", made.dims, 1 <= rank <= MAX_RANK, "1 to 5 dimensions")
     for argument, values, count in (
         ("strides", made.strides, rank - 1),
-        ("box", made.box, rank),
+        ("box", made.box, box_rank or rank),
         ("element_strides", made.element_strides, rank),
     ):
-        _require(argument, values, len(values) == count, f"{count} values for rank {rank}")
+        require(argument, values, len(values) == count, f"{count} values for rank {rank}")
     interleave = made.interleave
-    _require("interleave", interleave, 0 <= interleave < 3, "a CUtensorMapInterleave")
-    _require("interleave", INTERLEAVES[interleave], not interleave or rank > 2, "rank 3 or more")
+    require("interleave", interleave, 0 <= interleave < 3, "a CUtensorMapInterleave")
+    require("interleave", INTERLEAVES[interleave], not interleave or rank > 2, "rank 3 or more")
     promotion = made.l2_promotion
-    _require("l2_promotion", promotion, 0 <= promotion < 4, "a CUtensorMapL2promotion")
-    _require("fill", made.fill, made.fill in (0, 1), "a CUtensorMapFloatOOBfill")
+    require("l2_promotion", promotion, 0 <= promotion < 4, "a CUtensorMapL2promotion")
+    require("fill", made.fill, made.fill in (0, 1), "a CUtensorMapFloatOOBfill")
     is_float = dtype.startswith(("f", "bf", "tf"))
-    _require("fill", f"NaN for {dtype}", not made.fill or is_float, "NaN only of a float type")
+    require("fill", f"NaN for {dtype}", not made.fill or is_float, "NaN only of a float type")
     if made.is_padded:
-        _require("swizzle", made.swizzle.name, made.swizzle in SWIZZLES_OF_PADDED, "another mode")
-        _require("interleave", INTERLEAVES[interleave], not interleave, f"none for {dtype}")
+        require("swizzle", made.swizzle.name, made.swizzle in SWIZZLES_OF_PADDED, "another mode")
+        require("interleave", INTERLEAVES[interleave], not interleave, f"none for {dtype}")
 
 
-def _check_place(made: TensorMap) -> None:
+def check_place(made: TensorMap) -> None:
+    """Refuse addresses, extents and strides."""
     unit = 32 if made.is_padded or made.interleave == 2 else 16
     address = made.address
-    _require("address", hex(address), address % unit == 0, f"a multiple of {unit}")
-    _require("address", hex(address), 0 <= address < MAX_ADDRESS, "less than 2**57")
+    require("address", hex(address), address % unit == 0, f"a multiple of {unit}")
+    require("address", hex(address), 0 <= address < MAX_ADDRESS, "less than 2**57")
     for extent in made.dims:
-        _require("dims", made.dims, 1 <= extent <= 1 << 32, "each in 1..2**32")
+        require("dims", made.dims, 1 <= extent <= 1 << 32, "each in 1..2**32")
     for stride in made.strides:
-        _require("strides", made.strides, stride % unit == 0, f"multiples of {unit}")
-        _require("strides", made.strides, 0 <= stride < 1 << 40, "each less than 2**40")
+        require("strides", made.strides, stride % unit == 0, f"multiples of {unit}")
+        require("strides", made.strides, 0 <= stride < 1 << 40, "each less than 2**40")
     if made.element_bits < 8:
         multiple = 128 if made.is_padded else 2
         inner = made.dims[0]
-        _require("dims", made.dims, inner % multiple == 0, f"the first a multiple of {multiple}")
+        require("dims", made.dims, inner % multiple == 0, f"the first a multiple of {multiple}")
 
 
 def _check_box(made: TensorMap) -> None:
     for extent in made.box:
-        _require("box", made.box, 1 <= extent <= 256, "each in 1..256")
+        require("box", made.box, 1 <= extent <= 256, "each in 1..256")
     for step in made.element_strides:
-        _require("element_strides", made.element_strides, 1 <= step <= 8, "each in 1..8")
+        require("element_strides", made.element_strides, 1 <= step <= 8, "each in 1..8")
     inner = made.shared_row_bytes
     if made.is_padded:
-        _require("box", made.box, made.box[0] == 128, f"128 elements of {made.dtype} a row")
+        require("box", made.box, made.box[0] == 128, f"128 elements of {made.dtype} a row")
     if made.interleave == 0:
         whole = made.box[0] * made.element_bits % 128 == 0
-        _require("box", made.box, whole, "a row to be a multiple of 16 bytes")
+        require("box", made.box, whole, "a row to be a multiple of 16 bytes")
         if made.swizzle is not Swizzle.NONE:
             span = made.swizzle.span
-            _require("box", made.box, inner <= span, f"a row of at most {span} bytes to swizzle")
+            require("box", made.box, inner <= span, f"a row of at most {span} bytes to swizzle")
     steps = zip(made.box, made.element_strides, strict=True)
     total = prod(extent // step for extent, step in steps) * made.element_bits // 8
-    _require("box", made.box, total <= MAX_BOX_BYTES, f"at most {MAX_BOX_BYTES} bytes")
+    require("box", made.box, total <= MAX_BOX_BYTES, f"at most {MAX_BOX_BYTES} bytes")
 
 
 assert 128 << Swizzle.B128.mode == PERIOD

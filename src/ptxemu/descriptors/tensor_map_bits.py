@@ -58,6 +58,16 @@ ELEMENT_STRIDES = tuple(Field(6, 32 + 3 * k, 3) for k in range(MAX_RANK))
 """Stride - 1."""
 _STRIDES_LOW = (Field(1, 32, 32), Field(2, 0, 32), Field(2, 32, 32), Field(3, 0, 32))
 _STRIDES_HIGH = tuple(Field(3, 32 + 4 * k, 4) for k in range(4))
+MODE = Field(1, 0, 4)
+IM2COL_MODE = 3
+"""Of maps in im2col mode, whose fields take the place of the box."""
+_CHANNELS = Field(6, 56, 8)
+"""Channels - 1."""
+_PIXELS = Field(7, 32, 10)
+"""Pixels - 1."""
+_CORNERS = (Field(7, 0, 16), Field(7, 16, 16))
+"""The lower corner and the upper one: 16, 8 or 5 bits a coordinate by rank."""
+_CORNER_BITS = (16, 8, 5)
 TRANSFER_BYTES = Field(8, 0, 32)
 """The driver's note: bytes of a box."""
 SHARED_ALIGNMENT = Field(9, 0, 32)
@@ -96,6 +106,33 @@ def put_stride(words: Words, k: int, value: int) -> None:
     """Set the bytes between neighbours along dimension k + 1; a multiple of 16."""
     _STRIDES_LOW[k].put(words, value >> 4)
     _STRIDES_HIGH[k].put(words, value >> 36)
+
+
+def put_im2col(
+    words: Words, channels: int, pixels: int, lower: tuple[int, ...], upper: tuple[int, ...]
+) -> None:
+    """Set the fields of im2col mode."""
+    width = _CORNER_BITS[len(lower) - 1]
+    for field, corner in zip(_CORNERS, (lower, upper), strict=True):
+        masked = (value & ((1 << width) - 1) for value in corner)
+        field.put(words, sum(value << (width * k) for k, value in enumerate(masked)))
+    _CHANNELS.put(words, channels - 1)
+    _PIXELS.put(words, pixels - 1)
+    MODE.put(words, IM2COL_MODE)
+
+
+def get_im2col(words: Words, spatial: int) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """Channels, pixels, the lower and the upper corner of `spatial` dimensions."""
+    width = _CORNER_BITS[spatial - 1]
+    half = 1 << (width - 1)
+    lower, upper = (
+        tuple(
+            ((field.get(words) >> (width * k) & (2 * half - 1)) ^ half) - half
+            for k in range(spatial)
+        )
+        for field in _CORNERS
+    )
+    return _CHANNELS.get(words) + 1, _PIXELS.get(words) + 1, lower, upper
 
 
 def get_type(words: Words) -> str | None:

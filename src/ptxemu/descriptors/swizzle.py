@@ -1,4 +1,4 @@
-"""Swizzles of tensor copies: which shared-memory address a byte of a tile goes to."""
+"""Swizzles of tensor maps and matrix descriptors: which shared address a byte of a tile goes to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PERIOD = 1024
 
 
 class Swizzle(IntEnum):
-    """CUtensorMapSwizzle.
+    """Swizzling modes (CUtensorMapSwizzle; PTX ISA, "Shared Memory Layout and Swizzling").
 
     B32, B64 and B128 permute 16-byte chunks within rows of 32, 64 and 128 bytes; the ATOM modes
     permute larger chunks within rows of 128 bytes, FLIP_8B also swaps the 8-byte halves of every

@@ -1,0 +1,74 @@
+"""Relaxed arrivals and waits: what they order by themselves, and what fences around them add.
+
+For memory they order nothing until a fence (PTX ISA, "mbarrier.try_wait": .relaxed). But whoever
+sees a phase complete knows that the operations which completed it have read their sources, and
+tcgen05 instructions are ordered by tcgen05.fence::before_thread_sync before the arrival (which
+tcgen05.commit implies) and tcgen05.fence::after_thread_sync behind the wait (PTX ISA, "TensorCore
+5th Generation Memory Consistency Model Operations", canonical synchronization patterns).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ptxemu.check.vector_clock import ARRIVED, GENERIC, MBARRIER_INIT, TCGEN05, Knowledge
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import WarpActor
+
+
+def release(warp: WarpActor, held: Knowledge) -> None:
+    """A relaxed arrival: leave at a token what earlier fences released."""
+    held.unite_row(warp.know, MBARRIER_INIT)
+    held.unite_row(warp.know, TCGEN05)
+    mine, left = warp.know.parts[warp.home], held.parts[warp.home]
+    left.done |= mine.tcgen05
+    left.clocks[ARRIVED, warp.slot] = max(left.clocks.item(ARRIVED, warp.slot), warp.clock)
+    if warp.released_by_fence is not None:
+        held.unite(warp.released_by_fence[0])
+    warp.tick()
+
+
+def completes_mbarriers(operation: Any) -> bool:
+    """Whether an operation, or the commit behind it, completes a phase of an mbarrier.
+
+    The others' end is told of by the arrival of a warp that waited for them: tcgen05.ld and
+    tcgen05.st, wgmma, copies in groups.
+    """
+    kind, modifiers = operation.kind, operation.instruction.modifiers
+    return kind not in ("tcgen05.ld", "tcgen05.st", "wgmma") and "bulk_group" not in modifiers
+
+
+def acquire(warp: WarpActor, held: Knowledge, no_mbarrier: int) -> None:
+    """A relaxed wait: a fence will acquire what was left at the token.
+
+    Args:
+        no_mbarrier: which operations complete no mbarrier, so that the phase says nothing of them.
+    """
+    if warp.to_acquire is None:
+        warp.to_acquire = Knowledge()
+    warp.to_acquire.unite(held)
+    left = held.parts.get(warp.home)
+    if left is not None:
+        warp.know.parts[warp.home].reads |= (left.done | left.reads) & ~no_mbarrier
+
+
+def before_thread_sync(warp: WarpActor, tcgen05: int) -> None:
+    """tcgen05.fence::before_thread_sync; `tcgen05`: which operations are tcgen05 instructions."""
+    mine = warp.know.parts[warp.home]
+    mine.tcgen05 |= mine.done & tcgen05
+    np.maximum(mine.clocks[TCGEN05], mine.clocks[GENERIC], out=mine.clocks[TCGEN05])
+    warp.tick()
+
+
+def after_thread_sync(warp: WarpActor, tcgen05: int) -> None:
+    """tcgen05.fence::after_thread_sync."""
+    seen = None if warp.to_acquire is None else warp.to_acquire.parts.get(warp.home)
+    if seen is None:
+        return
+    mine = warp.know.parts[warp.home]
+    mine.done |= seen.done & tcgen05
+    for row in (GENERIC, TCGEN05):
+        np.maximum(mine.clocks[TCGEN05], seen.clocks[row], out=mine.clocks[TCGEN05])

@@ -1,0 +1,125 @@
+"""A column of pixels as source or target of a tensor copy in im2col mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxemu.descriptors.im2col_map import Im2colMap
+from ptxemu.engines.copy_operation import Bytes, fault, holds, readable, report_async, writable
+from ptxemu.engines.tma import filler, report_map_read, rounded_tf32
+from ptxemu.events import AccessKind, Space
+from ptxemu.memory.im2col import column
+
+if TYPE_CHECKING:
+    from ptxemu.engines.operation import AsyncOperation
+    from ptxemu.engines.reductions import Combine
+    from ptxemu.syntax.ast import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalColumn:
+    """The pixels of a tensor from some coordinates on.
+
+    Attributes:
+        coordinates: channel, width, height, depth (as far as there), image.
+        offsets: of width, height and depth.
+        map_address: where the map was read.
+    """
+
+    tensor_map: Im2colMap
+    coordinates: tuple[int, ...]
+    offsets: tuple[int, ...]
+    map_address: int
+
+    @property
+    def rows(self) -> int:
+        """Number of pixels."""
+        return self.tensor_map.pixels
+
+    @property
+    def size(self) -> int:
+        """Bytes, those outside the tensor included."""
+        return self.rows * self.tensor_map.row_bytes
+
+    def check(self, instruction: Instruction, *, writes: bool) -> None:
+        """Refuse coordinates that hardware refuses (recorded on an H200).
+
+        The position must lie in the bounding box; of a store the box must lie in the tensor.
+        """
+        made = self.tensor_map
+        if len(self.coordinates) != made.rank:
+            fault(
+                instruction,
+                f"{len(self.coordinates)} coordinates; the tensor map's rank is {made.rank}",
+            )
+        trap = "(CUDA_ERROR_ILLEGAL_INSTRUCTION)"
+        if self.coordinates[0] * made.element_bits % 128:
+            fault(
+                instruction,
+                f"channel {self.coordinates[0]} of {made.dtype} is no multiple of 16 bytes {trap}",
+            )
+        position = self.coordinates[1:-1]
+        bounds = zip(made.lower, position, made.last, strict=True)
+        if not all(low <= at <= last for low, at, last in bounds):
+            fault(
+                instruction,
+                f"position {position} is outside the bounding box {made.lower} to {made.last} "
+                + trap,
+            )
+        if writes and (min(made.lower) < 0 or max(made.upper) > 0 or self.coordinates[-1] < 0):
+            fault(
+                instruction,
+                f"a store whose bounding box {made.lower} to {made.last} of image "
+                f"{self.coordinates[-1]} is not all in the tensor {trap}",
+            )
+
+    def read(self, operation: AsyncOperation) -> Bytes:
+        """The pixels, filled where they are outside the tensor."""
+        report_map_read(operation, self.map_address)
+        addresses, pixels, part = column(self.tensor_map, self.coordinates, self.offsets)
+        data = filler(self.tensor_map, (self.rows, self.tensor_map.row_bytes))
+        count = part.stop - part.start
+        rounds = self.tensor_map.dtype.startswith("tf32")
+        for address, pixel in zip(addresses.tolist(), pixels.tolist(), strict=True):
+            held = readable(operation, address, count)
+            data[pixel, part] = rounded_tf32(held) if rounds else held
+        self._report(operation, addresses, count, AccessKind.READ)
+        return data
+
+    def write(self, operation: AsyncOperation, data: Bytes) -> None:
+        """Replace the pixels that are inside the tensor."""
+        report_map_read(operation, self.map_address)
+        addresses, pixels, part = column(self.tensor_map, self.coordinates, self.offsets)
+        rows = data.reshape(self.rows, -1)
+        count, is_silent = part.stop - part.start, True
+        for address, pixel in zip(addresses.tolist(), pixels.tolist(), strict=True):
+            held = writable(operation, address, count)
+            is_silent = is_silent and holds(operation, held, rows[pixel, part])
+            held[:] = rows[pixel, part]
+        self._report(operation, addresses, count, AccessKind.WRITE, is_silent=is_silent)
+
+    def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
+        """Combine the pixels inside the tensor with `data`."""
+        report_map_read(operation, self.map_address)
+        addresses, pixels, part = column(self.tensor_map, self.coordinates, self.offsets)
+        rows, count = data.reshape(self.rows, -1), part.stop - part.start
+        for address, pixel in zip(addresses.tolist(), pixels.tolist(), strict=True):
+            held = writable(operation, address, count)
+            held[:] = combine(held.copy(), np.ascontiguousarray(rows[pixel, part]))
+        self._report(operation, addresses, count, AccessKind.ATOMIC)
+
+    def _report(
+        self,
+        operation: AsyncOperation,
+        addresses: np.typing.NDArray[np.int64],
+        count: int,
+        kind: AccessKind,
+        *,
+        is_silent: bool = False,
+    ) -> None:
+        if operation.cta.machine.observer is not None and len(addresses):
+            starts = np.unique(addresses)
+            report_async(operation, Space.GLOBAL, None, starts, count, kind, is_silent=is_silent)

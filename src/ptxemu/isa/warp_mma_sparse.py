@@ -1,0 +1,78 @@
+"""Products of one warp with a sparse A (PTX ISA, "Multiply-and-Accumulate Instruction: mma.sp").
+
+Of every group of four lanes one, two or all four give metadata, as the sparsity selector says; how:
+`engines.sparse_metadata`. mma.sp and mma.sp::ordered_metadata differ in no result.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
+from ptxemu.isa import mma_fragments as fragments
+from ptxemu.isa.forms import immediate_of
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.isa.warp_mma import KINDS, Registers, stacked, take_types, write_all
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.operands import reader
+from ptxemu.numerics import dot, sparsity
+from ptxemu.syntax.ast import Instruction
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+_ROWS = 16
+_GIVERS = {
+    **{(bits, words): 1 if words == 8 else 2 for bits, words in product((16, 32), (8, 16))},
+    **{(bits, words): 2 if words == 8 else 4 for bits, words in product((8, 4), (8, 16))},
+}
+"""How many lanes of four give metadata, by the bits of A's elements and the words of a row of B."""
+_SHAPES = tuple(f"m16n8k{k}" for k in (8, 16, 32, 64, 128))
+
+
+@visible(
+    "mma.sp.sync",
+    "mma.sp::ordered_metadata.sync",
+    section="Warp Level Matrix Multiply-Accumulate Instructions: mma.sp",
+)
+def multiply_sparse(instruction: Instruction) -> Step:
+    """D = A * B + C, half of A's elements being zeros that are not stored."""
+    modifiers = Modifiers(instruction, "mma.sp.sync")
+    modifiers.one_of("aligned")
+    d_type, a_type, b_type, c_type = take_types(instruction, modifiers)
+    shape = modifiers.one_of(*_SHAPES)
+    modifiers.one_of("row")
+    modifiers.one_of("col")
+    saturates = modifiers.flag("satfinite")
+    modifiers.done()
+    width = dot.BITS.get(a_type, 0)
+    words = int(shape.rpartition("k")[2]) * width // 32
+    givers = _GIVERS.get((width, words))
+    fits = d_type in KINDS.get((a_type, b_type), ()) and c_type == d_type
+    if givers is None or not fits or (a_type.startswith("e") and words != 16):
+        unsupported(instruction, "this combination of shape and types")
+    if saturates and d_type != "s32":
+        unsupported(instruction, ".satfinite is for integers")
+    selector = immediate_of(instruction, 5)
+    if not 0 <= selector < 4 // givers:
+        unsupported(instruction, f"sparsity selector {selector} is not 0 to {4 // givers - 1}")
+    registers = Registers.decode(instruction.operands, "b32")
+    cells = 2 if d_type == "f16" else 4
+    registers.expect(instruction, (cells, words // 4, words // 4, cells))
+    read_metadata = reader(instruction.operands[4], "b32")
+    chosen = slice(givers * selector, givers * (selector + 1))
+
+    def step(warp: Warp, mask: Mask) -> None:
+        metadata = rows_of_metadata(read_metadata(warp), chosen, width)
+        warn_of_undefined(warp.cta, warp, instruction, metadata, a_type)
+        kept = dot.numbers(fragments.rows_of_a(stacked(warp, registers.a), _ROWS), a_type)
+        left = sparsity.expanded(kept, metadata, a_type)
+        right = dot.numbers(fragments.columns_of_b(stacked(warp, registers.b)), b_type)
+        before = fragments.cells_of(stacked(warp, registers.c), _ROWS, d_type)
+        sums = dot.product(left, right)
+        found = dot.accumulated(before, sums, d_type, saturate=saturates)
+        write_all(warp, mask, registers.d, fragments.registers_of(found, d_type))
+
+    return step

@@ -1,0 +1,302 @@
+"""Matrix products on fragments that wmma.load and wmma.store move (PTX ISA, "Warp Level Matrix
+Instructions: wmma").
+
+A fragment is a matrix spread over the registers of a warp; the ISA leaves open how. Here A and B
+(as n rows of k), C and D lie row after row: lane l holds the l-th piece, and where the registers
+hold more than the matrix they hold it several times. C and D of 16 x 16 are two 16 x 8 tiles as
+mma.sync has them, which kernels rely on that look at single elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.isa.memory_operands import take_space
+from ptxemu.isa.registry import Modifiers, unsupported, visible
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lane_memory import LaneMemory
+from ptxemu.machine.lanes import FULL, WARP_SIZE, Mask
+from ptxemu.machine.operands import LaneReader, elements, reader, writer
+from ptxemu.numerics import dot
+from ptxemu.syntax.ast import Instruction, Operand
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+Array = NDArray[Any]
+_SECTION = "Warp Level Matrix Instructions: "
+_SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16", "m16n16k8", "m8n8k4", "m8n8k32", "m8n8k128")
+_BITS = {**dot.BITS, "f32": 32, "s32": 32, "f64": 64, "s4": 4, "u4": 4, "b1": 1}
+_HALF_SHAPES = _SHAPES[:3]
+_OPERAND_SHAPES = {
+    **dict.fromkeys(("f16", "bf16", "s8", "u8"), _HALF_SHAPES),
+    "tf32": ("m16n16k8",),
+    "f64": ("m8n8k4",),
+    **dict.fromkeys(("s4", "u4"), ("m8n8k32",)),
+    "b1": ("m8n8k128",),
+}
+"""Shapes of a product by the type of A and B."""
+_RESULT_SHAPES = {
+    "f16": _HALF_SHAPES,
+    "f32": (*_HALF_SHAPES, "m16n16k8"),
+    "s32": (*_HALF_SHAPES, "m8n8k32", "m8n8k128"),
+    "f64": ("m8n8k4",),
+}
+"""Shapes of a product by the type of C and D."""
+_HALF_REGISTERS = 8
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """A matrix of `rows` rows (B: its columns) in `registers` registers of `bits` bits a lane.
+
+    Elements of less than a byte count by words: `columns` are words then.
+    """
+
+    rows: int
+    columns: int
+    element: int
+    """Bytes of an element."""
+    registers: int
+    bits: int
+
+    @property
+    def per_lane(self) -> int:
+        """Elements that a lane holds."""
+        return self.registers * self.bits // (8 * self.element)
+
+    def places(self) -> Array:
+        """Number of the element, row after row, by lane and place in the lane."""
+        slots = np.arange(WARP_SIZE * self.per_lane)
+        places = slots % (self.rows * self.columns)
+        if (self.rows, self.columns, self.per_lane) == (16, 16, 8):
+            lane, i = slots // 8, slots % 8
+            row = lane // 4 + 8 * (i // 2 % 2)
+            places = 16 * row + 8 * (i // 4) + 2 * (lane % 4) + i % 2
+        return places.reshape(WARP_SIZE, self.per_lane)
+
+    def matrix(self, warp: Warp, readers: list[LaneReader], places: Array) -> Array:
+        """The elements, (rows, columns) of unsigned integers."""
+        registers = np.stack([read(warp) for read in readers], axis=1)
+        slots = np.ascontiguousarray(registers).view(f"u{self.element}")
+        flat = np.empty(self.rows * self.columns, slots.dtype)
+        flat[places] = slots.reshape(places.shape)
+        return flat.reshape(self.rows, self.columns)
+
+    def lanes(self, matrix: Array, places: Array) -> Array:
+        """The reverse of `matrix`: (registers, 32 lanes)."""
+        slots = np.ascontiguousarray(matrix.reshape(-1)[places])
+        return np.ascontiguousarray(slots.view(f"u{self.bits // 8}").T)
+
+
+def _fragment(instruction: Instruction, role: str, shape: str, type_: str) -> _Fragment:
+    """The fragment of A, B, C or D (`role`: a, b, c, d)."""
+    shapes = _OPERAND_SHAPES if role in "ab" else _RESULT_SHAPES
+    if shape not in shapes.get(type_, ()):
+        unsupported(instruction, "this combination of shape and types")
+    m, n, k = (int(part) for part in shape[1:].replace("n", " ").replace("k", " ").split())
+    bits = _BITS[type_]
+    rows, columns = {"a": (m, k), "b": (n, k)}.get(role, (m, n))
+    if bits < 8:
+        rows, columns, bits = rows, columns * bits // 32, 32
+    width = 64 if type_ == "f64" else 32
+    registers = rows * columns * bits // (WARP_SIZE * width)
+    if type_ == "f16" and role in "ab":
+        registers = _HALF_REGISTERS
+    return _Fragment(rows, columns, bits // 8, registers, width)
+
+
+@visible("wmma.load", section=_SECTION + "wmma.load")
+def load(instruction: Instruction) -> Step:
+    """A fragment from memory; every lane gives the same address and stride."""
+    modifiers = Modifiers(instruction, "wmma.load")
+    role = modifiers.one_of("a", "b", "c")
+    fragment, addresses, memory = _memory_form(instruction, modifiers, role, 1)
+    destination = elements(instruction.operands[0])
+    if len(destination) != fragment.registers:
+        unsupported(instruction, f"expected {fragment.registers} registers")
+    writers = [writer(part) for part in destination]
+    element = np.dtype(f"u{fragment.element}")
+
+    def step(warp: Warp, mask: Mask) -> None:
+        slots = np.empty((WARP_SIZE, fragment.per_lane), element)
+        for place, row in enumerate(addresses(warp)):
+            slots[:, place] = memory.load_at(warp, FULL, row)
+        registers = slots.view(f"u{fragment.bits // 8}")
+        for number, write in enumerate(writers):
+            write(warp, np.ascontiguousarray(registers[:, number]), mask)
+
+    return step
+
+
+@visible("wmma.store", section=_SECTION + "wmma.store")
+def store(instruction: Instruction) -> Step:
+    """The fragment D to memory; every lane gives the same address and stride."""
+    modifiers = Modifiers(instruction, "wmma.store")
+    role = modifiers.one_of("d")
+    fragment, addresses, memory = _memory_form(instruction, modifiers, role, 0)
+    sources = elements(instruction.operands[1])
+    if len(sources) != fragment.registers:
+        unsupported(instruction, f"expected {fragment.registers} registers")
+    readers = [reader(part, f"b{fragment.bits}") for part in sources]
+
+    def step(warp: Warp, mask: Mask) -> None:
+        registers = np.stack([read(warp) for read in readers], axis=1)
+        slots = np.ascontiguousarray(registers).view(f"u{fragment.element}")
+        for place, row in enumerate(addresses(warp)):
+            memory.store_at(warp, FULL, row, np.ascontiguousarray(slots[:, place]))
+
+    return step
+
+
+def _memory_form(
+    instruction: Instruction, modifiers: Modifiers, role: str, pointer: int
+) -> tuple[_Fragment, Callable[[Warp], Array], LaneMemory]:
+    """What load and store share: the fragment; addresses (places of a lane, 32 lanes); memory."""
+    modifiers.one_of("sync")
+    modifiers.one_of("aligned")
+    layout = modifiers.one_of("row", "col")
+    shape = modifiers.one_of(*_SHAPES)
+    type_ = modifiers.type()
+    space = take_space(modifiers)
+    modifiers.done()
+    if space not in ("generic", "global", "shared::cta"):
+        unsupported(instruction, f"space .{space}")
+    fragment = _fragment(instruction, role, shape, type_)
+    along_columns = (layout == "col") if role == "b" else (layout == "row")
+    if _BITS[type_] < 8 and not along_columns:
+        unsupported(instruction, "elements of less than a byte lie along k")
+    row, column = np.divmod(fragment.places(), fragment.columns)
+    major, minor = (row, column) if along_columns else (column, row)
+    major, minor = major.T.astype(np.int64), (minor * fragment.element).T.astype(np.int64)
+    natural = (fragment.columns if along_columns else fragment.rows) * fragment.element
+    stride_of = _stride(instruction.operands[2:], _BITS[type_], natural)
+    memory = LaneMemory(instruction, instruction.operands[pointer], space, fragment.element)
+
+    def addresses(warp: Warp) -> Array:
+        places: Array = memory.addresses(warp, FULL)[0] + major * stride_of(warp) + minor
+        return places
+
+    return fragment, addresses, memory
+
+
+def _stride(operands: tuple[Operand, ...], bits: int, natural: int) -> Callable[[Warp], int]:
+    """Bytes between two rows or columns; the operand counts elements, as a signed number."""
+    if not operands:
+        return lambda warp: natural
+    read = reader(operands[0], "s32")
+    return lambda warp: int(read(warp)[0]) * bits // 8
+
+
+@visible("wmma.mma", section=_SECTION + "wmma.mma")
+def multiply(instruction: Instruction) -> Step:
+    """D = A * B + C; floating-point sums are rounded once (`numerics.dot`)."""
+    modifiers = Modifiers(instruction, "wmma.mma")
+    combine = modifiers.one_of("xor", "and", default="")
+    if combine:
+        modifiers.one_of("popc")
+    modifiers.one_of("sync")
+    modifiers.one_of("aligned")
+    for _ in "ab":
+        modifiers.one_of("row", "col")
+    shape = modifiers.one_of(*_SHAPES)
+    saturates = modifiers.flag("satfinite")
+    c_type = modifiers.type()
+    if shape in _HALF_SHAPES and len(instruction.modifiers) == _MODIFIERS_WITHOUT_OPERAND_TYPES:
+        a_type = b_type = "f16"
+    else:
+        b_type, a_type = modifiers.type(), modifiers.type()
+    d_type = modifiers.type()
+    if a_type == "f64":
+        modifiers.one_of("rn", "rz", "rm", "rp", default="rn")
+    modifiers.done()
+    _check_types(instruction, a_type, b_type, c_type, d_type, combine, saturates=saturates)
+    roles = (("d", d_type), ("a", a_type), ("b", b_type), ("c", c_type))
+    fragments = [_fragment(instruction, role, shape, type_) for role, type_ in roles]
+    operands = [elements(operand) for operand in instruction.operands]
+    if [len(operand) for operand in operands] != [f.registers for f in fragments]:
+        unsupported(instruction, "the number of registers does not fit the shape")
+    writers = [writer(part) for part in operands[0]]
+    sources = [
+        (f, [reader(part, f"b{f.bits}") for part in parts], f.places())
+        for f, parts in zip(fragments[1:], operands[1:], strict=True)
+    ]
+    result, places = fragments[0], fragments[0].places()
+
+    def step(warp: Warp, mask: Mask) -> None:
+        a, b, c = (f.matrix(warp, readers, at) for f, readers, at in sources)
+        left, right = _numbers(a, a_type), _numbers(b, b_type)
+        sums = _common_bits(left, right, combine) if combine else dot.product(left, right)
+        cells = _total(c, sums, c_type, d_type, saturates=saturates)
+        for write, values in zip(writers, result.lanes(cells, places), strict=True):
+            write(warp, values, mask)
+
+    return step
+
+
+_MODIFIERS_WITHOUT_OPERAND_TYPES = 9
+"""Of wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32, whose A and B are f16."""
+_RESULTS = {
+    "f16": ("f16", "f32"),
+    **dict.fromkeys(("bf16", "tf32"), ("f32",)),
+    "f64": ("f64",),
+    **dict.fromkeys(("s8", "u8", "s4", "u4", "b1"), ("s32",)),
+}
+"""Types of C and D by that of A."""
+
+
+def _check_types(
+    instruction: Instruction,
+    a: str,
+    b: str,
+    c: str,
+    d: str,
+    combine: str,
+    *,
+    saturates: bool,
+) -> None:
+    results = _RESULTS.get(a, ())
+    agree = a == b or (a[1:] == b[1:] and a[0] in "su" and b[0] in "su")
+    if not agree or c not in results or d not in results or (combine != "") != (a == "b1"):
+        unsupported(instruction, "this combination of shape and types")
+    if saturates and d != "s32":
+        unsupported(instruction, ".satfinite is for integers")
+
+
+def _numbers(raw: Array, type_: str) -> Array:
+    """The float64 numbers of A or B, (rows, k); the bits of .b1."""
+    data = np.ascontiguousarray(raw).view(np.uint8)
+    if type_ == "f64":
+        doubles: Array = data.view(np.float64)
+        return doubles
+    if type_ == "b1":
+        return np.unpackbits(data, axis=1)
+    if type_ in ("s4", "u4"):
+        nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
+        signed = (nibbles.astype(np.int8) ^ 8) - 8 if type_ == "s4" else nibbles
+        return signed.astype(np.float64)
+    return dot.numbers(data, type_)
+
+
+def _common_bits(left: Array, right: Array, combine: str) -> Array:
+    operation = np.bitwise_xor if combine == "xor" else np.bitwise_and
+    common: Array = operation(left[:, None, :], right[None, :, :]).sum(axis=-1)
+    return common.astype(np.float64)
+
+
+def _total(c: Array, sums: Array, c_type: str, d_type: str, *, saturates: bool) -> Array:
+    """D as unsigned integers of its own width."""
+    if d_type == "s32":
+        return dot.accumulated(c, sums, "s32", saturate=saturates)
+    floats = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+    total = c.view(floats[c_type]).astype(np.float64) + sums
+    if d_type == "f64":
+        cells: Array = total.view(np.uint64)
+        return cells
+    rounded: Array = dot.accumulated(None, total, d_type).astype(f"u{_BITS[d_type] // 8}")
+    return rounded

@@ -1,0 +1,359 @@
+"""Which synchronisation of a run changed what agents know: what changed nothing is redundant there.
+
+Knowledge counts where it is of something that happened: an access to memory, an initialisation of
+an mbarrier, an arrival. An instruction without which the agent would know as much of those when it
+does something the next time (for it learns it again until then) could have been left out:
+happens-before of this run is the same without it, by induction over the run. That is measured on
+the original, whatever the check says of the mutant.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ptxemu.check.actors import Actor, OperationActor
+from ptxemu.check.checker import Checker
+from ptxemu.check.vector_clock import (
+    ASYNC_GLOBAL,
+    ASYNC_SHARED,
+    GENERIC,
+    MBARRIER_INIT,
+    ROWS,
+    Knowledge,
+)
+from ptxemu.check.wgmma_fences import WgmmaFences
+from ptxemu.events import Access, Agent, Space
+from ptxemu.mutate.groups import Groups
+from ptxemu.syntax.ast import Register
+
+if TYPE_CHECKING:
+    from ptxemu.syntax.ast import Instruction
+
+_ARRIVALS = ROWS
+"""Row of `_happened` for arrivals; the others are those of the clocks."""
+_WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
+_ALL_ROWS = (GENERIC, *range(MBARRIER_INIT + 1, ROWS))
+_WITHOUT_EFFECT = ("proxy", "mbarrier_init", "wgmma", "tcgen05")
+"""Fences whose whole effect is followed here."""
+
+
+class Effects(NamedTuple):
+    """What the instructions of one or more runs did, by pc."""
+
+    executed: frozenset[int] = frozenset()
+    of_accesses: frozenset[int] = frozenset()
+    """Those that ordered accesses to memory that were not ordered before."""
+    of_arrivals: frozenset[int] = frozenset()
+    """Those that ordered arrivals that were not ordered before."""
+
+    of_groups: frozenset[tuple[int, str]] = frozenset()
+    """Changes of commits and waits of groups that would have had an effect: pc and mutation."""
+
+    def united(self, other: Effects) -> Effects:
+        """Of both runs."""
+        return Effects(
+            self.executed | other.executed,
+            self.of_accesses | other.of_accesses,
+            self.of_arrivals | other.of_arrivals,
+            self.of_groups | other.of_groups,
+        )
+
+    def is_idle_change(self, pc: int, mutation: str) -> bool:
+        """Whether a change of a commit or wait of groups would have had no effect."""
+        return pc in self.executed and (pc, mutation) not in self.of_groups
+
+    def is_idle(self, pc: int, *, waits: bool) -> bool:
+        """Whether the instruction was executed and never ordered anything.
+
+        Args:
+            waits: without it an agent would run ahead, so that arrivals count as well: all that
+                it waits for had happened before by other ways.
+        """
+        effective = pc in self.of_accesses or (waits and pc in self.of_arrivals)
+        return pc in self.executed and not effective
+
+
+@dataclass(slots=True)
+class _Learnt:
+    """What an agent knew when it last did something, and what it has acquired since, from where."""
+
+    base: Knowledge
+    lessons: list[tuple[tuple[int, ...], Knowledge]] = field(default_factory=list)
+    """The waits (pc, and those of the releases) with what each brought."""
+
+
+class EffectRecorder(Checker):
+    """A checker that also notes which instructions had an effect."""
+
+    def __init__(self, kernel: str) -> None:
+        super().__init__(kernel)
+        self._executed: set[int] = set()
+        self._ordered: tuple[set[int], set[int]] = (set(), set())
+        """Instructions with an effect, on accesses and on arrivals."""
+        self._happened: dict[tuple[int, int], list[list[int]]] = {}
+        """By cluster and slot of a warp, for each row: the clocks at which something happened."""
+        self._generic_operations: dict[int, int] = {}
+        """By cluster the bits of the operations of the generic proxy."""
+        self._releasers: dict[Hashable, set[int]] = {}
+        self._open_waits: dict[int, Instruction] = {}
+        """By agent its last mbarrier.try_wait, until it succeeds."""
+        self._without: dict[int, WgmmaFences] = {}
+        """By wgmma.fence (pc) the rule of wgmma.fence, followed as if this one were not there."""
+        self._groups: Groups | None = None
+        self._learnt: dict[int, _Learnt] = {}
+        """By agent what it has learnt since it last did something."""
+
+    @property
+    def effects(self) -> Effects:
+        """Of the run so far."""
+        accesses, arrivals = map(frozenset, self._ordered)
+        changes = frozenset() if self._groups is None else frozenset(self._groups.effective)
+        return Effects(frozenset(self._executed), accesses, arrivals, changes)
+
+    def cta_started(self, cta: Any) -> None:
+        """Find the wgmma.fence and the groups that there are."""
+        super().cta_started(cta)
+        if self._groups is None:
+            self._groups = Groups(cta.warps[0].program.function)
+        if self._wgmma is not None and not self._without:
+            program = cta.warps[0].program
+            for instruction in program.function.instructions:
+                if instruction.modifiers[:2] == ("wgmma", "fence"):
+                    self._without[instruction.pc] = WgmmaFences(program)
+
+    def block_executed(self, agent: Agent, first_pc: int, count: int, lanes: int) -> None:
+        """Registers may be used."""
+        super().block_executed(agent, first_pc, count, lanes)
+        self._touch_registers(agent, first_pc, count)
+        for fences in self._without.values():
+            fences.executed(agent.agent_id, first_pc, count)
+
+    def _touch_registers(self, agent: Agent, first_pc: int, count: int) -> None:
+        groups, wgmma = self._groups, self._wgmma
+        if groups is not None and wgmma is not None and groups.is_pending(agent.agent_id):
+            groups.touched(agent.agent_id, wgmma.registers_used(first_pc, count))
+
+    def instruction_executed(self, agent: Agent, instruction: Instruction, lanes: int) -> None:
+        """Remember it; a wait that was given up held its warp up: something else waits instead."""
+        wait = self._open_waits.pop(agent.agent_id, None)
+        if wait is not None and wait.pc != instruction.pc and not _succeeded(agent, wait):
+            self._note(wait.pc, accesses=False, arrivals=True)
+        self._executed.add(instruction.pc)
+        self._touch_registers(agent, instruction.pc, 1)
+        if self._groups is not None:
+            self._groups.executed(agent.agent_id, instruction)
+        for fences in self._without.values():
+            fences.executed(agent.agent_id, instruction.pc)
+        kind = instruction.modifiers[:2]
+        if kind == ("mbarrier", "try_wait"):
+            self._open_waits[agent.agent_id] = instruction
+        elif kind == ("mbarrier", "test_wait"):
+            self._note(instruction.pc, accesses=False, arrivals=True)
+        super().instruction_executed(agent, instruction, lanes)
+
+    def accessed(self, access: Access) -> None:
+        """An access happens; a strong one may acquire."""
+        actor = self._actors[access.agent.agent_id]
+        if access.instruction.modifiers[:2] in _WAITS:
+            super().accessed(access)  # of an object that every wait may read at any time
+            return
+        self._settle(access.agent.agent_id)
+        if actor.is_warp and self._groups is not None:
+            self._groups.accessed(access.agent.agent_id, access.space)
+        rows = list(_ALL_ROWS)
+        if access.space is Space.SHARED:
+            rows.append(ASYNC_SHARED)
+        elif access.space is Space.GLOBAL:
+            rows.append(ASYNC_GLOBAL)
+        if access.instruction.modifiers[:2] == ("mbarrier", "init"):
+            rows.append(MBARRIER_INIT)
+        self._happens(actor, rows)
+        if access.order == "weak":
+            super().accessed(access)
+            return
+        before = actor.know.copy()
+        super().accessed(access)
+        is_release = access.order in ("release", "acq_rel", "seq_cst")
+        gains = any(self._gains(before, actor.know, GENERIC))
+        self._note(access.instruction.pc, accesses=gains or is_release, arrivals=gains)
+
+    def released(self, agent: Agent, token: Hashable, scope: str) -> None:
+        """An arrival happens; bar.sync's own does not count, for it goes with its wait."""
+        self._settle(agent.agent_id)
+        if self._groups is not None:
+            self._groups.handed_on(agent.agent_id)
+        actor = self._actors[agent.agent_id]
+        instruction = actor.instruction
+        if instruction is not None:
+            self._releasers.setdefault(_family(token), set()).add(instruction.pc)
+            if not ("sync" in instruction.modifiers and _is_barrier(token)):
+                self._happens(actor, (_ARRIVALS,))
+        super().released(agent, token, scope)
+
+    def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
+        """Keep what is learnt apart until the agent does something."""
+        actor = self._actors[agent.agent_id]
+        instruction = actor.instruction
+        self._open_waits.pop(agent.agent_id, None)
+        held = self._tokens.get(actor.home, {}).get(token)
+        if instruction is not None and held is not None:
+            pcs = (instruction.pc, *self._releasers.get(_family(token), ()))
+            if scope == "relaxed":  # a fence later on decides
+                for pc in pcs:
+                    self._note(pc, accesses=True, arrivals=True)
+            else:
+                learnt = self._learnt.get(agent.agent_id)
+                if learnt is None:
+                    learnt = self._learnt[agent.agent_id] = _Learnt(actor.know.copy())
+                learnt.lessons.append((pcs, held.copy()))
+        super().acquired(agent, token, scope)
+
+    def cta_exited(self, cta: Any) -> None:
+        """What the warps know when they exit counts too."""
+        for warp in cta.warps:
+            self._settle(warp.agent_id)
+            if self._groups is not None:
+                self._groups.handed_on(warp.agent_id)
+        super().cta_exited(cta)
+
+    def _settle(self, agent_id: int) -> None:
+        """The agent does something: which of its waits is it that it could not do without?"""
+        learnt = self._learnt.pop(agent_id, None)
+        if learnt is None:
+            return
+        known = learnt.base.copy()
+        for _, lesson in learnt.lessons:
+            known.unite(lesson)
+        for pc in {pcs[0] for pcs, _ in learnt.lessons}:
+            without = learnt.base.copy()
+            for pcs, lesson in learnt.lessons:
+                if pcs[0] != pc:
+                    without.unite(lesson)
+            accesses, arrivals = self._gains(without, known, *range(ROWS))
+            if accesses or arrivals:
+                for pcs, _ in learnt.lessons:
+                    if pcs[0] == pc:
+                        for each in pcs:
+                            self._note(each, accesses=accesses, arrivals=arrivals)
+
+    def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
+        """Compare what is known for each proxy before and after."""
+        self._settle(agent.agent_id)
+        actor = self._actors[agent.agent_id]
+        before = actor.know.copy()
+        had_learnt = actor.unfenced_tcgen05
+        super().fenced(agent, kind, instruction)
+        if not kind.startswith(_WITHOUT_EFFECT):
+            effect = True
+        elif kind == "wgmma":
+            for pc, fences in self._without.items():
+                if pc != instruction.pc:
+                    fences.fenced(agent.agent_id)
+            return  # whether it had an effect is seen when products start
+        elif kind.startswith("tcgen05"):
+            effect = had_learnt or "after" not in kind
+        else:
+            effect = any(self._gains(before, actor.know, *range(1, ROWS)))
+        self._note(instruction.pc, accesses=effect, arrivals=effect)
+
+    def async_issued(self, operation: Any, issuer: Agent) -> None:
+        """An operation of the tensor core is ordered by its issue."""
+        self._settle(issuer.agent_id)
+        if self._groups is not None:
+            if operation.kind != "wgmma":  # a product hands nothing on: it writes registers
+                self._groups.handed_on(issuer.agent_id)
+            self._groups.issued(issuer.agent_id, operation)
+        if operation.kind == "wgmma":
+            for pc, fences in self._without.items():
+                registers = operation.details["registers"]
+                if fences.started(issuer.agent_id, operation.instruction, registers) is not None:
+                    self._note(pc, accesses=True, arrivals=True)
+        warp = self._actors[issuer.agent_id]
+        if operation.kind.startswith("tcgen05"):
+            self._happens(warp, _ALL_ROWS)
+        super().async_issued(operation, issuer)
+        actor = self._actors[operation.agent_id]
+        if isinstance(actor, OperationActor) and not actor.uses_async_proxy:
+            bits = self._generic_operations.get(actor.home, 0)
+            self._generic_operations[actor.home] = bits | 1 << actor.slot
+
+    def async_joined(self, agent: Agent, operation: Any, reads_only: bool) -> None:
+        """Compare what is known; an operation on registers is always waited for to some effect."""
+        self._settle(agent.agent_id)
+        actor = self._actors[agent.agent_id]
+        before = actor.know.copy()
+        super().async_joined(agent, operation, reads_only)
+        if actor.instruction is None:
+            return
+        effect = any(self._gains(before, actor.know, *range(ROWS)))
+        if operation.issuer is agent and operation.kind in ("wgmma", "tcgen05.ld"):
+            effect = True
+        self._note(actor.instruction.pc, accesses=effect, arrivals=effect)
+
+    def _note(self, pc: int, *, accesses: bool, arrivals: bool) -> None:
+        for has_effect, noted in zip((accesses, arrivals), self._ordered, strict=True):
+            if has_effect:
+                noted.add(pc)
+
+    def _happens(self, actor: Actor, rows: Iterable[int]) -> None:
+        if not actor.is_warp:
+            return
+        happened = self._happened.get((actor.home, actor.slot))
+        if happened is None:
+            happened = [[] for _ in range(ROWS + 1)]
+            self._happened[actor.home, actor.slot] = happened
+        for row in rows:
+            clocks = happened[row]
+            if not clocks or clocks[-1] != actor.clock:
+                clocks.append(actor.clock)
+
+    def _gains(self, before: Knowledge, after: Knowledge, *rows: int) -> tuple[bool, bool]:
+        """Whether accesses, and whether arrivals, are known after and were not before."""
+        accesses = arrivals = False
+        for home, part in after.parts.items():
+            old = before.parts.get(home)
+            if old is None:
+                old = type(part)(part.clocks.shape[1])
+            if GENERIC in rows:
+                new = part.done & ~old.done | part.reads & ~(old.reads | old.done)
+                accesses |= bool(new)
+            if part.fenced & ~old.fenced & self._generic_operations.get(home, 0):
+                accesses = True
+            raised = np.argwhere(part.clocks > old.clocks).tolist()
+            for row, slot in raised:
+                happened = self._happened.get((home, slot))
+                if row not in rows or happened is None:
+                    continue
+                low, high = old.clocks.item(row, slot), part.clocks.item(row, slot)
+                accesses |= _any_in(happened[row], low, high)
+                if row == GENERIC:
+                    arrivals |= _any_in(happened[_ARRIVALS], low, high)
+        return accesses, arrivals
+
+
+def _any_in(clocks: list[int], low: int, high: int) -> bool:
+    """Whether one of the clocks, which ascend, is above `low` and not above `high`."""
+    return bisect_right(clocks, high) > bisect_right(clocks, low)
+
+
+def _is_barrier(token: Hashable) -> bool:
+    return isinstance(token, tuple) and token[0] == "barrier"
+
+
+def _family(token: Hashable) -> Hashable:
+    """Of an mbarrier all phases, for each knows what the ones before it released."""
+    return token[:-1] if isinstance(token, tuple) and token[0] == "mbarrier" else token
+
+
+def _succeeded(agent: Agent, wait: Instruction) -> bool:
+    """Whether a wait for an mbarrier came true (for a fresh one it does so without a phase)."""
+    predicate = wait.operands[0]
+    registers = getattr(agent, "registers", None)
+    if registers is None or not isinstance(predicate, Register):
+        return False
+    return bool(np.any(registers[predicate.slot]))
