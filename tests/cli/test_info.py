@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 from click.testing import Result
 
 from flashdsa.bench.machine import Gpu, Machine
+from flashdsa.cli import availability
 from flashdsa.cli.availability import reason_against
 from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS, Settings
@@ -28,7 +30,8 @@ def test_json_has_a_row_for_every_operation_and_backend(run: Run) -> None:
     for row in rows:
         assert row["runs_here"] == (not row["why_not"])
         assert row["implemented"] == (row["features"] is not None)
-        assert row["runs_here"] == (row["backend"] == "cpu")
+        here = row["implemented"] and row["backend"] in ("cpu", "emulate-sm90")
+        assert row["runs_here"] == here
 
 
 def test_json_has_machine_versions_and_settings(run: Run) -> None:
@@ -45,6 +48,16 @@ def test_text_shows_operations_and_missing_backends_in_100_columns(run: Run) -> 
     for word in ("sparse_mla_fwd", "FLASHDSA_BACKEND", "sm100", "has no implementation"):
         assert word in output
     assert max(len(line) for line in output.splitlines()) <= 100
+
+
+def test_an_emulated_backend_needs_the_compiler_and_the_emulators_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert reason_against("emulate-sm90", machine_with()) is None
+    monkeypatch.setattr(availability, "find_spec", lambda name: None if name == "cutlass" else 1)
+    assert reason_against("emulate-sm90", machine_with()) == (
+        "needs the Python package cutlass; pip install 'flashdsa[emulate]'"
+    )
 
 
 def test_a_gpu_backend_needs_its_own_capability() -> None:

@@ -14,6 +14,8 @@ from flashdsa.cli.bench import bench
 from flashdsa.cli.check import check
 from flashdsa.cli.demo import demo
 from flashdsa.cli.info import info
+from flashdsa.cli.lab import lab
+from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
 
 
@@ -72,6 +74,8 @@ def cli(verbose: bool) -> None:
       flashdsa info      what this machine can run, and why not the rest
       flashdsa check     errors of every operation against float64, on fresh random inputs
       flashdsa bench     speed and memory, as JSON and a chart
+      flashdsa plan      what a kernel takes of a GPU: shared memory, barriers, registers
+      flashdsa lab       tensor-core instructions laid open: descriptors, operands, hazards
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
     0 done, 1 a check failed, 2 wrong input or something this machine cannot do.
@@ -83,7 +87,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench):
+for command in (demo, info, check, bench, lab, plan):
     cli.add_command(command)
 
 

@@ -1,0 +1,29 @@
+"""`flashdsa lab`: experiments with tensor-core instructions."""
+
+from __future__ import annotations
+
+import click
+
+from flashdsa.cli.lab_forms import forms
+from flashdsa.cli.lab_hazards import hazards
+from flashdsa.cli.lab_majorness import majorness
+from flashdsa.cli.lab_precision import precision
+
+
+@click.group()
+def lab() -> None:
+    """Find out why an MMA's result is wrong: descriptors, operands and accumulators laid open.
+
+    \b
+      flashdsa lab majorness   dV = S^T dO with B K-major and MN-major, step by step
+      flashdsa lab hazards     what nobody orders, and a schedule that gives wrong numbers
+      flashdsa lab forms       the operand forms of the Blackwell backward, proven one by one
+      flashdsa lab precision   errors of bf16, fp16 and e4m3 products, by order of addition
+
+    Kernels run on ptxemu, or on a GPU of the architecture. Exit code 1 if something is not as it
+    must be. The guide "My MMA result is wrong" walks through them.
+    """
+
+
+for command in (majorness, hazards, forms, precision):
+    lab.add_command(command)

@@ -1,0 +1,1 @@
+"""Vocabulary of the kernels: the only place that knows CuTe DSL internals. Never imports torch."""

@@ -1,0 +1,68 @@
+"""wgmma.mma_async through inline PTX, with the descriptors in hand; CuTe's own form hides them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Float32, Int64
+from cutlass._mlir.dialects import llvm
+
+_SWIZZLE_CODES = {"INTER": 0, "SW128": 1, "SW64": 2, "SW32": 3}
+
+
+def matrix_descriptor(address: Any, leading: int, stride: int, swizzle: str) -> Any:
+    """The 64 bits of a matrix descriptor (PTX ISA, "Matrix Descriptor Format").
+
+    Args:
+        address: shared memory address, a multiple of 16. leading, stride: LBO and SBO in bytes.
+        swizzle: "INTER", "SW32", "SW64" or "SW128".
+    """
+    fixed = (leading >> 4) << 16 | (stride >> 4) << 32 | _SWIZZLE_CODES[swizzle] << 62
+    if fixed >= 1 << 63:
+        fixed -= 1 << 64
+    return (Int64(address) & Int64(0x3FFFF)) >> Int64(4) | Int64(fixed)
+
+
+def mma_async(
+    opcode: str,
+    accumulators: Sequence[Any],
+    a: Any,
+    b: Any,
+    *,
+    accumulate: bool,
+    transposes: Sequence[int],
+) -> list[Any]:
+    """D = A B (+ D) for the warpgroup; returns D's registers, the MMA's until it is waited for.
+
+    Args:
+        opcode: "wgmma.mma_async.sync.aligned.m64n...".
+        accumulators: this thread's n / 2 fp32 of D.
+        a: a descriptor, or the thread's four 32-bit registers of A.
+        transposes: imm-trans-a (where A is in shared memory) and imm-trans-b; () where the type
+            has none.
+    """
+    from_registers = isinstance(a, list | tuple)
+    count = len(accumulators)
+    d = ", ".join(f"${i}" for i in range(count))
+    inputs = [*a, b] if from_registers else [a, b]
+    names = [f"${2 * count + i}" for i in range(len(inputs))]
+    left = "{" + ", ".join(names[:-1]) + "}" if from_registers else names[0]
+    immediates = "".join(f", {value}" for value in ("p", 1, 1, *transposes))
+    text = (
+        f"{{ .reg .pred p; setp.ne.b32 p, {int(accumulate)}, 0; "
+        f"{opcode} {{{d}}}, {left}, {names[-1]}{immediates}; }}"
+    )
+    # D's registers are outputs tied to inputs, so that they stay the same registers.
+    constraints = ["=f"] * count + [str(i) for i in range(count)]
+    constraints += ["r" if from_registers else "l"] * (len(inputs) - 1) + ["l"]
+    values = [Float32(value).ir_value() for value in accumulators]
+    values += [value.ir_value() for value in inputs]
+    result = llvm.inline_asm(
+        llvm.StructType.get_literal([Float32.mlir_type] * count),
+        values,
+        text,
+        ",".join(constraints),
+        has_side_effects=True,
+    )
+    return [Float32(llvm.extractvalue(Float32.mlir_type, result, [i])) for i in range(count)]

@@ -1,0 +1,1 @@
+"""The majorness study with tcgen05.mma."""

@@ -1,0 +1,1 @@
+"""The majorness study with wgmma."""

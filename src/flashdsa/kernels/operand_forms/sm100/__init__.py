@@ -1,0 +1,1 @@
+"""Operand forms of tcgen05.mma."""

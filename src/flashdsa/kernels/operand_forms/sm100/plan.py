@@ -1,0 +1,399 @@
+"""Plans of the operand-form kernels: tiles in shared memory, columns in TMEM, and the descriptors.
+
+All operands are bf16, accumulators fp32. A tile lies in shared memory as TMA writes it: boxes as
+wide as the swizzle span, one behind the other, each with all rows of the tile. The descriptors are
+derived from the tile, so a form is right only if they find again what the tile holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashdsa.errors import FlashDsaError
+
+SHAPES = 'PTX ISA, "tcgen05.mma", "Matrix Shape"'
+TRANSPOSES = 'PTX ISA, "tcgen05.mma", "Transpose and Negate operations"'
+DESCRIPTORS = 'PTX ISA, "Shared memory descriptor"'
+TMEM = 'PTX ISA, "Tensor Memory"'
+SHARED = 'PTX ISA, "tcgen05.mma", "Canonical layouts"'
+
+ELEMENT_BYTES = 2
+STEP_K = 16
+"""Columns of A that one instruction of .kind::f16 takes."""
+STEP_COLUMNS = 8
+"""TMEM columns of one K step of A: 16 bf16."""
+LANES = 128
+COLUMNS = 512
+SMEM_BYTES = 232_448
+WS_WIDTHS = (64, 128, 256)
+
+_SWIZZLE_CODES = {0: 0, 32: 6, 64: 4, 128: 2}
+_DATA_PATHS = {
+    (256, 2, False): "A",
+    (128, 2, False): "B",
+    (128, 1, False): "D",
+    (128, 1, True): "D",
+    (64, 1, True): "E",
+    (64, 1, False): "F",
+    (32, 1, True): "G",
+}
+_COLUMN_PARTS = {"B": 2, "E": 2, "G": 4}
+
+
+class OperandFormError(FlashDsaError, ValueError):
+    """A form that the instruction does not take: names the limit and the section of the ISA."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A matrix of bf16 in shared memory.
+
+    Attributes:
+        at: byte offset in the kernel's arena, a multiple of 1024.
+        swizzle: 32, 64 or 128 bytes.
+    """
+
+    name: str
+    at: int
+    rows: int
+    columns: int
+    swizzle: int
+
+    def __post_init__(self) -> None:
+        """Check what TMA and the swizzle need."""
+        if self.swizzle not in (32, 64, 128):
+            raise OperandFormError(
+                f"{self.name}: swizzle must be 32, 64 or 128 bytes; got {self.swizzle} ({SHARED})"
+            )
+        if self.at % 1024:
+            raise OperandFormError(
+                f"{self.name}: expected an offset that is a multiple of 1024; got {self.at} "
+                f"({SHARED})"
+            )
+        if self.columns % self.width:
+            raise OperandFormError(
+                f"{self.name}: {self.columns} columns are no multiple of the {self.width} that a "
+                f"{self.swizzle}-byte swizzle span holds ({SHARED})"
+            )
+
+    @property
+    def width(self) -> int:
+        """Columns of one box."""
+        return self.swizzle // ELEMENT_BYTES
+
+    @property
+    def box_bytes(self) -> int:
+        """From one box to the next."""
+        return self.rows * self.swizzle
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole tile."""
+        return self.rows * self.columns * ELEMENT_BYTES
+
+    def offset(self, row: int, column: int) -> int:
+        """Byte offset in the arena before swizzling."""
+        box, inside = divmod(column, self.width)
+        return self.at + box * self.box_bytes + row * self.swizzle + inside * ELEMENT_BYTES
+
+    def address(self, row: int, column: int) -> int:
+        """Byte offset in the arena of an element: bits 4 to 6 changed by bits 7 to 9."""
+        offset = self.offset(row, column)
+        return offset ^ (offset >> 3 & (self.swizzle - 16))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a tile as an operand: `k` columns of K, or rows of K where it is MN-major.
+
+    Attributes:
+        row, column: the first ones in the tile.
+    """
+
+    tile: Tile
+    k: int
+    row: int = 0
+    column: int = 0
+
+
+@dataclass(frozen=True)
+class SharedOperand:
+    """A or B of one CTA in shared memory: its K is that of the pieces, one after the other.
+
+    Attributes:
+        extent: rows of A or columns of B that this CTA holds.
+    """
+
+    major: str
+    extent: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def k(self) -> int:
+        """All of K."""
+        return sum(piece.k for piece in self.pieces)
+
+    def place(self, mn: int, k: int) -> tuple[Tile, int, int]:
+        """Tile, row and column of an element."""
+        for piece in self.pieces:
+            if k < piece.k:
+                row, column = (mn, k) if self.major == "K" else (k, mn)
+                return piece.tile, piece.row + row, piece.column + column
+            k -= piece.k
+        raise IndexError(f"k is beyond the operand's {self.k}")
+
+    def descriptors(self) -> tuple[int, ...]:
+        """One for each K step; the arena's address has to be added to their start address."""
+        found = []
+        for first in range(0, self.k, STEP_K):
+            tile, row, column = self.place(0, first)
+            start = tile.offset(row, column)
+            # K-major swizzled layouts have no leading dimension: the ISA ignores it, CUTLASS says 1
+            leading = 16 if self.major == "K" else tile.box_bytes
+            found.append(shared_descriptor(start, leading, 8 * tile.swizzle, tile.swizzle))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class TmemOperand:
+    """A in TMEM, two bf16 a cell.
+
+    Attributes:
+        distinct: every group of lanes that computes a part of N holds an A of its own.
+    """
+
+    column: int
+    k: int
+    distinct: bool = False
+
+
+def shared_descriptor(start: int, leading: int, stride: int, swizzle: int) -> int:
+    """The 64 bits of a shared memory descriptor; all in bytes."""
+    for name, value in (("start", start), ("leading", leading), ("stride", stride)):
+        if value % 16 or not 0 <= value < 1 << 18:
+            raise OperandFormError(
+                f"{name}: expected a multiple of 16 bytes below 2**18; got {value} ({DESCRIPTORS})"
+            )
+    fixed = 0b001 << 46
+    code = _SWIZZLE_CODES[swizzle] << 61
+    return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | fixed | code
+
+
+def instruction_descriptor(m: int, n: int, a_major: str, b_major: str) -> int:
+    """The 32 bits for bf16 operands and an fp32 accumulator."""
+    fp32, bf16 = 1, 1
+    majors = int(a_major == "MN") << 15 | int(b_major == "MN") << 16
+    return fp32 << 4 | bf16 << 7 | bf16 << 10 | majors | n >> 3 << 17 | m >> 4 << 24
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product D = A B, a chain of instructions along K.
+
+    Attributes:
+        m, n: of the instruction; with cta_group 2 both CTAs' together.
+        column: first TMEM column of D.
+    """
+
+    m: int
+    n: int
+    a: SharedOperand | TmemOperand
+    b: SharedOperand
+    column: int = 0
+    cta_group: int = 1
+    ws: bool = False
+
+    def __post_init__(self) -> None:
+        """Check what the instruction takes."""
+        problem = shape_problem(self.m, self.n, self.cta_group, self.ws)
+        if problem:
+            raise OperandFormError(problem)
+        self._check_operands()
+
+    def _check_operands(self) -> None:
+        if self.a.k != self.b.k or self.b.k % STEP_K:
+            raise OperandFormError(
+                f"K of A and B must be the same multiple of {STEP_K}; got {self.a.k} and "
+                f"{self.b.k} ({SHAPES})"
+            )
+        if self.b.extent * self.cta_group != self.n:
+            raise OperandFormError(
+                f"each of {self.cta_group} CTAs holds N / {self.cta_group} columns of B; got "
+                f"{self.b.extent} of N = {self.n} ({SHAPES})"
+            )
+        if isinstance(self.a, SharedOperand) and self.a.extent != self.rows:
+            raise OperandFormError(
+                f"each of {self.cta_group} CTAs holds M / {self.cta_group} rows of A; got "
+                f"{self.a.extent} of M = {self.m} ({SHAPES})"
+            )
+        if max(self.column + self.columns, self.a_columns.stop) > COLUMNS:
+            raise OperandFormError(f"D or A ends behind the {COLUMNS} columns of TMEM ({TMEM})")
+
+    @property
+    def k(self) -> int:
+        """Of the whole product."""
+        return self.b.k
+
+    @property
+    def rows(self) -> int:
+        """Rows of A and D in one CTA."""
+        return self.m // self.cta_group
+
+    @property
+    def data_path(self) -> str:
+        """The letter of the layout of D (PTX ISA, "Data Path Layout Organization")."""
+        return _DATA_PATHS[self.m, self.cta_group, self.ws]
+
+    @property
+    def parts(self) -> int:
+        """Groups of lanes that hold different columns of D."""
+        return _COLUMN_PARTS.get(self.data_path, 1)
+
+    @property
+    def columns(self) -> int:
+        """TMEM columns of D."""
+        return self.n // self.parts
+
+    @property
+    def a_columns(self) -> range:
+        """TMEM columns of A; empty where it is in shared memory."""
+        if isinstance(self.a, SharedOperand):
+            return range(0)
+        return range(self.a.column, self.a.column + self.a.k // 2)
+
+    @property
+    def a_in_tmem(self) -> bool:
+        """TS or SS."""
+        return isinstance(self.a, TmemOperand)
+
+    def cell(self, lane: int, column: int) -> tuple[int, int] | None:
+        """Row in this CTA and column of D in a cell of TMEM; None where there is no element."""
+        offset = column - self.column
+        if not 0 <= offset < self.columns:
+            return None
+        if self.data_path == "F":
+            row = 16 * (lane // 32) + lane % 32
+            return (row, offset) if lane % 32 < 16 else None
+        group = LANES // self.parts
+        return lane % group, lane // group * self.columns + offset
+
+    @property
+    def instruction(self) -> int:
+        """The instruction descriptor."""
+        a_major = self.a.major if isinstance(self.a, SharedOperand) else "K"
+        return instruction_descriptor(self.m, self.n, a_major, self.b.major)
+
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """For every instruction A (descriptor or TMEM column) and B (descriptor)."""
+        count = self.k // STEP_K
+        if isinstance(self.a, SharedOperand):
+            left = self.a.descriptors()
+        else:
+            left = tuple(self.a.column + STEP_COLUMNS * step for step in range(count))
+        return tuple(zip(left, self.b.descriptors(), strict=True))
+
+
+def shape_problem(m: int, n: int, cta_group: int, ws: bool) -> str | None:
+    """Why .kind::f16 has no M x N in this form; None where it has."""
+    form = f".kind::f16 with .cta_group::{cta_group}{' and .ws' if ws else ''}"
+    if ws and cta_group == 2:
+        return f".ws is invalid with .cta_group::2 ({SHAPES})"
+    allowed = (32, 64, 128) if ws else (128, 256) if cta_group == 2 else (64, 128)
+    if m not in allowed:
+        return f"{form} has M = {' or '.join(map(str, allowed))}; got {m} ({SHAPES})"
+    if ws:
+        wrong = n not in WS_WIDTHS
+        return f"{form} has N = 64, 128 or 256; got {n} ({SHAPES})" if wrong else None
+    step = 8 if m == 64 else 16
+    if n % step or not step <= n <= 256:
+        return f"{form} and M = {m} has N from {step} to 256 in steps of {step}; got {n} ({SHAPES})"
+    return None
+
+
+@dataclass(frozen=True)
+class FormPlan:
+    """One kernel: a product, and where its A comes from if that is TMEM.
+
+    Attributes:
+        route: "shared": A is in shared memory. "rows": each thread stores the row of its lane.
+            The others begin with D of `source`, rounded to bf16, as A:
+            "exchange": the two halves of the lanes exchange their halves of a row;
+            "transpose": through shared memory, then each thread stores the row of its lane;
+            "copy": through shared memory, then tcgen05.cp.
+        source: the product whose D becomes A.
+        scratch: byte offset in the arena of what the exchange or transpose needs.
+    """
+
+    product: Product
+    route: str = "shared"
+    source: Product | None = None
+    scratch: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit together."""
+        if self.product.a_in_tmem == (self.route == "shared"):
+            raise OperandFormError(f"route {self.route!r} does not fit the place of A")
+        if (self.source is None) != (self.route in ("shared", "rows")):
+            raise OperandFormError(f"route {self.route!r} does not fit the source of A")
+        if self.arena_bytes > SMEM_BYTES - 2048:
+            raise OperandFormError(
+                f"{self.arena_bytes} bytes of shared memory: a CTA has {SMEM_BYTES}"
+            )
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that work together."""
+        return self.product.cta_group
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """The source, if any, and the product."""
+        return (self.product,) if self.source is None else (self.source, self.product)
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """All tiles, in the order of their offsets."""
+        found = {
+            piece.tile
+            for product in self.products
+            for operand in (product.a, product.b)
+            if isinstance(operand, SharedOperand)
+            for piece in operand.pieces
+        }
+        return tuple(sorted(found, key=lambda tile: tile.at))
+
+    @property
+    def image_bytes(self) -> int:
+        """What is copied into the arena: all tiles."""
+        return max(tile.at + tile.bytes for tile in self.tiles)
+
+    @property
+    def arena_bytes(self) -> int:
+        """With the scratch of the exchange or transpose."""
+        if self.source is None:
+            return self.image_bytes
+        return max(self.image_bytes, self.scratch + LANES * (self.a_words + 1) * 4)
+
+    @property
+    def a_words(self) -> int:
+        """32-bit words of a row of A in TMEM."""
+        return len(self.product.a_columns)
+
+    @property
+    def a_rows(self) -> int:
+        """Rows of A in global memory that the threads of one CTA store to TMEM (route "rows")."""
+        a = self.product.a
+        if not isinstance(a, TmemOperand):
+            return 0
+        return self.product.rows * (self.product.parts if a.distinct else 1)
+
+    @property
+    def used_columns(self) -> int:
+        """TMEM columns behind the last one that is used."""
+        ends = [product.column + product.columns for product in self.products]
+        return max(*ends, *(product.a_columns.stop for product in self.products))
+
+    @property
+    def allocated_columns(self) -> int:
+        """A power of two from 32 on."""
+        return max(32, 1 << (self.used_columns - 1).bit_length())

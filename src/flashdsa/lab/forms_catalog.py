@@ -1,0 +1,322 @@
+"""The operand forms of the Blackwell backward: those of the recommended plan, then the seeds'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.kernels.operand_forms.sm100.plan import (
+    FormPlan,
+    Piece,
+    Product,
+    SharedOperand,
+    Tile,
+    TmemOperand,
+)
+
+PLAN, SEED = "plan", "seed"
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class OperandForm:
+    """A form that somebody wants to use.
+
+    Attributes:
+        name: on the command line.
+        users: "plan" or "seed", and for which product.
+    """
+
+    name: str
+    title: str
+    users: str
+    plan: FormPlan
+
+    @property
+    def is_of_plan(self) -> bool:
+        """Whether the recommended plan uses it."""
+        return self.users.startswith(PLAN)
+
+
+def _k_major(*pieces: Piece, extent: int) -> SharedOperand:
+    return SharedOperand("K", extent, pieces)
+
+
+def _mn_major(*pieces: Piece, extent: int) -> SharedOperand:
+    return SharedOperand("MN", extent, pieces)
+
+
+@cache
+def catalog() -> tuple[OperandForm, ...]:
+    """All of them, in the order of the table."""
+    return (*_of_plan(), *_pairs(), *_weight_stationary(), *_ways_into_tmem())
+
+
+def form_named(name: str) -> OperandForm:
+    """One form.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    for form in catalog():
+        if form.name == name:
+            return form
+    raise ValueError(f"form: expected one of {', '.join(f.name for f in catalog())}; got {name!r}")
+
+
+def _of_plan() -> tuple[OperandForm, ...]:
+    q, q_rope = Tile("q", 0, 128, 64, 128), Tile("q_rope", 16 * KIB, 128, 64, 128)
+    kv, kv_rope = Tile("kv", 32 * KIB, 32, 64, 128), Tile("kv_rope", 36 * KIB, 32, 32, 64)
+    scores = Product(
+        128,
+        32,
+        _k_major(Piece(q, 64), extent=128),
+        _k_major(Piece(Tile("kv", 16 * KIB, 32, 64, 128), 64), extent=32),
+    )
+    scores_rope = Product(
+        128,
+        32,
+        _k_major(Piece(q, 64), Piece(q_rope, 32, column=32), extent=128),
+        _k_major(Piece(kv, 64), Piece(kv_rope, 32), extent=32),
+    )
+    keys = Tile("kv", 0, 32, 64, 128)
+    grads = Product(128, 32, TmemOperand(32, 64), _k_major(Piece(keys, 64), extent=32))
+    wide = Tile("kv", 0, 32, 256, 128)
+    query = Product(128, 256, TmemOperand(256, 32), _mn_major(Piece(wide, 32), extent=256))
+    narrow = Tile("kv_rope", 0, 32, 32, 64)
+    rope = Product(128, 32, TmemOperand(32, 32), _mn_major(Piece(narrow, 32), extent=32))
+    do, s = Tile("dO", 0, 128, 128, 128), Tile("s", 32 * KIB, 128, 32, 64)
+    dkv = Product(
+        128,
+        32,
+        _mn_major(Piece(do, 128), extent=128),
+        _mn_major(Piece(s, 128), extent=32),
+    )
+    q64, ds = Tile("q_rope", 0, 128, 64, 128), Tile("ds", 16 * KIB, 128, 32, 64)
+    dkv_rope = Product(
+        64,
+        32,
+        _mn_major(Piece(q64, 128), extent=64),
+        _mn_major(Piece(ds, 128), extent=32),
+    )
+    return (
+        OperandForm(
+            "ss-m128-n32",
+            "SS M=128 N=32, K-major SW128",
+            "plan: P = Q K^T",
+            FormPlan(scores),
+        ),
+        OperandForm(
+            "ss-m128-n32-tail",
+            "SS M=128 N=32, last K steps: half of A's SW128 atom, B SW64",
+            "plan: P, RoPE dims of one CTA",
+            FormPlan(scores_rope),
+        ),
+        OperandForm(
+            "ts-m128-n32",
+            "TS M=128 N=32, A stored with thread = row; B K-major",
+            "plan: dP = dO V^T",
+            FormPlan(grads, "rows"),
+        ),
+        OperandForm(
+            "ts-m128-n256-mn128",
+            "TS M=128 N=256, A stored with thread = row; B MN-major SW128",
+            "plan: dQ = dS K",
+            FormPlan(query, "rows"),
+        ),
+        OperandForm(
+            "ts-m128-n32-mn64",
+            "TS M=128 N=32, A stored with thread = row; B MN-major SW64",
+            "plan: dQ_rope = dS K",
+            FormPlan(rope, "rows"),
+        ),
+        OperandForm(
+            "ss-m128-n32-amn",
+            "SS M=128 N=32, A MN-major SW128, B MN-major SW64",
+            "plan: dKV = S^T dO",
+            FormPlan(dkv),
+        ),
+        OperandForm(
+            "ss-m64-n32-amn",
+            "SS M=64 N=32, A MN-major SW128, B MN-major SW64",
+            "plan: dKV_rope = dS^T Q",
+            FormPlan(dkv_rope),
+        ),
+    )
+
+
+def _pairs() -> tuple[OperandForm, ...]:
+    """cta_group::2: each CTA has 64 heads and 16 keys, or all 32 keys of its dims."""
+    q, kv = Tile("q", 0, 64, 64, 128), Tile("kv", 8 * KIB, 16, 64, 128)
+    scores = Product(
+        128,
+        32,
+        _k_major(Piece(q, 64), extent=64),
+        _k_major(Piece(kv, 64), extent=16),
+        cta_group=2,
+    )
+    # the seeds' buffer of nine 64-wide chunks: keys 0-15 in chunks 0-3, keys 16-31 in chunks 5-8,
+    # and the halves of chunk 4 for the last 32 dims
+    buffer = Tile("kv", 0, 16, 576, 128)
+    query = Product(
+        128,
+        256,
+        TmemOperand(128, 32),
+        _mn_major(Piece(buffer, 16), Piece(buffer, 16, column=320), extent=128),
+        cta_group=2,
+    )
+    rope = Product(
+        128,
+        64,
+        TmemOperand(32, 32),
+        _mn_major(Piece(buffer, 16, column=256), Piece(buffer, 16, column=288), extent=32),
+        cta_group=2,
+    )
+    return (
+        OperandForm(
+            "pair-ss-m128-n32",
+            "2-CTA SS M=128 N=32, K-major",
+            "seed: P = Q K^T",
+            FormPlan(scores),
+        ),
+        OperandForm(
+            "pair-ts-m128-n256",
+            "2-CTA TS M=128 N=128+128, A twice over lane halves; B MN-major SW128",
+            "seed: dQ = dS K",
+            FormPlan(query, "rows"),
+        ),
+        OperandForm(
+            "pair-ts-m128-n64-half",
+            "2-CTA TS M=128 N=32+32, B MN-major: half of an SW128 atom",
+            "seed: dQ_rope = dS K",
+            FormPlan(rope, "rows"),
+        ),
+    )
+
+
+def _weight_stationary() -> tuple[OperandForm, ...]:
+    """.ws with 32 keys or 64 heads on M, and M = 64 without it."""
+    st32, st64 = Tile("s_t", 0, 32, 64, 128), Tile("s_t", 0, 64, 64, 128)
+    do = Tile("dO", 8 * KIB, 64, 256, 128)
+    wide = _mn_major(Piece(do, 64), extent=256)
+    do_first, q_first = Tile("dO", 0, 64, 256, 128), Tile("q_rope", 0, 64, 64, 128)
+    keys = Tile("kv", 0, 128, 64, 128)
+    q, kv = Tile("q", 0, 64, 64, 128), Tile("kv", 8 * KIB, 32, 64, 128)
+    ss32 = Product(32, 256, _k_major(Piece(st32, 64), extent=32), wide, ws=True)
+    ss64 = Product(64, 256, _k_major(Piece(st64, 64), extent=64), wide, ws=True)
+    ts_b = _mn_major(Piece(do_first, 64), extent=256)
+    ts32 = Product(32, 256, TmemOperand(64, 64), ts_b, ws=True)
+    narrow = _mn_major(Piece(q_first, 64), extent=64)
+    ts32_narrow = Product(32, 64, TmemOperand(32, 64), narrow, ws=True)
+    ts64 = Product(64, 256, TmemOperand(128, 64), ts_b, ws=True)
+    two = _k_major(Piece(keys, 64), extent=128)
+    pair = Product(64, 128, TmemOperand(64, 64, distinct=True), two, ws=True)
+    plain = Product(64, 32, _k_major(Piece(q, 64), extent=64), _k_major(Piece(kv, 64), extent=32))
+    kv_first = Tile("kv", 0, 32, 64, 128)
+    plain_ts = Product(64, 32, TmemOperand(32, 64), _k_major(Piece(kv_first, 64), extent=32))
+    return (
+        OperandForm(
+            "ws-ss-m32-n256",
+            ".ws SS M=32 N=256, A K-major, B MN-major",
+            "seed: dKV = S^T dO",
+            FormPlan(ss32),
+        ),
+        OperandForm(
+            "ws-ss-m64-n256",
+            ".ws SS M=64 N=256, A K-major, B MN-major",
+            "seed: dKV, 64 keys",
+            FormPlan(ss64),
+        ),
+        OperandForm(
+            "ws-ts-m32-n256",
+            ".ws TS M=32 N=256, A in all four lane groups; B MN-major",
+            "seed: dKV = S^T dO",
+            FormPlan(ts32, "rows"),
+        ),
+        OperandForm(
+            "ws-ts-m32-n64",
+            ".ws TS M=32 N=64, A in all four lane groups; B MN-major",
+            "seed: dKV_rope = dS^T Q",
+            FormPlan(ts32_narrow, "rows"),
+        ),
+        OperandForm(
+            "ws-ts-m64-n256",
+            ".ws TS M=64 N=256, A in both lane halves; B MN-major",
+            "seed: dQ of one CTA",
+            FormPlan(ts64, "rows"),
+        ),
+        OperandForm(
+            "ws-ts-m64-two-a",
+            ".ws TS M=64 N=128, two different A: an implicit pair; B K-major",
+            "seed: FlashMLA's way",
+            FormPlan(pair, "rows"),
+        ),
+        OperandForm(
+            "ss-m64-n32",
+            "SS M=64 N=32 without .ws, K-major",
+            "seed: P of one CTA",
+            FormPlan(plain),
+        ),
+        OperandForm(
+            "ts-m64-n32",
+            "TS M=64 N=32 without .ws, B K-major",
+            "seed: dP of one CTA",
+            FormPlan(plain_ts, "rows"),
+        ),
+    )
+
+
+def _ways_into_tmem() -> tuple[OperandForm, ...]:
+    """A is the D of another product: exchanged between lane halves, or transposed."""
+    q, own = Tile("q", 0, 64, 64, 128), Tile("kv_own", 8 * KIB, 16, 64, 128)
+    buffer = Tile("kv", 10 * KIB, 16, 576, 128)
+    scores = Product(
+        128,
+        32,
+        _k_major(Piece(q, 64), extent=64),
+        _k_major(Piece(own, 64), extent=16),
+        column=144,
+        cta_group=2,
+    )
+    query = Product(
+        128,
+        256,
+        TmemOperand(128, 32),
+        _mn_major(Piece(buffer, 16), Piece(buffer, 16, column=320), extent=128),
+        cta_group=2,
+    )
+    kv, do = Tile("kv", 8 * KIB, 32, 64, 128), Tile("dO", 12 * KIB, 64, 256, 128)
+    per_cta = Product(
+        64,
+        32,
+        _k_major(Piece(q, 64), extent=64),
+        _k_major(Piece(kv, 64), extent=32),
+        column=96,
+    )
+    dkv = Product(
+        32,
+        256,
+        TmemOperand(64, 64),
+        _mn_major(Piece(do, 64), extent=256),
+        ws=True,
+    )
+    return (
+        OperandForm(
+            "pair-ts-exchange",
+            "2-CTA TS M=128, A = D of a product after an exchange of lane halves",
+            "seed: P -> S -> dQ",
+            FormPlan(query, "exchange", scores, 28 * KIB),
+        ),
+        OperandForm(
+            "ws-ts-transpose-st",
+            ".ws TS M=32, A = D^T through shared memory, tcgen05.st",
+            "seed: P -> S^T -> dKV",
+            FormPlan(dkv, "transpose", per_cta, 44 * KIB),
+        ),
+        OperandForm(
+            "ws-ts-transpose-cp",
+            ".ws TS M=32, A = D^T through shared memory, tcgen05.cp.warpx4",
+            "seed: P -> S^T -> dKV",
+            FormPlan(dkv, "copy", per_cta, 44 * KIB),
+        ),
+    )
