@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers test-slow lint fmt bench mutate docs constraints clean
+.PHONY: help setup demo kernels test test-gpu test-peers test-slow lint fmt bench mutate docs constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -38,6 +38,12 @@ lint: $(READY)  ## Format, lint, types, import rules, spelling
 fmt: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+kernels: $(READY)  ## Compile the GPU kernels into src/flashdsa/_kernels/ (a minute; needs gcc)
+	$(BIN)/python tools/build_kernels.py
+
+test-gpu: $(READY)  ## The tests that need a GPU, here on one
+	$(BIN)/python -m pytest -m gpu
 
 bench: $(READY)  ## Measure the CPU backend; writes JSON and a chart under benchmarks/results/
 	$(BIN)/flashdsa bench all

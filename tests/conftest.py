@@ -31,8 +31,11 @@ def _device_of(backend: str) -> str:
 
 
 def _backends() -> list[Any]:
-    """Every backend with an implementation; one whose device is missing is skipped and says so."""
-    names = {implementation.backend: None for implementation in registry.implementations()}
+    """Every backend with an implementation; one whose device is missing is skipped and says so.
+
+    Emulated kernels are slow: they have tests of their own.
+    """
+    names = {i.backend: None for i in registry.implementations() if i.automatic}
     missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     return [
         pytest.param(name, marks=[pytest.mark.gpu, missing] if _device_of(name) == "cuda" else [])

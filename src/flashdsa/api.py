@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.registry import Implementation
+from flashdsa.backends.registry import resolve_backend
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.ops import attention, indexer
 from flashdsa.ops.checks import (
+    capability,
     drop_kv_head,
     require_optional_tensors,
     require_positive,
@@ -231,39 +232,42 @@ def dsa_topk_indexer_launch(
     Negative lengths count as 0, a too narrow table clamps the length, tokens of a page outside
     the cache are never emitted, and nothing outside the buffers is touched.
     """
-    launch = _indexer_launcher(q_index_fp8.device.type, q_index_fp8.shape[1], topk_indices.shape[1])
-    launch(
-        q_index_fp8,
-        k_index_cache_fp8,
-        weights,
-        seq_lens,
-        block_table,
-        topk_indices,
-        sorted=False,
-        check=False,
-    )
+    launch = _indexer_launcher(q_index_fp8.get_device(), q_index_fp8.size(1), topk_indices.size(1))
+    launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
 
 
-def _indexers(backend: str) -> list[Implementation]:
-    """The indexer's implementations on a backend, or all with "auto"."""
-    return [
-        implementation
+def _device_of_indexers(backend: str) -> str:
+    """Where a backend's indexer takes its tensors; with "auto" this machine's GPU if one serves."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    here = capability(torch.device("cuda", torch.cuda.current_device()))
+    backend = resolve_backend(backend)
+    on_gpu = any(
+        "cuda" in implementation.features.devices
+        and (backend != "auto" or implementation.features.capability == here)
         for implementation in registry.implementations(Operation.DSA_TOPK_INDEXER)
         if backend in ("auto", implementation.backend)
-    ]
+    )
+    return "cuda" if on_gpu else "cpu"
 
 
 @lru_cache
-def _indexer_launcher(device: str, num_heads: int, topk: int) -> Any:
+def _indexer_launcher(gpu: int, num_heads: int, topk: int) -> Any:
+    """Serves unchecked calls on a GPU, or with -1 on the CPU."""
+    device = torch.device("cuda", gpu) if gpu >= 0 else torch.device("cpu")
     problem = Problem(
         Operation.DSA_TOPK_INDEXER,
-        device,
+        device.type,
         "float8_e4m3fn",
         num_heads=num_heads,
         d_qk=INDEX_HEAD_DIM,
         topk=topk,
+        capability=capability(device),
     )
-    return registry.select(problem).load()
+    chosen = registry.select(problem)
+    if chosen.launcher:
+        return chosen.load_launcher()(device, num_heads, topk).launch
+    return partial(chosen.load(), sorted=False, check=False)
 
 
 def compile_kernel(
@@ -271,7 +275,7 @@ def compile_kernel(
 ) -> None:
     """Build and warm up `dsa_topk_indexer` for these sizes, so that the first call is not slow.
 
-    Runs the operation once on one page of zeros; backends that compile do so then.
+    Runs the operation on one page of zeros, in either order; backends that compile do so then.
 
     Args:
         num_heads: indexer heads H, 64 in the model.
@@ -280,19 +284,19 @@ def compile_kernel(
     """
     require_positive("num_heads", num_heads)
     require_positive("topk", topk)
-    on_gpu = any("cuda" in i.features.devices for i in _indexers(backend))
-    device = "cuda" if on_gpu and torch.cuda.is_available() else "cpu"
+    device = _device_of_indexers(backend)
     page = torch.zeros(1, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
-    dsa_topk_indexer(
-        torch.zeros(1, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
-        page.to(device),
-        torch.zeros(1, num_heads, device=device),
-        torch.full((1,), PAGE_SIZE, dtype=torch.int32, device=device),
-        torch.zeros(1, 1, dtype=torch.int32, device=device),
-        torch.empty(1, topk, dtype=torch.int32, device=device),
-        sorted=True,
-        backend=backend,
-    )
+    for by_score in (False, True):
+        dsa_topk_indexer(
+            torch.zeros(1, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
+            page.to(device),
+            torch.zeros(1, num_heads, device=device),
+            torch.full((1,), PAGE_SIZE, dtype=torch.int32, device=device),
+            torch.zeros(1, 1, dtype=torch.int32, device=device),
+            torch.empty(1, topk, dtype=torch.int32, device=device),
+            sorted=by_score,
+            backend=backend,
+        )
 
 
 def indexer_logits(

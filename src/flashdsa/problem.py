@@ -57,3 +57,5 @@ class Problem:
     topk_length: bool = False
     deterministic: bool = False
     sorted: bool = False
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability of the tensors' GPU; None on the CPU."""

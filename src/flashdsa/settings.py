@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 
 from flashdsa.errors import ArgumentValueError
 
@@ -15,7 +16,7 @@ _FALSE = ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for. `from_environment` reads it; nothing is cached."""
+    """What the environment asks for. `from_environment` reads it."""
 
     backend: str = field(
         default="auto",
@@ -34,20 +35,12 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """The settings of this process's environment.
+        """The settings of this process's environment, read again at each call.
 
         Raises:
             ArgumentValueError: a variable holds a value that it does not take.
         """
-        backend = os.environ.get("FLASHDSA_BACKEND", "auto") or "auto"
-        if backend not in BACKENDS:
-            raise ArgumentValueError(
-                f"FLASHDSA_BACKEND: expected one of {', '.join(BACKENDS)}; got {backend!r}"
-            )
-        check = os.environ.get("FLASHDSA_CHECK", "").lower()
-        if check not in _TRUE + _FALSE:
-            raise ArgumentValueError(f"FLASHDSA_CHECK: expected 0 or 1; got {check!r}")
-        return cls(backend=backend, check=check in _TRUE)
+        return _parse(environment_backend(), os.environ.get("FLASHDSA_CHECK", ""))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(variable, value in force, help) of every setting, for `flashdsa info`."""
@@ -55,6 +48,29 @@ class Settings:
             (f.metadata["variable"], _as_written(getattr(self, f.name)), f.metadata["help"])
             for f in fields(self)
         ]
+
+
+def environment_backend() -> str:
+    """FLASHDSA_BACKEND as it is, for those who keep what follows from it."""
+    return os.environ.get("FLASHDSA_BACKEND", "")
+
+
+def checks_values() -> bool:
+    """`Settings.from_environment().check`, fast where the variable is not set."""
+    return os.environ.get("FLASHDSA_CHECK") is not None and Settings.from_environment().check
+
+
+@lru_cache
+def _parse(backend: str, check: str) -> Settings:
+    backend = backend or "auto"
+    if backend not in BACKENDS:
+        raise ArgumentValueError(
+            f"FLASHDSA_BACKEND: expected one of {', '.join(BACKENDS)}; got {backend!r}"
+        )
+    check = check.lower()
+    if check not in _TRUE + _FALSE:
+        raise ArgumentValueError(f"FLASHDSA_CHECK: expected 0 or 1; got {check!r}")
+    return Settings(backend=backend, check=check in _TRUE)
 
 
 def _as_written(value: object) -> str:

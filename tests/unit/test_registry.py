@@ -126,3 +126,23 @@ def test_catalog_serves_every_operation_on_the_cpu_from_code_that_exists() -> No
         (implementation,) = [i for i in catalog.implementations(operation) if i.backend == "cpu"]
         assert callable(implementation.load())
     assert {i.backend for i in catalog.implementations()} <= set(BACKENDS)
+
+
+def test_a_gpu_of_another_architecture_is_a_reason(registry: Registry) -> None:
+    hopper = dataclasses.replace(SM90, capability=(9, 0))
+    registry.register(Implementation(Operation.TOPK_INDICES, "sm90", "math:exp", hopper))
+    problem = dataclasses.replace(PROBLEM, operation=Operation.TOPK_INDICES, capability=(8, 0))
+    with pytest.raises(
+        NotImplementedError, match=r"'auto' cannot .* sm90: compute capability: needs 8.0, has 9.0"
+    ):
+        registry.select(problem)
+    assert registry.select(dataclasses.replace(problem, capability=(9, 0))).backend == "sm90"
+
+
+def test_auto_never_takes_an_emulator(registry: Registry) -> None:
+    slow = Implementation(
+        Operation.MLA_BWD, "emulate-sm90", "math:sin", SM90, priority=9, automatic=False
+    )
+    registry.register(slow)
+    assert registry.select(PROBLEM).entry == "math:log"
+    assert registry.select(PROBLEM, "emulate-sm90") is slow

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import flashdsa
+from flashdsa.errors import UnsupportedError
 from flashdsa.verify.check import OPERATIONS, run_checks
 
 FAST = ["topk_indices", "quantize_index_k", "read_index_k_cache"]
@@ -59,3 +60,19 @@ def test_the_seed_decides_the_inputs():
 def test_an_unknown_operation_is_an_error_that_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"no sparse_mlaa; expected some of sparse_mla_fwd"):
         run_checks("cpu", ["sparse_mlaa"])
+
+
+def test_cases_that_a_kernel_backend_does_not_take_are_left_out_with_a_warning(monkeypatch, caplog):
+    select = flashdsa.topk_indices
+
+    def only_plain(*args, sorted=False, **options):
+        if sorted:
+            raise UnsupportedError("topk_indices: sorted: needed, not there")
+        return select(*args, sorted=sorted, backend="cpu")
+
+    monkeypatch.setattr(flashdsa, "topk_indices", only_plain, raising=False)
+    rows = run_checks("emulate-sm90", ["topk_indices"])
+    assert rows and all(row.passed and "sorted" not in row.case for row in rows)
+    assert "not checked: topk_indices, ties and NaN, sorted" in caplog.text
+    with pytest.raises(UnsupportedError):
+        run_checks("emulate-sm90", ["mla_bwd"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flashdsa.backends.features import Features, OneOf
+from dataclasses import replace
+
+from flashdsa.backends.features import ANY, Features, OneOf
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.problem import INDEX_HEAD_DIM, Operation
 
@@ -41,10 +43,68 @@ _CPU = {
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
 }
 
+_SM90_INDEXER = Features(
+    devices=("cuda",),
+    dtypes=("float8_e4m3fn",),
+    num_heads=OneOf((16, 32, 64)),
+    d_qk=OneOf((INDEX_HEAD_DIM,)),
+    topk=OneOf((512, 1024, 2048)),
+    deterministic=True,
+    sorted=True,
+    capability=(9, 0),
+)
+_EMULATED_SM90_INDEXER = replace(_SM90_INDEXER, devices=("cpu",), capability=None)
+
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
 for _operation, (_entry, _features) in _CPU.items():
     registry.register(
         Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_entry}", _features)
+    )
+registry.register(
+    Implementation(
+        Operation.DSA_TOPK_INDEXER,
+        "sm90",
+        "flashdsa.backends.sm90.indexer:topk_indexer",
+        _SM90_INDEXER,
+        launcher="flashdsa.backends.sm90.indexer:prepare",
+    )
+)
+registry.register(
+    Implementation(
+        Operation.DSA_TOPK_INDEXER,
+        "emulate-sm90",
+        "flashdsa.verify.emulated_indexer:topk_indexer",
+        _EMULATED_SM90_INDEXER,
+        automatic=False,
+    )
+)
+
+_SM90_SCORES = replace(_CPU_SCORES, topk=_SM90_INDEXER.topk)
+_SM90_PARTS = {
+    Operation.INDEXER_LOGITS: ("logits:logits", replace(_SM90_INDEXER, topk=ANY)),
+    Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),
+    Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
+    Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
+    Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
+    Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
+}
+for _operation, (_entry, _features) in _SM90_PARTS.items():
+    registry.register(
+        Implementation(
+            _operation,
+            "sm90",
+            f"flashdsa.backends.sm90.{_entry}",
+            replace(_features, devices=("cuda",), capability=(9, 0)),
+        )
+    )
+    registry.register(
+        Implementation(
+            _operation,
+            "emulate-sm90",
+            f"flashdsa.verify.emulated_parts:{_entry.partition(':')[2]}",
+            replace(_features, devices=("cpu",), capability=None),
+            automatic=False,
+        )
     )

@@ -86,6 +86,8 @@ class Features:
     topk_length: bool = False
     deterministic: bool = False
     sorted: bool = False
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability that the kernels are built for; None: no matter."""
 
     def missing(self, problem: Problem) -> Iterator[Reason]:
         """Each feature that `problem` needs and this set lacks."""
@@ -95,6 +97,9 @@ class Features:
         ):
             if wanted not in choices:
                 yield Reason(name, " or ".join(choices), wanted)
+        here, wanted_here = _dotted(problem.capability), _dotted(self.capability)
+        if here and wanted_here and here != wanted_here:
+            yield Reason("compute capability", wanted_here, here)
         for name in ("num_heads", "d_qk", "d_v", "topk"):
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
@@ -103,3 +108,8 @@ class Features:
         for name in ("attn_sink", "topk_length", "deterministic", "sorted"):
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    """ "9.0" for (9, 0)."""
+    return "" if capability is None else f"{capability[0]}.{capability[1]}"

@@ -23,7 +23,11 @@ class Implementation:
 
     `entry` is "module:function"; the module is imported at the first call, so that listing the
     table never imports a compiler. Of the implementations that can serve, `auto` takes the one
-    with the highest `priority`.
+    with the highest `priority`, never one that is not `automatic`.
+
+    `launcher`, where there is one, is "module:function" that prepares calls of fixed sizes on
+    one device: its result has `launch`, which takes the operation's tensors unchecked, and
+    `checked`, which takes them and whether to check their values.
     """
 
     operation: Operation
@@ -31,6 +35,8 @@ class Implementation:
     entry: str
     features: Features
     priority: int = 0
+    automatic: bool = True
+    launcher: str = ""
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
@@ -39,6 +45,10 @@ class Implementation:
     def load(self) -> Callable[..., Any]:
         """The function that serves the operation."""
         return _load(self.entry)
+
+    def load_launcher(self) -> Callable[..., Any]:
+        """The function that prepares calls of fixed sizes; `launcher` names it."""
+        return _load(self.launcher)
 
 
 @cache
@@ -84,7 +94,7 @@ class Registry:
         if backend != "auto":
             named = [i for i in candidates if i.backend == backend]
             return self._best(named, problem, f"backend {backend!r}")
-        chosen = self._best(candidates, problem, "no backend")
+        chosen = self._best([i for i in candidates if i.automatic], problem, "backend 'auto'")
         self._announce(chosen, problem)
         return chosen
 
@@ -110,7 +120,9 @@ class Registry:
         if key in self._announced:
             return
         self._announced.add(key)
-        others = [i for i in self.implementations(problem.operation) if i is not chosen]
+        others = [
+            i for i in self.implementations(problem.operation) if i.automatic and i is not chosen
+        ]
         passed_over = "; ".join(
             f"{i.backend} passed over ({reasons[0] if reasons else 'lower priority'})"
             for i in others

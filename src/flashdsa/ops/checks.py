@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@lru_cache
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """CUDA compute capability of a GPU; None for the CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def require_tensor(name: str, value: object) -> None:
     """`value` is a torch.Tensor."""
     if not isinstance(value, Tensor):
@@ -27,7 +34,8 @@ def require_tensor(name: str, value: object) -> None:
 def require_tensors(**values: object) -> None:
     """Every value is a torch.Tensor."""
     for name, value in values.items():
-        require_tensor(name, value)
+        if not isinstance(value, Tensor):
+            require_tensor(name, value)
 
 
 def require_optional_tensors(**values: object) -> None:

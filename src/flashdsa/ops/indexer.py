@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
-from flashdsa.ops.checks import require_positive
+from flashdsa.ops.checks import capability, require_positive
 from flashdsa.ops.indexer_checks import (
     check_topk_out,
     indexer_problem,
@@ -16,7 +20,8 @@ from flashdsa.ops.indexer_checks import (
     slots_problem,
     write_problem,
 )
-from flashdsa.problem import INDEX_HEAD_DIM, Operation
+from flashdsa.problem import INDEX_HEAD_DIM, Operation, Problem
+from flashdsa.settings import environment_backend
 
 _INDEXER_ARGS = (
     "Tensor q_index_fp8, Tensor k_index_cache_fp8, Tensor weights, Tensor seq_lens, "
@@ -24,14 +29,20 @@ _INDEXER_ARGS = (
 )
 
 
-@torch.library.custom_op(
-    "flashdsa::dsa_topk_indexer",
-    mutates_args=("topk_indices",),
-    schema=(
-        f"({_INDEXER_ARGS}, Tensor(a!) topk_indices, bool sorted, bool check, str backend) -> ()"
-    ),
+# NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
+_library = torch.library.Library("flashdsa", "FRAGMENT")
+_library.define(
+    f"dsa_topk_indexer({_INDEXER_ARGS}, Tensor(a!) topk_indices, bool sorted, bool check, "
+    "str backend) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
-def dsa_topk_indexer(
+_MOST_LAYOUTS = 4096
+_checked: dict[tuple[Any, ...], Callable[..., None]] = {}
+"""What serves a call of tensors without gaps, by what the checks have seen of them. It takes the
+tensors and `check`."""
+
+
+def _dsa_topk_indexer(
     q_index_fp8: Tensor,
     k_index_cache_fp8: Tensor,
     weights: Tensor,
@@ -43,32 +54,49 @@ def dsa_topk_indexer(
     backend: str,
 ) -> None:
     """Writes `topk_indices`; `check` asks for errors on bad lengths and page ids."""
+    tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    seen = (
+        sorted,
+        environment_backend() if backend == "auto" else backend,
+        k_index_cache_fp8.storage_offset() % 4,
+        *[(x.shape, x.dtype, x.device) for x in tensors],
+    )
+    dense = all([x.is_contiguous() for x in tensors])
+    run = _checked.get(seen) if dense else None
+    if run is None:
+        run = _check_and_select(tensors, sorted, dense, backend)
+        if dense:
+            if len(_checked) >= _MOST_LAYOUTS:
+                _checked.clear()
+            _checked[seen] = run
+    run(*tensors, check)
+    torch.autograd.graph.increment_version(topk_indices)
+
+
+def _check_and_select(
+    tensors: tuple[Tensor, ...], sorted: bool, dense: bool, backend: str
+) -> Callable[..., None]:
+    """What serves the call, after the checks; it takes the tensors and `check`."""
+    q_index_fp8, topk_indices = tensors[0], tensors[5]
     check_topk_out(topk_indices, q_index_fp8)
-    problem = indexer_problem(
-        Operation.DSA_TOPK_INDEXER,
-        q_index_fp8,
-        k_index_cache_fp8,
-        weights,
-        seq_lens,
-        block_table,
-        topk=topk_indices.shape[1],
-        sorted=sorted,
-    )
-    run = registry.select(problem, backend).load()
-    run(
-        q_index_fp8,
-        k_index_cache_fp8,
-        weights,
-        seq_lens,
-        block_table,
-        topk_indices,
-        sorted=sorted,
-        check=check,
-    )
+    num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
+    problem = indexer_problem(Operation.DSA_TOPK_INDEXER, *tensors[:5], topk=topk, sorted=sorted)
+    problem = replace(problem, capability=capability(q_index_fp8.device))
+    chosen = registry.select(problem, backend)
+    if dense and chosen.launcher:
+        prepared = chosen.load_launcher()(q_index_fp8.device, num_heads, topk, sorted)
+        checked: Callable[..., None] = prepared.checked
+        return checked
+    serve = chosen.load()
+    return lambda *arguments: serve(*arguments[:-1], sorted=sorted, check=arguments[-1])
 
 
-@dsa_topk_indexer.register_fake
-def _(
+for _key in ("CPU", "CUDA"):
+    _library.impl("dsa_topk_indexer", _dsa_topk_indexer, _key)
+dsa_topk_indexer = torch.ops.flashdsa.dsa_topk_indexer.default
+
+
+def _fake_dsa_topk_indexer(
     q_index_fp8: Tensor,
     k_index_cache_fp8: Tensor,
     weights: Tensor,
@@ -83,6 +111,15 @@ def _(
     indexer_problem(
         Operation.DSA_TOPK_INDEXER, q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
     )
+
+
+torch.library.register_fake("flashdsa::dsa_topk_indexer", _fake_dsa_topk_indexer)
+
+
+def _serving(problem: Problem, device: torch.device, backend: str) -> Callable[..., Any]:
+    """What serves the problem on the device."""
+    problem = replace(problem, capability=capability(device))
+    return registry.select(problem, backend).load()
 
 
 @torch.library.custom_op(
@@ -104,7 +141,7 @@ def indexer_logits(
     problem = indexer_problem(
         Operation.INDEXER_LOGITS, q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
     )
-    run = registry.select(problem, backend).load()
+    run = _serving(problem, q_index_fp8.device, backend)
     scores: Tensor = run(
         q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, max_len=max_len
     )
@@ -136,7 +173,7 @@ def _(
 def topk_indices(scores: Tensor, lengths: Tensor, topk: int, sorted: bool, backend: str) -> Tensor:
     """Positions (B, topk) int32 of the best scores, -1 beyond."""
     problem = scores_problem(scores, lengths, topk, sorted)
-    run = registry.select(problem, backend).load()
+    run = _serving(problem, scores.device, backend)
     positions: Tensor = run(scores, lengths, topk=topk, sorted=sorted)
     return positions
 
@@ -154,7 +191,7 @@ def _(scores: Tensor, lengths: Tensor, topk: int, sorted: bool, backend: str) ->
 )
 def quantize_index_k(k: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """e4m3 keys (T, 128) and scales (T,) fp32."""
-    run = registry.select(key_problem(Operation.QUANTIZE_INDEX_K, k), backend).load()
+    run = _serving(key_problem(Operation.QUANTIZE_INDEX_K, k), k.device, backend)
     fp8, scale = run(k)
     return fp8, scale
 
@@ -175,7 +212,7 @@ def _(k: Tensor, backend: str) -> tuple[Tensor, Tensor]:
 )
 def quantize_index_q(q: Tensor, weights: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """e4m3 queries (B, H, 128) and weights (B, H) with the scales folded in."""
-    run = registry.select(query_problem(q, weights), backend).load()
+    run = _serving(query_problem(q, weights), q.device, backend)
     fp8, folded = run(q, weights)
     return fp8, folded
 
@@ -193,7 +230,7 @@ def _(q: Tensor, weights: Tensor, backend: str) -> tuple[Tensor, Tensor]:
 )
 def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, backend: str) -> None:
     """Quantises k (T, 128) into the cache's slots."""
-    run = registry.select(write_problem(k, slots, cache), backend).load()
+    run = _serving(write_problem(k, slots, cache), cache.device, backend)
     run(k, slots, cache)
 
 
@@ -210,7 +247,7 @@ def _(k: Tensor, slots: Tensor, cache: Tensor, backend: str) -> None:
 def read_index_k_cache(cache: Tensor, slots: Tensor, backend: str) -> tuple[Tensor, Tensor]:
     """e4m3 keys (T, 128) and scales (T,) fp32 of the slots."""
     problem = slots_problem(Operation.READ_INDEX_K_CACHE, slots, cache)
-    fp8, scale = registry.select(problem, backend).load()(cache, slots)
+    fp8, scale = _serving(problem, cache.device, backend)(cache, slots)
     return fp8, scale
 
 

@@ -30,7 +30,7 @@ def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
         ArgumentValueError: a slot outside the cache, or named twice; nothing is written then.
     """
     used = slots != -1
-    _check_slots(slots[used], cache, distinct=True)
+    check_slots(slots[used], cache, distinct=True)
     fp8, scale = quantize.quantize_index_k(k)
     page = slots[used].long() // PAGE_SIZE
     offset = slots[used].long() % PAGE_SIZE
@@ -45,13 +45,14 @@ def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ArgumentValueError: a slot outside the cache.
     """
-    _check_slots(slots, cache, distinct=False)
+    check_slots(slots, cache, distinct=False)
     keys, scales = page_views(cache)
     page, offset = slots.long() // PAGE_SIZE, slots.long() % PAGE_SIZE
     return keys[page, offset].view(torch.float8_e4m3fn), scales[page, offset]
 
 
-def _check_slots(slots: Tensor, cache: Tensor, *, distinct: bool) -> None:
+def check_slots(slots: Tensor, cache: Tensor, *, distinct: bool) -> None:
+    """Raise ArgumentValueError for a slot outside the cache or, if `distinct`, named twice."""
     num_slots = cache.shape[0] * PAGE_SIZE
     outside = (slots < 0) | (slots >= num_slots)
     if outside.any():

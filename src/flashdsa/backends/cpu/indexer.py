@@ -92,6 +92,11 @@ def logits(
     return out
 
 
+def check_values(seq_lens: Tensor, block_table: Tensor, num_pages: int) -> None:
+    """Raise ArgumentValueError for the first bad length or page id, as the CPU backend does."""
+    _rows(seq_lens, block_table, num_pages, check=True)
+
+
 def _emit(out: Tensor, row: Row, positions: Tensor) -> None:
     ids = row.pages[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
     out[: len(ids)] = ids.to(torch.int32)

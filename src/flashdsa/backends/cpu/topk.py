@@ -27,7 +27,16 @@ def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) 
     Raises:
         ArgumentValueError: a length is negative or exceeds max_len.
     """
-    max_len = scores.shape[1]
+    check_lengths(lengths, scores.shape[1])
+    out = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
+    for row, length in enumerate(lengths.tolist()):
+        chosen = select(scores[row, :length], None, topk, sorted=sorted)
+        out[row, : len(chosen)] = chosen.to(torch.int32)
+    return out
+
+
+def check_lengths(lengths: Tensor, max_len: int) -> None:
+    """Raise ArgumentValueError for a length outside [0, max_len]."""
     bad = (lengths < 0) | (lengths > max_len)
     if bad.any():
         row = int(bad.nonzero()[0])
@@ -35,11 +44,6 @@ def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) 
             f"lengths: expected values in [0, {max_len}] (the width of scores); "
             f"got lengths[{row}] = {int(lengths[row])}"
         )
-    out = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
-    for row, length in enumerate(lengths.tolist()):
-        chosen = select(scores[row, :length], None, topk, sorted=sorted)
-        out[row, : len(chosen)] = chosen.to(torch.int32)
-    return out
 
 
 def select(scores: Tensor, selectable: Tensor | None, topk: int, *, sorted: bool) -> Tensor:

@@ -1,0 +1,27 @@
+"""The wheel's platform: one that carries compiled kernels is for this machine's, else for any."""
+
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+KERNELS = Path(__file__).parent / "src" / "flashdsa" / "_kernels"
+
+
+class KernelDistribution(Distribution):
+    """`make kernels` before the wheel is built puts the objects into it."""
+
+    def has_ext_modules(self) -> bool:
+        """Whether the wheel is bound to a platform."""
+        return any(KERNELS.glob("*.so"))
+
+
+class KernelWheel(bdist_wheel):
+    """The objects depend on the platform, not on Python's version."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """(Python, ABI, platform) of the wheel's name."""
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(distclass=KernelDistribution, cmdclass={"bdist_wheel": KernelWheel})

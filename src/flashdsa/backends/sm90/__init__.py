@@ -1,0 +1,1 @@
+"""Tensors to Hopper kernels: choice of the compiled plan, workspace, launch."""

@@ -1,0 +1,69 @@
+"""The packed index-K cache on Hopper GPUs: writing and reading by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
+from flashdsa.backends.sm90.device import values_are_checked
+from flashdsa.backends.sm90.quantize import ALIGNMENT, dtype_name, readable
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit.parts import part_function
+from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+
+
+def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
+    """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
+
+    Slots of -1 are padding and are skipped, as is any slot outside the cache; of a slot that is
+    named twice the bytes are those of either key or a mixture. With FLASHDSA_CHECK=1 both are
+    errors, which waits for the device.
+
+    Raises:
+        UnsupportedError: the cache's pages have gaps, or its address is not a multiple of 16.
+    """
+    require_packed(cache)
+    if values_are_checked():
+        given = slots.cpu()
+        check_slots(given[given != -1], cache, distinct=True)
+    if k.shape[0] == 0 or cache.shape[0] == 0:
+        return
+    function = part_function(QuantizePlan(dtype_name(k), slots.element_size() * 8))
+    with torch.cuda.device(cache.device):
+        function(readable(k), slots.contiguous(), cache.view(torch.uint8))
+
+
+def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
+
+    A slot outside the cache reads as 0; with FLASHDSA_CHECK=1 it is an error, which waits for the
+    device.
+    """
+    if values_are_checked():
+        check_slots(slots.cpu(), cache, distinct=False)
+    count, num_slots = slots.shape[0], cache.shape[0] * PAGE_SIZE
+    if num_slots == 0:
+        fp8 = torch.zeros(count, INDEX_HEAD_DIM, dtype=torch.uint8, device=cache.device)
+        return fp8.view(torch.float8_e4m3fn), torch.zeros(count, device=cache.device)
+    keys, scales = page_views(cache)
+    inside = (slots >= 0) & (slots < num_slots)
+    used = torch.where(inside, slots, 0).long()
+    page, offset = used // PAGE_SIZE, used % PAGE_SIZE
+    fp8 = keys[page, offset].masked_fill_(~inside[:, None], 0)
+    return fp8.view(torch.float8_e4m3fn), scales[page, offset].masked_fill_(~inside, 0)
+
+
+def require_packed(cache: Tensor) -> None:
+    """Raise UnsupportedError for a cache that the kernel cannot write to."""
+    if not cache.is_contiguous():
+        raise UnsupportedError(
+            "cache: the Hopper kernel takes a contiguous cache only; "
+            f"got shape {list(cache.shape)} with strides {list(cache.stride())}"
+        )
+    if cache.data_ptr() % ALIGNMENT:
+        raise UnsupportedError(
+            f"cache: the Hopper kernel needs an address aligned to {ALIGNMENT} bytes; "
+            f"got {cache.data_ptr():#x}"
+        )

@@ -1,0 +1,181 @@
+"""The fused indexer on Hopper GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.indexer import check_values
+from flashdsa.backends.sm90.workspace import Workspace, workspace_for
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit.functions import indexer_function
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.settings import checks_values
+
+COPY_ALIGNMENT = 16
+"""Bytes, of the addresses that TMA and bulk copies read from."""
+
+
+def topk_indexer(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+    *,
+    sorted: bool,
+    check: bool,
+) -> None:
+    """Write each row's best token ids into `topk_indices`, on the current stream.
+
+    Default order: ascending token position; `sorted`: descending score, ties by position.
+
+    Args:
+        check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
+            device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
+            and tokens of bad pages are never emitted.
+    """
+    require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    prepared = prepare(q_index_fp8.device, q_index_fp8.shape[1], topk_indices.shape[1], sorted)
+    prepared.checked(
+        q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices, check
+    )
+
+
+def require_layout(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+) -> None:
+    """What the kernel takes beyond the operation's own checks: no gaps, aligned addresses.
+
+    Raises:
+        UnsupportedError: names the argument.
+    """
+    tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    if all([x.is_contiguous() for x in tensors]) and not (
+        (q_index_fp8.data_ptr() | k_index_cache_fp8.data_ptr() | weights.data_ptr())
+        % COPY_ALIGNMENT
+    ):
+        return
+    names = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
+    for name, tensor in zip((*names, "topk_indices"), tensors, strict=True):
+        if not tensor.is_contiguous():
+            raise UnsupportedError(
+                f"{name}: the Hopper kernel takes contiguous tensors only; "
+                f"got shape {list(tensor.shape)} with strides {list(tensor.stride())}"
+            )
+        if name in names[:3] and tensor.data_ptr() % COPY_ALIGNMENT:
+            raise UnsupportedError(
+                f"{name}: the Hopper kernel needs addresses aligned to {COPY_ALIGNMENT} bytes; "
+                f"got {tensor.data_ptr():#x}"
+            )
+
+
+class Prepared(NamedTuple):
+    """Calls of fixed sizes on one device, of tensors without gaps.
+
+    Attributes:
+        launch: the operation's six tensors, unchecked.
+        checked: the same and `check`, see `topk_indexer`; addresses are checked too.
+    """
+
+    launch: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    checked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
+
+
+@lru_cache
+def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Prepared:
+    """Compile or load the kernel of these sizes.
+
+    NOTE: a launch has 6 us of host time, of which TVM-FFI takes 4.8: hence few attributes, no
+    calls, and workspaces converted for TVM-FFI once.
+    """
+    plan = IndexerPlan(num_heads=num_heads, topk=topk, sorted=sorted)
+    function = indexer_function(plan)
+    index: int = torch.cuda.current_device() if device.index is None else device.index
+    several_devices = torch.cuda.device_count() > 1
+    current_device = torch.cuda.current_device
+    is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
+    current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    uint8 = torch.uint8
+    num_ctas = torch.cuda.get_device_properties(index).multi_processor_count
+    by_stream: dict[int, tuple[int, Any, Any]] = {}  # (rows, arrivals, lists)
+
+    def launch(
+        q_index_fp8: Tensor,
+        k_index_cache_fp8: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+    ) -> None:
+        rows = topk_indices.size(0)
+        if rows == 0 or k_index_cache_fp8.size(0) == 0:
+            topk_indices.fill_(-1)
+            return
+        if several_devices and current_device() != index:
+            with torch.cuda.device(index):
+                launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+            return
+        if k_index_cache_fp8.dtype is not uint8:
+            k_index_cache_fp8 = k_index_cache_fp8.view(uint8)
+        if is_capturing():
+            room, arrivals, lists, _ = workspace_for(index, rows, plan)
+        else:
+            room, arrivals, lists = by_stream.get(current_stream(index), nothing)
+            if room < rows:
+                room, arrivals, lists = by_stream[current_stream(index)] = _converted(
+                    workspace_for(index, rows, plan)
+                )
+        function(
+            q_index_fp8,
+            k_index_cache_fp8,
+            weights,
+            seq_lens,
+            block_table,
+            topk_indices,
+            arrivals,
+            lists,
+            num_ctas,
+        )
+
+    def checked(
+        q_index_fp8: Tensor,
+        k_index_cache_fp8: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+        check: bool,
+    ) -> None:
+        addresses = q_index_fp8.data_ptr() | k_index_cache_fp8.data_ptr() | weights.data_ptr()
+        if addresses % COPY_ALIGNMENT:
+            require_layout(
+                q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+            )
+        if check and checks_values() and not is_capturing():
+            check_values(seq_lens.cpu(), block_table.cpu(), k_index_cache_fp8.shape[0])
+        launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+
+    nothing = (0, None, None)
+    return Prepared(launch, checked)
+
+
+def _converted(workspace: Workspace) -> tuple[int, Any, Any]:
+    """(rows, arrivals, lists) as TVM-FFI takes them at the least cost."""
+    import tvm_ffi
+
+    return (
+        workspace.rows,
+        tvm_ffi.from_dlpack(workspace.arrivals),
+        tvm_ffi.from_dlpack(workspace.lists),
+    )

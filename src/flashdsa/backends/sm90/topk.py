@@ -1,0 +1,46 @@
+"""Exact top-k of given scores on Hopper GPUs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.topk import check_lengths
+from flashdsa.backends.sm90.device import values_are_checked
+from flashdsa.backends.sm90.workspace import workspace_for
+from flashdsa.jit.parts import part_function
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+
+
+def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) -> Tensor:
+    """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
+
+    Lengths are clamped to [0, max_len]; with FLASHDSA_CHECK=1 others are errors, which waits for
+    the device. Order and ties as on the CPU.
+    """
+    if values_are_checked():
+        check_lengths(lengths.cpu(), scores.shape[1])
+    positions = torch.empty(scores.shape[0], topk, dtype=torch.int32, device=scores.device)
+    if scores.numel() == 0:
+        return positions.fill_(-1)
+    plan, function = _function(topk, sorted)
+    with torch.cuda.device(scores.device):
+        workspace = workspace_for(torch.cuda.current_device(), scores.shape[0], plan)
+        function(
+            scores,
+            lengths.contiguous(),
+            positions,
+            workspace.arrivals,
+            workspace.lists,
+            workspace.num_ctas,
+        )
+    return positions
+
+
+@lru_cache
+def _function(topk: int, sorted: bool) -> tuple[TopkPlan, Any]:
+    plan = TopkPlan(topk=topk, sorted=sorted)
+    return plan, part_function(plan)

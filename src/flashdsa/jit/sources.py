@@ -1,0 +1,24 @@
+"""What compiled kernels are made from, as one hash: an object of other sources is never loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+_COMPILED_FROM = ("kernels/indexer", "dsl", "plan", "hw", "jit", "problem.py")
+"""Files and folders of the package that can change what a kernel does or how it is called."""
+
+
+@lru_cache
+def source_hash(package: Path = PACKAGE) -> str:
+    """Changes with any of the kernels' sources, their names included."""
+    digest = hashlib.sha256()
+    for part in _COMPILED_FROM:
+        start = package / part
+        for path in [start] if start.is_file() else sorted(start.rglob("*")):
+            if path.suffix in (".py", ".c"):
+                digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,21 @@
+"""Every kernel that the shared object of an architecture carries, by exported name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+from flashdsa.jit.functions import compile_plan, indexer_name
+from flashdsa.jit.parts import part_variants
+from flashdsa.kernels.indexer.sm90.plan import NUM_HEADS, TOPK, IndexerPlan
+
+
+def sm90_variants() -> dict[str, Callable[[], Any]]:
+    """Exported name -> what compiles it, for Hopper."""
+    plans = [
+        IndexerPlan(num_heads=num_heads, topk=topk, sorted=by_score)
+        for num_heads, topk, by_score in product(NUM_HEADS, TOPK, (False, True))
+    ]
+    return {indexer_name(plan): partial(compile_plan, plan) for plan in plans} | part_variants()

@@ -1,0 +1,121 @@
+"""Compiles the indexer's variants; shapes are dynamic, what the plan says is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, cute
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
+
+from flashdsa.kernels.indexer.sm90.kernel import launch_indexer
+from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
+from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.quantize_kernel import launch_quantize, launch_write
+from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
+from flashdsa.kernels.indexer.sm90.topk_kernel import launch_topk
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
+
+TMA_ALIGNMENT = 16
+"""Bytes, of every address that a bulk copy takes."""
+WORD_ALIGNMENT = 4
+
+
+def _tensor(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
+
+
+def compile_indexer(plan: IndexerPlan) -> Any:
+    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, arrivals, lists,
+    num_ctas) on torch's current stream; needs no GPU."""
+    rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
+    return cute.compile(
+        launch_indexer,
+        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
+        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
+        _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
+        _tensor(Int32, (rows,), WORD_ALIGNMENT),
+        _tensor(Int32, (rows, table), WORD_ALIGNMENT),
+        _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        _tensor(Int32, (counters,), WORD_ALIGNMENT),
+        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
+        Int32(1),
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )
+
+
+def compile_logits(plan: LogitsPlan) -> Any:
+    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, scores, num_ctas)."""
+    rows, pages, table, width = (cute.sym_int32() for _ in range(4))
+    return cute.compile(
+        launch_logits,
+        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
+        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
+        _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
+        _tensor(Int32, (rows,), WORD_ALIGNMENT),
+        _tensor(Int32, (rows, table), WORD_ALIGNMENT),
+        _tensor(Float32, (rows, width), WORD_ALIGNMENT),
+        Int32(1),
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )
+
+
+def compile_topk(plan: TopkPlan) -> Any:
+    """A TVM-FFI function (scores, lengths, positions, arrivals, lists, num_ctas)."""
+    rows, width, counters, slots = (cute.sym_int32() for _ in range(4))
+    return cute.compile(
+        launch_topk,
+        make_fake_tensor(
+            Float32, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
+        ),
+        _tensor(Int32, (rows,), WORD_ALIGNMENT),
+        _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        _tensor(Int32, (counters,), WORD_ALIGNMENT),
+        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
+        Int32(1),
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )
+
+
+def compile_quantize(plan: QuantizePlan) -> Any:
+    """A TVM-FFI function (keys, slots, cache), or without slots (vectors, fp8, scales)."""
+    count, pages = cute.sym_int32(), cute.sym_int32()
+    element = BFloat16 if plan.dtype == "bfloat16" else Float32
+    vectors = _tensor(element, (count, INDEX_HEAD_DIM), TMA_ALIGNMENT)
+    if plan.slot_bits:
+        launch = launch_write
+        others = (
+            _tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
+            _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
+        )
+    else:
+        launch = launch_quantize
+        others = (
+            _tensor(Uint8, (count, INDEX_HEAD_DIM), TMA_ALIGNMENT),
+            _tensor(Float32, (count,), WORD_ALIGNMENT),
+        )
+    return cute.compile(
+        launch,
+        vectors,
+        *others,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )
+
+
+def compile_part(plan: LogitsPlan | TopkPlan | QuantizePlan) -> Any:
+    """The function of a plan that is not the fused indexer's."""
+    if isinstance(plan, LogitsPlan):
+        return compile_logits(plan)
+    if isinstance(plan, TopkPlan):
+        return compile_topk(plan)
+    return compile_quantize(plan)

@@ -1,0 +1,104 @@
+"""The scores alone, for Hopper: every token's score into a (B, max_len) matrix, one launch.
+
+producer warp: as in the fused kernel | 4 consumer warpgroups
+------------------------------------- | -----------------------------------------
+schedule from seq_lens                | -inf beyond the rows' lengths
+segment heads, pages                  | score a page, store 64 scores
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import GridConstant, Int32, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.kernels.indexer.sm90.kernel import initialise_barriers
+from flashdsa.kernels.indexer.sm90.load import Producer, produce
+from flashdsa.kernels.indexer.sm90.maps import make_maps
+from flashdsa.kernels.indexer.sm90.memory import Arena, pipeline_in
+from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.schedule import Rows
+from flashdsa.kernels.indexer.sm90.write_scores import Writer, fill_beyond, write_scores
+from flashdsa.problem import PAGE_SIZE
+
+
+@cute.kernel
+def logits_kernel(
+    keys_map: GridConstant[tensor_map.TensorMap],
+    queries_map: GridConstant[tensor_map.TensorMap],
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    scores: cute.Tensor,
+    num_pages: Int32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_logits`."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = thread % WARP_SIZE
+    pipeline = pipeline_in(Arena(plan), plan)
+    # A row that is longer than the output is scored as far as that goes.
+    max_len = scores.shape[1]
+    longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
+    rows = Rows(seq_lens, seq_lens.shape[0], longest)
+    if thread == 0:
+        initialise_barriers(pipeline, plan)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    if warp == plan.consumer_warps:
+        producer = Producer(
+            pipeline,
+            keys_map.get_ptr(),
+            queries_map.get_ptr(),
+            weights,
+            block_table,
+            num_pages,
+            rows,
+        )
+        produce(producer, lane, cta, num_ctas, plan)
+    else:
+        writer = Writer(pipeline, scores, max_len, rows)
+        # From the far end: CTAs without pages, if any, have the highest numbers.
+        fill_beyond(
+            writer,
+            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
+            num_ctas * plan.consumer_warps,
+            lane,
+        )
+        write_scores(writer, thread, plan)
+
+
+@cute.jit
+def launch_logits(
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    scores: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
+        weights: (B, H) fp32. seq_lens: (B,) int32. block_table: (B, max_pages) int32.
+        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages.
+        num_ctas: CTAs of the grid, best one an SM.
+    """
+    keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
+    logits_kernel(
+        keys_map,
+        queries_map,
+        weights,
+        seq_lens,
+        block_table,
+        scores,
+        k_index_cache_fp8.shape[0],
+        plan,
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -1,0 +1,147 @@
+"""Vectors of 128 to e4m3 with one fp32 scale each, into the packed cache by slot or side by side.
+
+8 lanes a vector, 16 elements a lane: largest magnitude by shuffles, scale, 16 bytes stored at once.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
+
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
+
+THREADS = 256
+LANES_EACH = 8
+ELEMENTS_EACH = INDEX_HEAD_DIM // LANES_EACH
+E4M3_MAX = 448.0
+MIN_AMAX = 1e-4
+"""Keeps the scale of an all-zero vector away from 0."""
+SIGN_CLEARED = 0x7FFFFFFF
+
+
+@cute.jit
+def load_elements(vectors: cute.Tensor, vector: Int32, part: Int32) -> cute.Tensor:
+    """This lane's elements of the vector, exactly, as fp32."""
+    start = vectors.iterator + (Int64(vector) * INDEX_HEAD_DIM + part * ELEMENTS_EACH)
+    mine = cute.make_tensor(start.align(16), cute.make_layout(ELEMENTS_EACH))
+    loaded = cute.make_rmem_tensor(ELEMENTS_EACH, vectors.element_type)
+    cute.autovec_copy(mine, loaded)
+    elements = cute.make_rmem_tensor(ELEMENTS_EACH, Float32)
+    elements.store(loaded.load().to(Float32))
+    return elements
+
+
+@cute.jit
+def divide(numerator: Float32, denominator: Float32) -> Float32:
+    """The IEEE quotient, rounded to nearest, whatever the compiler's flags."""
+    return cute.arch.inline_ptx(
+        "div.rn.f32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Float32],
+        read_only_args=[numerator, denominator],
+    )
+
+
+@cute.jit
+def scale_of(elements: cute.Tensor) -> Float32:
+    """max(amax, MIN_AMAX) / 448 of the vector; NaN where it has one.
+
+    Magnitudes compare as their bits do, and NaN is above infinity there.
+    """
+    largest = Uint32(0)
+    for i in cutlass.range_constexpr(ELEMENTS_EACH):
+        largest = cutlass.max(largest, elements[i].bitcast(Uint32) & Uint32(SIGN_CLEARED))
+    for step in cutlass.range_constexpr(3):
+        other = cute.arch.shuffle_sync_bfly(largest, 1 << step)
+        largest = cutlass.max(largest, other)
+    amax = largest.bitcast(Float32)
+    if amax < Float32(MIN_AMAX):
+        amax = Float32(MIN_AMAX)
+    return divide(amax, Float32(E4M3_MAX))
+
+
+@cute.jit
+def quantize(elements: cute.Tensor, scale: Float32) -> cute.Tensor:
+    """This lane's elements over the scale, as the 16 bytes of e4m3 in 4 words."""
+    words = cute.make_rmem_tensor(ELEMENTS_EACH // 4, Uint32)
+    for i in cutlass.range_constexpr(ELEMENTS_EACH // 4):
+        words[i] = cute.arch.inline_ptx(
+            "{.reg .b16 low, high;\n"
+            "cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0};\n"
+            "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2};\n"
+            "mov.b32 {$w0}, {low, high};}",
+            write_only_types=[Uint32],
+            read_only_args=[divide(elements[4 * i + k], scale) for k in range(4)],
+        )
+    return words
+
+
+@cute.jit
+def store_words(words: cute.Tensor, address: Any) -> None:
+    """16 bytes to device memory."""
+    target = cute.recast_ptr(address.align(16), dtype=Uint32)
+    cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(ELEMENTS_EACH // 4)))
+
+
+@cute.kernel
+def quantize_kernel(
+    vectors: cute.Tensor,
+    slots: Any,
+    out: cute.Tensor,
+    scales: Any,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_write` and `launch_quantize`."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    vector = (cta * THREADS + thread) // LANES_EACH
+    part = thread % LANES_EACH
+    count = vectors.shape[0]
+    # Lanes behind the last vector go along, for the shuffles, and store nothing.
+    elements = load_elements(vectors, cutlass.min(vector, count - 1), part)
+    scale = scale_of(elements)
+    words = quantize(elements, scale)
+    if vector < count:
+        if const_expr(plan.slot_bits == 0):
+            store_words(words, out.iterator + Int64(vector) * INDEX_HEAD_DIM + part * ELEMENTS_EACH)
+            if part == 0:
+                scales[vector] = scale
+        else:
+            slot = Int64(slots[vector])
+            if slot >= 0 and slot < Int64(out.shape[0]) * PAGE_SIZE:
+                page = out.iterator + (slot // PAGE_SIZE) * PAGE_BYTES
+                offset = Int32(slot % PAGE_SIZE)
+                store_words(words, page + (offset * INDEX_HEAD_DIM + part * ELEMENTS_EACH))
+                if part == 0:
+                    address = (page + (PAGE_KEY_BYTES + offset * SCALE_BYTES)).align(SCALE_BYTES)
+                    cute.recast_ptr(address, dtype=Float32).store(scale)
+
+
+@cute.jit
+def launch_write(
+    keys: cute.Tensor,
+    slots: cute.Tensor,
+    cache: cute.Tensor,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Quantise `keys` (T, 128) and write key t into slot `slots[t]` = page * 64 + offset of
+    `cache` (num_pages, 64, 1, 132) bytes, on `stream`. Slots outside the cache are skipped."""
+    ctas = (keys.shape[0] * LANES_EACH + THREADS - 1) // THREADS
+    quantize_kernel(keys, slots, cache, None, plan).launch(
+        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+
+
+@cute.jit
+def launch_quantize(
+    vectors: cute.Tensor,
+    fp8: cute.Tensor,
+    scales: cute.Tensor,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Quantise `vectors` (T, 128) into `fp8` (T, 128) bytes and `scales` (T,), on `stream`."""
+    ctas = (vectors.shape[0] * LANES_EACH + THREADS - 1) // THREADS
+    quantize_kernel(vectors, None, fp8, scales, plan).launch(
+        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )

@@ -1,0 +1,33 @@
+"""What a compiled quantisation takes, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QuantizePlan:
+    """One compiled quantisation.
+
+    Attributes:
+        dtype: of the vectors, "bfloat16" or "float32".
+        slot_bits: of the slots that say where in the cache a vector goes, 32 or 64; 0: no cache,
+            vectors and scales are stored side by side.
+    """
+
+    dtype: str = "bfloat16"
+    slot_bits: int = 64
+
+    def __post_init__(self) -> None:
+        """Hold the choices against what the kernel takes."""
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype: expected bfloat16 or float32; got {self.dtype}")
+        if self.slot_bits not in (0, 32, 64):
+            raise ValueError(f"slot_bits: expected 0, 32 or 64; got {self.slot_bits}")
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        if self.slot_bits:
+            return f"write_index_k_{self.dtype}_slots{self.slot_bits}"
+        return f"quantize_index_{self.dtype}"

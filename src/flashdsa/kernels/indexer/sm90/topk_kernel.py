@@ -1,0 +1,99 @@
+"""Exact top-k of given scores, for Hopper: the fused indexer's ranking without its scoring.
+
+producer warp         | 4 consumer warpgroups
+--------------------- | -----------------------------------------------------------------
+schedule from lengths | rows of at most topk scores: all positions
+segments              | append (key, position), histogram; rank; publish, merge; positions
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.sm90.load import Producer, produce
+from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, ranking_in
+from flashdsa.kernels.indexer.sm90.merge import Workspace
+from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
+from flashdsa.kernels.indexer.sm90.schedule import Rows
+
+
+def segments_in(arena: Arena, plan: Any) -> Pipeline:
+    """The part of the pipeline that announces segments."""
+    return Pipeline(
+        pages=None,
+        queries=None,
+        weights=None,
+        segments=arena.array("segments", Int32, plan.segment_stages * SEGMENT_WORDS),
+        page_valid=None,
+        page_full=None,
+        page_empty=None,
+        segment_full=arena.pointer("segment_full", Int64),
+        segment_empty=arena.pointer("segment_empty", Int64),
+    )
+
+
+@cute.kernel
+def topk_kernel(
+    scores: cute.Tensor,
+    lengths: cute.Tensor,
+    positions: cute.Tensor,
+    arrivals: cute.Tensor,
+    lists: cute.Tensor,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_topk`."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = thread % WARP_SIZE
+    arena = Arena(plan)
+    ranking, pipeline = ranking_in(arena, plan), segments_in(arena, plan)
+    rows = Rows(lengths, lengths.shape[0], scores.shape[1])
+    if thread == 0:
+        for slot in range(plan.segment_stages):
+            cute.arch.mbarrier_init(pipeline.segment_full + slot, 1)
+            cute.arch.mbarrier_init(pipeline.segment_empty + slot, plan.consumer_warps)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    if warp == plan.consumer_warps:
+        producer = Producer(pipeline, None, None, None, None, Int32(0), rows)
+        produce(producer, lane, cta, num_ctas, plan)
+    else:
+        output = Output(positions, None, Int32(0), rows)
+        # From the far end: CTAs without segments, if any, have the highest numbers.
+        emit_unscored_rows(
+            output,
+            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
+            num_ctas * plan.consumer_warps,
+            lane,
+            plan,
+        )
+        consumer = Consumer(pipeline, ranking, Workspace(arrivals, lists), output, scores)
+        consume(consumer, thread, plan)
+
+
+@cute.jit
+def launch_topk(
+    scores: cute.Tensor,
+    lengths: cute.Tensor,
+    positions: cute.Tensor,
+    arrivals: cute.Tensor,
+    lists: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        scores: (B, max_len) fp32, any distance between rows. lengths: (B,) int32.
+        positions: (B, topk) int32, written.
+        arrivals, lists, num_ctas: as in `launch_indexer`.
+    """
+    topk_kernel(scores, lengths, positions, arrivals, lists, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )

@@ -1,0 +1,45 @@
+"""Budget of the top-k of given scores, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.plan import SmemRegion
+
+_PAGES = ("pages", "queries", "weights", "page_valid", "page_full", "page_empty")
+
+
+@dataclass(frozen=True)
+class TopkPlan(IndexerPlan):
+    """The fused indexer's plan without pages: 64 given scores stand for one.
+
+    Attributes:
+        read_together: scores that a thread reads at once; the list has room for as many of all.
+        shared_pages: pages of a CTA that shares a row, at least: merging costs more than reading.
+    """
+
+    refill_pages: int = 64
+    read_together: int = 8
+    shared_pages: int = 48
+
+    def __post_init__(self) -> None:
+        """Hold the choices against each other, too."""
+        super().__post_init__()
+        if self.refill_entries < self.read_together * self.consumer_threads:
+            raise ValueError("refill_pages: no room for what all threads read at once")
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
+
+    @property
+    def least_pages(self) -> int:
+        """Of a CTA that shares a row, at least."""
+        return self.shared_pages
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        return [region for region in super().regions if region.name not in _PAGES]

@@ -1,0 +1,1 @@
+"""The backward: dQ and dKV of sparse MLA."""

@@ -1,0 +1,270 @@
+"""Tiles, budgets, barriers and roles of the Blackwell backward, as data.
+
+The pair of CTAs of a query is split by dims (docs/decisions/0011): each holds all heads, half of
+the value dims and half of the RoPE dims of the keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from flashdsa.hw import SM100
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemPlan,
+    SmemRegion,
+    TmemPlan,
+    TmemRegion,
+    check_registers,
+    plan_smem,
+    plan_tmem,
+)
+
+B_TOPK = 32
+"""Keys of a block."""
+B_H = 128
+"""Heads, one a TMEM lane."""
+D_QK = 576
+D_V = 512
+CLUSTER = 2
+WARPGROUP_SIZE = 128
+BOX_DIMS = 64
+"""bf16 in a span of the 128-byte swizzle: the width of most boxes."""
+BF16 = 2
+FP32 = 4
+
+
+class Step(IntEnum):
+    """The steps in whose terms regions live; a block goes through SCORES and GRADIENTS."""
+
+    LOAD = 0
+    SCORES = 1
+    GRADIENTS = 2
+    EPILOGUE = 3
+
+
+@dataclass(frozen=True)
+class BwdPlan:
+    """One compiled backward: choices first, then what follows from them.
+
+    Attributes:
+        kv_stages: key blocks in flight. index_stages: blocks whose row numbers are kept.
+        ring_slots: slices of dKV on their way out. slot_bytes: of one.
+    """
+
+    kv_stages: int = 2
+    index_stages: int = 4
+    ring_slots: int = 3
+    slot_bytes: int = 4096
+    softmax_registers: int = 176
+    load_registers: int = 80
+    reduce_registers: int = 168
+    mma_registers: int = 88
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.ring_slots < 2:
+            raise ValueError(f"ring_slots: expected at least 2; got {self.ring_slots}")
+        check_registers(self.roles, SM100.registers)
+        _ = self.smem, self.tmem
+
+    # -- shapes of one CTA ------------------------------------------------------------------------
+    @property
+    def dims(self) -> int:
+        """Value dims of one CTA."""
+        return D_V // CLUSTER
+
+    @property
+    def rope_dims(self) -> int:
+        """RoPE dims of Q and of dKV's last part."""
+        return D_QK - D_V
+
+    @property
+    def own_rope_dims(self) -> int:
+        """RoPE dims of the keys, and of dQ, in one CTA."""
+        return self.rope_dims // CLUSTER
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def q_bytes(self) -> int:
+        """The CTA's value dims of Q, or of dO."""
+        return B_H * self.dims * BF16
+
+    @property
+    def q_rope_bytes(self) -> int:
+        """All RoPE dims of Q."""
+        return B_H * self.rope_dims * BF16
+
+    @property
+    def kv_value_bytes(self) -> int:
+        """The CTA's value dims of a key block."""
+        return B_TOPK * self.dims * BF16
+
+    @property
+    def kv_bytes(self) -> int:
+        """A key block: value dims, then RoPE dims."""
+        return self.kv_value_bytes + B_TOPK * self.own_rope_dims * BF16
+
+    @property
+    def score_bytes(self) -> int:
+        """S or dS in bf16."""
+        return B_H * B_TOPK * BF16
+
+    @property
+    def partial_bytes(self) -> int:
+        """A partial sum of P or dP in fp32."""
+        return B_H * B_TOPK * FP32
+
+    @property
+    def part_dims(self) -> int:
+        """Dims of dKV's parts 0 and 1: as many as there are lanes."""
+        return B_H
+
+    # -- resources --------------------------------------------------------------------------------
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        loop = (Step.LOAD, Step.GRADIENTS)
+        end = (Step.EPILOGUE, Step.EPILOGUE)
+        dq_bytes = B_H * (self.dims + self.own_rope_dims) * BF16
+        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        return [
+            SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", live=loop),
+            SmemRegion("q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", live=loop),
+            SmemRegion("dq", dq_bytes, 1024, "dQ on its way out, SW128 and SW64", "q", end),
+            SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128"),
+            SmemRegion("kv", self.kv_stages * self.kv_bytes, 1024, "keys, SW128 and SW64"),
+            SmemRegion("s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64"),
+            SmemRegion("ds", self.score_bytes, 1024, "dS likewise"),
+            SmemRegion("partial", self.partial_bytes, 1024, "the peer's P or dP, fp32"),
+            SmemRegion("ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32"),
+            SmemRegion("rows", self.index_stages * B_TOPK * 4, 16, "kv rows of a block, -1: none"),
+            SmemRegion("barriers", barriers, 8, "mbarriers"),
+            SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation"),
+        ]
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, SM100.smem_bytes)
+
+    @cached_property
+    def tmem(self) -> TmemPlan:
+        """Tensor memory, the only truth about it."""
+        scores, gradients = (Step.SCORES, Step.SCORES), (Step.GRADIENTS, Step.GRADIENTS)
+        return plan_tmem(
+            [
+                TmemRegion("dq", 0, self.dims, "dQ fp32, lane = head"),
+                TmemRegion("dq_rope", 256, self.own_rope_dims, "dQ's RoPE dims"),
+                TmemRegion("dkv", 288, B_TOPK, "a part of dKV, lane = dim, column = key"),
+                TmemRegion("p", 320, B_TOPK, "P fp32, lane = head, column = key"),
+                TmemRegion("dp", 352, B_TOPK, "dP likewise", scores),
+                TmemRegion("ds", 352, B_TOPK // 2, "dS bf16, two keys a column", gradients),
+                TmemRegion("do", 384, self.dims // 2, "dO bf16, two dims a column"),
+            ],
+            SM100.tmem_columns,
+        )
+
+    @cached_property
+    def softmax(self) -> Role:
+        """Warpgroup 0."""
+        does = "exchanges P and dP with the peer; S, dS; half of dQ's way out"
+        return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
+
+    @cached_property
+    def load(self) -> Role:
+        """Warpgroup 1."""
+        does = "row numbers and their gather (warp 0), Q and dO (warp 1)"
+        return Role("load", WARPGROUP_SIZE, self.load_registers, does)
+
+    @cached_property
+    def reduce(self) -> Role:
+        """Warpgroup 2."""
+        does = "dO into TMEM; adds dKV to global memory; half of dQ's way out"
+        return Role("reduce", WARPGROUP_SIZE, self.reduce_registers, does)
+
+    @cached_property
+    def mma(self) -> Role:
+        """Warpgroup 3."""
+        does = "one thread issues every MMA"
+        return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warpgroups, in the order of their threads."""
+        return self.softmax, self.load, self.reduce, self.mma
+
+    @cached_property
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region."""
+        softmax, load, reduce, mma = self.roles
+        one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD
+        q_bytes, kv_stages = self.q_bytes + self.q_rope_bytes, self.kv_stages
+        lanes, warps = Arrives.EVERY_LANE_OF_ONE_WARP, Arrives.EVERY_WARP
+        rows = "the block's row numbers"
+        return (
+            Barrier("q_full", 1, load, one, mma, q_bytes, "Q is in shared memory"),
+            Barrier(
+                "do_full", 1, load, one, reduce, self.q_bytes, "dO is in shared memory",
+                also_awaited_by=(mma,),
+            ),
+            Barrier("do_stored", 1, reduce, every, mma, 0, "dO is in TMEM"),
+            Barrier("kv_full", kv_stages, load, one, mma, self.kv_bytes, "the keys are there"),
+            Barrier(
+                "kv_free", kv_stages, mma, commit, load, 0, "dQ has read the keys, and dS in TMEM",
+                also_awaited_by=(mma,),
+            ),
+            Barrier("p_ready", 1, mma, commit, softmax, 0, "P's partial sums are in TMEM"),
+            Barrier("p_free", 1, softmax, every, mma, 0, "P has been read"),
+            Barrier("dp_ready", 1, mma, commit, softmax, 0, "dP's partial sums are in TMEM"),
+            Barrier(
+                "partial_full", 1, softmax, one, softmax, self.partial_bytes,
+                "the peer's partial sums have come",
+            ),
+            Barrier(
+                "partial_free", 1, softmax, every, softmax, 0, "the peer has read what came",
+                from_peer=True,
+            ),
+            Barrier("s_ready", 1, softmax, every, mma, 0, "S is in shared memory"),
+            Barrier("ds_ready", 1, softmax, every, mma, 0, "dS is in shared memory and TMEM"),
+            Barrier("s_ds_free", 1, mma, commit, softmax, 0, "the block's dKV is computed"),
+            Barrier("dkv_ready", 3, mma, commit, reduce, 0, "a part of dKV is in TMEM"),
+            Barrier("dkv_free", 3, reduce, every, mma, 0, "the part has been read"),
+            Barrier(
+                "rows_full", self.index_stages, load, lanes, softmax, 0, rows + " are there",
+                also_awaited_by=(reduce,),
+            ),
+            Barrier(
+                "rows_free", self.index_stages, softmax, warps, load, 0, rows + " have been read",
+                also_produced_by=reduce,
+            ),
+            Barrier(
+                "dq_ready", 1, mma, commit, softmax, 0, "all MMAs are done",
+                also_awaited_by=(reduce,),
+            ),
+        )  # fmt: skip
+
+    def barrier(self, name: str) -> Barrier:
+        """The barrier of that name."""
+        return next(barrier for barrier in self.barriers if barrier.name == name)
+
+    def barrier_offset(self, name: str) -> int:
+        """Bytes from the base of shared memory to the barrier's first stage."""
+        at = self.smem.offset("barriers")
+        for barrier in self.barriers:
+            if barrier.name == name:
+                return at
+            at += barrier.stages * 8
+        raise KeyError(f"no barrier {name!r} in this plan")

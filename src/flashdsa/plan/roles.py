@@ -1,0 +1,113 @@
+"""Warps by what they do, and the barriers between them: arrival counts follow from who arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from flashdsa.plan.smem import BudgetError
+
+WARP_SIZE = 32
+WARPGROUP_SIZE = 128
+REGISTER_STEP = 8
+"""Registers are allocated in steps of this many a thread."""
+
+
+class Arrives(StrEnum):
+    """Who of a role arrives in each phase of a barrier."""
+
+    ONE_THREAD = "one thread"
+    EVERY_THREAD = "every thread"
+    EVERY_WARP = "a lane of each warp"
+    EVERY_LANE_OF_ONE_WARP = "the lanes of one warp"
+    COMMIT = "tcgen05.commit"
+    WARPS_OF_ONE_GROUP = "a lane of each warp of one warpgroup"
+
+
+@dataclass(frozen=True)
+class Role:
+    """Warps of a CTA that run the same code.
+
+    Attributes:
+        registers: at most, of each thread. does: for people.
+    """
+
+    name: str
+    threads: int
+    registers: int
+    does: str
+
+    @property
+    def warps(self) -> int:
+        """Warps of the role."""
+        return self.threads // WARP_SIZE
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """mbarriers, one a stage, of which one role waits for another.
+
+    Attributes:
+        name: of its region in shared memory. stages: how many.
+        producer: the role that arrives. arrives: who of it. consumer: the role that waits.
+        transaction_bytes: that asynchronous copies bring in a phase besides.
+        completed: what a completed phase says.
+        also_produced_by: another role of which as many arrive. also_awaited_by: who waits besides.
+        from_peer: the producer is the role of the cluster's other CTA.
+    """
+
+    name: str
+    stages: int
+    producer: Role
+    arrives: Arrives
+    consumer: Role
+    transaction_bytes: int
+    completed: str
+    also_produced_by: Role | None = None
+    also_awaited_by: tuple[Role, ...] = ()
+    from_peer: bool = False
+
+    @property
+    def arrivals(self) -> int:
+        """Arrivals that complete a phase: the count that the barrier is initialised with."""
+        arriving = [self.producer]
+        if self.also_produced_by is not None:
+            arriving.append(self.also_produced_by)
+        return sum(self._arrivals_of(role) for role in arriving)
+
+    def _arrivals_of(self, role: Role) -> int:
+        return {
+            Arrives.ONE_THREAD: 1,
+            Arrives.COMMIT: 1,
+            Arrives.EVERY_THREAD: role.threads,
+            Arrives.EVERY_WARP: role.warps,
+            Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
+            Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
+        }[self.arrives]
+
+
+def check_registers(roles: Sequence[Role], registers: int, most: int = 255) -> None:
+    """Hold the roles' register counts against what setmaxnreg takes and the CTA has.
+
+    Raises:
+        BudgetError: names the role.
+    """
+    for role in roles:
+        if role.registers % REGISTER_STEP or not 24 <= role.registers <= most:
+            raise BudgetError(
+                f"registers: {role.name} has {role.registers} a thread; setmaxnreg takes "
+                f"multiples of {REGISTER_STEP} from 24 to {most}"
+            )
+    total = sum(role.threads * role.registers for role in roles)
+    if total > registers:
+        largest = max(roles, key=lambda role: role.threads * role.registers)
+        table = "; ".join(f"{role.name} {role.threads} x {role.registers}" for role in roles)
+        raise BudgetError(
+            f"registers: {total} planned, {registers} available; {largest.name} takes most. {table}"
+        )
+
+
+def registers_each(threads: int, registers: int) -> int:
+    """Registers of a thread where `threads` share `registers` evenly."""
+    return registers // threads // REGISTER_STEP * REGISTER_STEP

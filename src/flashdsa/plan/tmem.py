@@ -1,0 +1,68 @@
+"""Tensor memory as a list of column ranges that may share columns in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashdsa.plan.smem import BudgetError, Extent, refuse_conflicts
+
+LEAST_COLUMNS = 32
+"""Of an allocation; all are powers of two (PTX ISA, "tcgen05.alloc")."""
+
+
+@dataclass(frozen=True)
+class TmemRegion:
+    """Columns of 128 lanes.
+
+    Attributes:
+        column: the first one. columns: how many. holds: what lies there, for people.
+        live: first and last step of the kernel's period in which it holds something; None: always.
+    """
+
+    name: str
+    column: int
+    columns: int
+    holds: str
+    live: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class TmemPlan:
+    """Regions of one allocation."""
+
+    regions: tuple[TmemRegion, ...]
+    allocated: int
+    capacity: int
+
+    def column(self, name: str) -> int:
+        """The region's first column."""
+        return self.region(name).column
+
+    def region(self, name: str) -> TmemRegion:
+        """The region of that name."""
+        for region in self.regions:
+            if region.name == name:
+                return region
+        raise KeyError(f"no region {name!r} in this plan")
+
+
+def plan_tmem(regions: Sequence[TmemRegion], capacity: int) -> TmemPlan:
+    """Check the regions.
+
+    Raises:
+        BudgetError: one ends behind `capacity`, or two share columns while both are live.
+    """
+    for region in regions:
+        if region.column + region.columns > capacity:
+            raise BudgetError(
+                f"tensor memory: {region.name} [{region.column}, "
+                f"{region.column + region.columns}) ends behind the {capacity} columns"
+            )
+    refuse_conflicts(
+        "tensor memory",
+        [Extent(r.name, r.column, r.column + r.columns, r.live) for r in regions],
+    )
+    used = max(region.column + region.columns for region in regions)
+    allocated = max(LEAST_COLUMNS, 1 << (used - 1).bit_length())
+    return TmemPlan(tuple(regions), allocated, capacity)

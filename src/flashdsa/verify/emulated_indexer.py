@@ -1,0 +1,119 @@
+"""The Hopper indexer's compiled kernel on the CPU: what a GPU would run, on ptxemu and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.indexer import check_values
+from flashdsa.backends.sm90.indexer import require_layout
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit.functions import compile_plan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.settings import Settings
+from ptxemu.check import Finding
+from ptxemu.launch_setup import LaunchSetup
+
+NUM_CTAS = 4
+"""CTAs of an emulated launch: enough to share rows, few enough to wait for."""
+POISON = 0x7F7F7F7F
+"""What workspaces hold that the kernel must not rely on."""
+
+
+@dataclass(frozen=True)
+class EmulatedLaunch:
+    """What a launch said besides its output.
+
+    Attributes:
+        findings: warnings and notes of the check. setup: what was launched.
+        arrivals: the counters that the kernel must leave at 0.
+    """
+
+    findings: tuple[Finding, ...]
+    setup: LaunchSetup
+    arrivals: Tensor
+
+
+def topk_indexer(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+    *,
+    sorted: bool,
+    check: bool,
+) -> None:
+    """The backend "emulate-sm90": as the backend "sm90", on CPU tensors.
+
+    Raises:
+        ptxemu.HazardError: the kernel has a race, a bad access or another hazard.
+    """
+    require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    if check and Settings.from_environment().check:
+        check_values(seq_lens, block_table, k_index_cache_fp8.shape[0])
+    if topk_indices.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
+        topk_indices.fill_(-1)
+        return
+    plan = IndexerPlan(num_heads=q_index_fp8.shape[1], topk=topk_indices.shape[1], sorted=sorted)
+    emulate_indexer(
+        plan, q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+    )
+
+
+def emulate_indexer(
+    plan: IndexerPlan,
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+    *,
+    num_ctas: int = NUM_CTAS,
+    seed: int = 0,
+) -> EmulatedLaunch:
+    """One checked launch of the plan's kernel on `num_ctas` CTAs, written into `topk_indices`.
+
+    Args:
+        seed: of the order in which warps and asynchronous work take turns.
+
+    Raises:
+        ptxemu.HazardError: the check found an error.
+    """
+    function = _compiled(plan)
+    from ptxemu.cutedsl import emulate
+
+    arrivals = torch.zeros(len(seq_lens), dtype=torch.int32)
+    lists = torch.full((plan.slots(num_ctas), plan.slot_words), POISON, dtype=torch.int32)
+    setups: list[LaunchSetup] = []
+    with emulate(arch="sm_90a", seed=seed, on_launch=setups.append) as run:
+        function(
+            q_index_fp8,
+            k_index_cache_fp8.view(torch.uint8),
+            weights,
+            seq_lens,
+            block_table,
+            topk_indices,
+            arrivals,
+            lists,
+            num_ctas,
+        )
+    (setup,) = setups
+    return EmulatedLaunch(tuple(run.findings), setup, arrivals)
+
+
+@lru_cache(maxsize=8)
+def _compiled(plan: IndexerPlan) -> Any:
+    for package in ("cutlass", "llvmlite", "tvm_ffi"):
+        if find_spec(package) is None:
+            raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
+    import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
+
+    return compile_plan(plan)

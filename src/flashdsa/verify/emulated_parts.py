@@ -1,0 +1,124 @@
+"""The indexer's single operations as Hopper kernels on the CPU: on ptxemu and checked."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu import index_k_cache
+from flashdsa.backends.sm90.index_k_cache import require_packed
+from flashdsa.backends.sm90.indexer import require_layout
+from flashdsa.backends.sm90.quantize import dtype_name, readable
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit.parts import Part, compile_part
+from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
+from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+
+NUM_CTAS = 4
+"""CTAs of an emulated launch: enough to share rows, few enough to wait for."""
+POISON = 0x7F7F7F7F
+"""What workspaces hold that the kernel must not rely on."""
+
+
+def launch(plan: Part, *arguments: Any, seed: int = 0) -> list[Any]:
+    """One checked launch; returns the findings that are no errors.
+
+    Args:
+        seed: of the order in which warps and asynchronous work take turns.
+
+    Raises:
+        ptxemu.HazardError: the check found an error.
+    """
+    function = _compiled(plan)
+    from ptxemu.cutedsl import emulate
+
+    with emulate(arch="sm_90a", seed=seed) as run:
+        function(*arguments)
+    return list(run.findings)
+
+
+@lru_cache(maxsize=16)
+def _compiled(plan: Part) -> Any:
+    for package in ("cutlass", "llvmlite", "tvm_ffi"):
+        if find_spec(package) is None:
+            raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
+    import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
+
+    return compile_part(plan)
+
+
+def logits(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    max_len: int,
+) -> Tensor:
+    """Scores (B, max_len) fp32, as the backend "sm90" gives them."""
+    scores = torch.full((q_index_fp8.shape[0], max_len), torch.nan)
+    require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, scores)
+    if scores.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
+        return scores.fill_(-torch.inf)
+    plan = LogitsPlan(num_heads=q_index_fp8.shape[1])
+    cache = k_index_cache_fp8.view(torch.uint8)
+    launch(plan, q_index_fp8, cache, weights, seq_lens, block_table, scores, NUM_CTAS)
+    return scores
+
+
+def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) -> Tensor:
+    """Positions (B, topk) int32, as the backend "sm90" gives them."""
+    positions = torch.full((scores.shape[0], topk), POISON, dtype=torch.int32)
+    if scores.numel() == 0:
+        return positions.fill_(-1)
+    emulate_topk(TopkPlan(topk=topk, sorted=sorted), scores, lengths, positions)
+    return positions
+
+
+def emulate_topk(
+    plan: TopkPlan,
+    scores: Tensor,
+    lengths: Tensor,
+    positions: Tensor,
+    *,
+    num_ctas: int = NUM_CTAS,
+    seed: int = 0,
+) -> list[Any]:
+    """One checked launch of the plan's kernel on `num_ctas` CTAs, written into `positions`."""
+    arrivals = torch.zeros(len(lengths), dtype=torch.int32)
+    lists = torch.full((plan.slots(num_ctas), plan.slot_words), POISON, dtype=torch.int32)
+    findings = launch(plan, scores, lengths, positions, arrivals, lists, num_ctas, seed=seed)
+    assert not arrivals.any(), "the kernel left counters behind"
+    return findings
+
+
+def quantize_index_k(k: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 (T, 128) and scales (T,), as the backend "sm90" gives them."""
+    fp8 = torch.empty(k.shape, dtype=torch.float8_e4m3fn)
+    scale = torch.empty(k.shape[0])
+    if k.shape[0]:
+        launch(QuantizePlan(dtype_name(k), 0), readable(k), fp8.view(torch.uint8), scale)
+    return fp8, scale
+
+
+def quantize_index_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 (B, H, 128) and folded weights (B, H), as the backend "sm90" gives them."""
+    fp8, scale = quantize_index_k(q.reshape(-1, q.shape[-1]))
+    return fp8.view(q.shape), weights * scale.view(weights.shape)
+
+
+def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
+    """Write keys into their slots, as the backend "sm90" does."""
+    require_packed(cache)
+    if k.shape[0] and cache.shape[0]:
+        plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
+        launch(plan, readable(k), slots.contiguous(), cache.view(torch.uint8))
+
+
+read = index_k_cache.read

@@ -1,0 +1,114 @@
+"""The Hopper top-k kernel, emulated and checked: exact whatever scores, order and lengths."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.errors import UnsupportedError
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
+
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.verify.emulated_parts import emulate_topk
+
+WIDTH = 1700
+
+
+def awkward_scores() -> dict[str, Tensor]:
+    """Rows of scores by what is awkward about them."""
+    generator = torch.Generator().manual_seed(7)
+    normal = torch.randn(WIDTH, generator=generator)
+    halves = torch.randint(0, 2, (WIDTH,), generator=generator)
+    mixed = normal.clone()
+    mixed[::3], mixed[1::7], mixed[2::5] = math.nan, math.inf, -math.inf
+    few = torch.full((WIDTH,), math.nan)
+    few[::5] = -math.inf
+    return {
+        "random": normal,
+        "all equal": torch.full((WIDTH,), -2.5),
+        "two values": halves.float(),
+        "signed zeros": torch.where(halves > 0, 0.0, -0.0),
+        "ascending": normal.sort().values,
+        "descending": normal.sort(descending=True).values,
+        "NaN and infinities": mixed,
+        "nearly all NaN": few,
+        "neighbours in the last bit": (normal.view(torch.int32) & 3 | 0x3F800000).view(torch.float),
+        "denormal": normal * 1e-39,
+        "far apart": torch.exp(40 * normal),
+    }
+
+
+def assert_exact(plan: TopkPlan, scores: Tensor, lengths: list[int], **launch: int) -> None:
+    """The emulated kernel gives what the CPU backend gives."""
+    given = torch.tensor(lengths, dtype=torch.int32)
+    positions = torch.full((len(lengths), plan.topk), -99, dtype=torch.int32)
+    emulate_topk(plan, scores, given, positions, **launch)
+    clamped = given.clamp(0, scores.shape[1])
+    expected = flashdsa.topk_indices(scores, clamped, plan.topk, sorted=plan.sorted, backend="cpu")
+    wrong = (positions != expected).any(1).nonzero().flatten().tolist()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("by_score", [False, True], ids=["default order", "sorted"])
+def test_awkward_scores(by_score):
+    rows = awkward_scores()
+    plan = TopkPlan(topk=512, sorted=by_score, shared_pages=8)
+    assert_exact(plan, torch.stack(list(rows.values())), [WIDTH] * len(rows), num_ctas=3)
+
+
+@pytest.mark.parametrize("by_score", [False, True], ids=["default order", "sorted"])
+def test_any_lengths_and_distances_between_rows(by_score):
+    lengths = [0, 1, 511, 512, 513, 65, 1500, 64]
+    wide = torch.randn(len(lengths), 1600, generator=torch.Generator().manual_seed(1))
+    plan = TopkPlan(topk=512, sorted=by_score, shared_pages=8)
+    assert_exact(plan, wide[:, 3:1503], lengths, num_ctas=2)
+
+
+@pytest.mark.parametrize("values", ["random", "ascending", "two"])
+def test_rows_beyond_the_lists_capacity_on_one_cta_and_shared(values):
+    scores = torch.randn(2, 15000, generator=torch.Generator().manual_seed(2))
+    if values == "ascending":
+        scores = scores.sort(dim=1).values
+    if values == "two":
+        scores = (scores > 0).float()
+    plan = TopkPlan(topk=512, shared_pages=8)
+    assert_exact(plan, scores[:1], [14999], num_ctas=1)
+    assert_exact(plan, scores, [15000, 5000], num_ctas=3)
+
+
+def test_lengths_outside_the_scores_are_clamped():
+    scores = torch.randn(3, 700, generator=torch.Generator().manual_seed(3))
+    plan = TopkPlan(topk=512, shared_pages=8)
+    assert_exact(plan, scores, [-5, 2**31 - 1, 701], num_ctas=2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_of_warps_and_copies_matters(seed):
+    scores = torch.randn(1, 2000, generator=torch.Generator().manual_seed(4)).mul(8).round()
+    plan = TopkPlan(topk=512, shared_pages=8)
+    assert_exact(plan, scores, [2000], num_ctas=4, seed=seed)
+
+
+def test_public_operation_with_the_models_topk():
+    scores = torch.randn(2, 3000, generator=torch.Generator().manual_seed(5))
+    lengths = torch.tensor([3000, 2048], dtype=torch.int32)
+    got = flashdsa.topk_indices(scores, lengths, 2048, backend="emulate-sm90")
+    assert torch.equal(got, flashdsa.topk_indices(scores, lengths, 2048, backend="cpu"))
+
+
+def test_no_scores_at_all():
+    lengths = torch.zeros(2, dtype=torch.int32)
+    got = flashdsa.topk_indices(torch.empty(2, 0), lengths, 512, backend="emulate-sm90")
+    assert got.tolist() == [[-1] * 512] * 2
+
+
+def test_other_sizes_are_refused_by_name():
+    scores, lengths = torch.zeros(1, 64), torch.ones(1, dtype=torch.int32)
+    with pytest.raises(UnsupportedError, match=r"topk: needs 100, has 512, 1024, 2048"):
+        flashdsa.topk_indices(scores, lengths, 100, backend="emulate-sm90")
