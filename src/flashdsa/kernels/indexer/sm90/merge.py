@@ -47,6 +47,7 @@ from flashdsa.kernels.indexer.sm90.select import (
     rank_candidates,
     take_place,
 )
+from flashdsa.problem import PAGE_SIZE
 
 VOTE_BARRIER = 2
 """The named barrier that also votes."""
@@ -54,7 +55,6 @@ LOADED_TOGETHER = 4
 """Entries of a back that a lane has in flight."""
 PAIRS_TOGETHER = 6
 """Pairs of front entries that a thread has in flight."""
-from flashdsa.problem import PAGE_SIZE
 
 
 class Workspace(NamedTuple):
