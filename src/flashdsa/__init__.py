@@ -49,7 +49,8 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("flashdsa.api"), name)
+        function = globals()[name] = getattr(import_module("flashdsa.api"), name)
+        return function
     raise AttributeError(f"module 'flashdsa' has no attribute {name!r}")
 
 

@@ -108,3 +108,28 @@ for _operation, (_entry, _features) in _SM90_PARTS.items():
             automatic=False,
         )
     )
+
+_SM100_BACKWARD = Features(
+    devices=("cuda",),
+    dtypes=("bfloat16",),
+    num_heads=OneOf((128,)),
+    d_qk=OneOf((576,)),
+    d_v=OneOf((512,)),
+    attn_sink=True,
+    topk_length=True,
+    capability=(10, 0),
+)
+registry.register(
+    Implementation(
+        Operation.MLA_BWD, "sm100", "flashdsa.backends.sm100.sparse_mla:backward", _SM100_BACKWARD
+    )
+)
+registry.register(
+    Implementation(
+        Operation.MLA_BWD,
+        "emulate-sm100",
+        "flashdsa.verify.emulated_backward:backward",
+        replace(_SM100_BACKWARD, devices=("cpu",), capability=None),
+        automatic=False,
+    )
+)

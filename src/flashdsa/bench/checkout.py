@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 RESULTS = Path("benchmarks") / "results"
+RECORDED = "git.json"
+"""Beside src/ in a copy of the tree without .git: the `Checkout.as_dict` of where it was copied."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,11 @@ class Checkout:
 
 
 def find_checkout() -> Checkout | None:
-    """The checkout that the imported flashdsa lies in; None for an installed copy."""
+    """The checkout, or recorded copy of one, of the imported flashdsa; else None."""
     root = Path(__file__).resolve().parents[3]
+    if (root / RECORDED).is_file():
+        recorded = json.loads((root / RECORDED).read_text(encoding="utf-8"))
+        return Checkout(root, recorded["commit"], recorded["dirty"])
     if not (root / ".git").exists() or not (root / "benchmarks").is_dir():
         return None
     # Result files do not change what was measured, so they do not make a checkout dirty.

@@ -12,6 +12,7 @@ import torch
 
 from flashdsa.bench.cases import OPERATIONS, Case, Shape, build_case
 from flashdsa.bench.checkout import RESULTS, Checkout, find_checkout
+from flashdsa.bench.gpu.result import GpuBenchResult
 from flashdsa.bench.machine import Machine, describe_machine
 from flashdsa.bench.memory import OPERATIONS as MEMORY_OPERATIONS
 from flashdsa.bench.memory import QUERIES, measure_memory
@@ -103,7 +104,7 @@ def _time(case: Case, options: BenchOptions, after_sample: Callable[[], None]) -
     )
 
 
-def result_path(result: BenchResult, target: str, out: Path | None = None) -> Path:
+def result_path(result: BenchResult | GpuBenchResult, target: str, out: Path | None = None) -> Path:
     """Where the result file goes.
 
     Args:

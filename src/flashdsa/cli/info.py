@@ -87,7 +87,7 @@ def _print_settings(console: Console, settings: list[tuple[str, str, str]]) -> N
 
 def _print_implementations(console: Console, rows: list[dict[str, Any]]) -> None:
     headings = ("operation", "backend", "dtypes", "sizes", "options", "runs here")
-    table = new_table([(heading, "wrap") for heading in headings])
+    table = new_table([(h, "left" if h in headings[:2] else "wrap") for h in headings])
     for row in rows:
         if not row["implemented"]:
             continue

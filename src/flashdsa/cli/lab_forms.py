@@ -89,7 +89,7 @@ def forms(
     """
     from flashdsa.lab.forms import examine
     from flashdsa.lab.forms_catalog import catalog, form_named
-    from flashdsa.lab.ptxas import MISSING, find_assembler
+    from flashdsa.toolchain.ptxas import MISSING, find_assembler
 
     judge = None if no_assemble else find_assembler()
     if judge is None and not no_assemble:

@@ -14,6 +14,7 @@ from flashdsa.cli.bench import bench
 from flashdsa.cli.check import check
 from flashdsa.cli.demo import demo
 from flashdsa.cli.info import info
+from flashdsa.cli.inspect import inspect
 from flashdsa.cli.lab import lab
 from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
@@ -75,6 +76,7 @@ def cli(verbose: bool) -> None:
       flashdsa check     errors of every operation against float64, on fresh random inputs
       flashdsa bench     speed and memory, as JSON and a chart
       flashdsa plan      what a kernel takes of a GPU: shared memory, barriers, registers
+      flashdsa inspect   what the compiler made of it: registers by role, spills, instructions
       flashdsa lab       tensor-core instructions laid open: descriptors, operands, hazards
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
@@ -87,7 +89,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench, lab, plan):
+for command in (demo, info, check, bench, lab, plan, inspect):
     cli.add_command(command)
 
 

@@ -11,7 +11,7 @@ from flashdsa.lab.forms_emulation import Emulated, emulate_form
 from flashdsa.lab.forms_refused import Refusal, judge_refused, refused_forms
 from flashdsa.lab.forms_together import Together, judge_together
 from flashdsa.lab.forms_witnesses import Confirmation, confirmation
-from flashdsa.lab.ptxas import Assembler, Verdict
+from flashdsa.toolchain.ptxas import Assembler, Verdict
 
 OnProgress = Callable[[int, int, str], None]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flashdsa.kernels.operand_forms.sm100.plan import instruction_descriptor
 from flashdsa.lab import forms_ptx
 from flashdsa.lab.forms_ptx import Issue
-from flashdsa.lab.ptxas import Assembler
+from flashdsa.toolchain.ptxas import Assembler
 
 SECTION = 'PTX ISA, "tcgen05.mma"'
 GROUP = 'PTX ISA, "tcgen05.alloc", "tcgen05.mma", ...'

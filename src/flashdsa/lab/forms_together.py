@@ -10,7 +10,7 @@ from flashdsa.kernels.operand_forms.sm100.plan import FormPlan, instruction_desc
 from flashdsa.lab import forms_ptx
 from flashdsa.lab.forms_catalog import OperandForm
 from flashdsa.lab.forms_ptx import Issue
-from flashdsa.lab.ptxas import Assembler
+from flashdsa.toolchain.ptxas import Assembler
 
 PRODUCT, WEIGHT_STATIONARY, COPY = "mma", "mma.ws", "cp"
 

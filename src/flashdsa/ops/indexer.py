@@ -55,13 +55,23 @@ def _dsa_topk_indexer(
 ) -> None:
     """Writes `topk_indices`; `check` asks for errors on bad lengths and page ids."""
     tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    q, cache, w, lengths, table, out = tensors
+    # NOTE: written out; over a list of tensors it takes a microsecond more.
     seen = (
-        sorted,
+        *(q.shape, cache.shape, w.shape, lengths.shape, table.shape, out.shape),
+        *(q.dtype, cache.dtype, w.dtype, lengths.dtype, table.dtype, out.dtype),
+        *(q.device, cache.device, w.device, lengths.device, table.device, out.device),
+        *(cache.storage_offset() % 4, sorted),
         environment_backend() if backend == "auto" else backend,
-        k_index_cache_fp8.storage_offset() % 4,
-        *[(x.shape, x.dtype, x.device) for x in tensors],
     )
-    dense = all([x.is_contiguous() for x in tensors])
+    dense = (
+        q.is_contiguous()
+        and cache.is_contiguous()
+        and w.is_contiguous()
+        and lengths.is_contiguous()
+        and table.is_contiguous()
+        and out.is_contiguous()
+    )
     run = _checked.get(seen) if dense else None
     if run is None:
         run = _check_and_select(tensors, sorted, dense, backend)

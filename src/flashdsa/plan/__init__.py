@@ -1,7 +1,9 @@
 """Budgets as data: what kernels allocate from, what `flashdsa plan` prints, what tests check."""
 
+from flashdsa.plan.arrivals import check_arrivals, check_barriers
+from flashdsa.plan.lifetimes import BudgetError, Turn
 from flashdsa.plan.roles import Arrives, Barrier, Role, check_registers, registers_each
-from flashdsa.plan.smem import BudgetError, SmemPlan, SmemRegion, plan_smem
+from flashdsa.plan.smem import SmemPlan, SmemRegion, lay_out, plan_smem
 from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 
 __all__ = [
@@ -13,7 +15,11 @@ __all__ = [
     "SmemRegion",
     "TmemPlan",
     "TmemRegion",
+    "Turn",
+    "check_arrivals",
+    "check_barriers",
     "check_registers",
+    "lay_out",
     "plan_smem",
     "plan_tmem",
     "registers_each",

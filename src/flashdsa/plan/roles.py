@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flashdsa.plan.smem import BudgetError
+from flashdsa.plan.lifetimes import BudgetError
 
 WARP_SIZE = 32
 WARPGROUP_SIZE = 128
 REGISTER_STEP = 8
 """Registers are allocated in steps of this many a thread."""
+MOST_REGISTERS = 255
+"""Of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+SM_PARTITIONS = 4
+"""Of a streaming multiprocessor, each with its own warps and registers."""
 
 
 class Arrives(StrEnum):
@@ -109,5 +113,13 @@ def check_registers(roles: Sequence[Role], registers: int, most: int = 255) -> N
 
 
 def registers_each(threads: int, registers: int) -> int:
-    """Registers of a thread where `threads` share `registers` evenly."""
-    return registers // threads // REGISTER_STEP * REGISTER_STEP
+    """Registers that each of `threads` can have at launch, of an SM's `registers`.
+
+    Warps are spread over the SM's partitions, each with its share of the registers: of 17 warps 5
+    are in one partition, and their threads get 65,536 / 4 / (5 * 32) in steps of 8, which is 96
+    and not 65,536 / 544 = 120. ptxas derives the same cap from .reqntid.
+    """
+    warps = -(-threads // WARP_SIZE)
+    of_one = -(-warps // SM_PARTITIONS)
+    share = registers // SM_PARTITIONS // (of_one * WARP_SIZE)
+    return min(share // REGISTER_STEP * REGISTER_STEP, MOST_REGISTERS)

@@ -4,43 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
-
-class BudgetError(ValueError):
-    """A plan asks for more than the architecture has."""
-
-
-@dataclass(frozen=True)
-class Extent:
-    """What a region occupies, bytes or columns, and when: see SmemRegion.live."""
-
-    name: str
-    start: int
-    stop: int
-    live: tuple[int, int] | None
-
-
-def refuse_conflicts(memory: str, extents: Sequence[Extent]) -> None:
-    """Check that no two extents overlap while both are live.
-
-    Raises:
-        BudgetError: names both.
-    """
-    for one, other in combinations(extents, 2):
-        apart = one.stop <= other.start or other.stop <= one.start
-        if apart or _in_turns(one.live, other.live):
-            continue
-        raise BudgetError(
-            f"{memory}: {one.name} [{one.start}, {one.stop}) and {other.name} "
-            f"[{other.start}, {other.stop}) overlap and are live at the same time"
-        )
-
-
-def _in_turns(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
-    if one is None or other is None:
-        return False
-    return one[1] < other[0] or other[1] < one[0]
+from flashdsa.plan.lifetimes import BudgetError, Turn, extents_of, refuse_conflicts
 
 
 @dataclass(frozen=True)
@@ -50,7 +15,8 @@ class SmemRegion:
     Attributes:
         bytes: size. align: of its start, a power of two. holds: what lies there, for people.
         overlays: the region at whose start it lies; it may reach over those that follow.
-        live: first and last step of the kernel in which it holds something; None: always.
+        turns: the steps of the kernel in which it holds something; none: always.
+        pieces: equal ones, such as stages, that turns may name.
     """
 
     name: str
@@ -58,7 +24,8 @@ class SmemRegion:
     align: int
     holds: str
     overlays: str = ""
-    live: tuple[int, int] | None = None
+    turns: tuple[Turn, ...] = ()
+    pieces: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,13 +52,8 @@ class SmemPlan:
         raise KeyError(f"no region {name!r} in this plan")
 
 
-def plan_smem(regions: Sequence[SmemRegion], capacity: int) -> SmemPlan:
-    """Lay regions out in their order.
-
-    Raises:
-        BudgetError: they exceed `capacity` bytes; shows every region with its offset. Or two that
-            share bytes are live in the same step.
-    """
+def lay_out(regions: Sequence[SmemRegion]) -> tuple[tuple[int, ...], int]:
+    """The regions' offsets in their order, and the bytes of all; nothing is checked."""
     offsets: list[int] = []
     end = 0
     for region in regions:
@@ -100,14 +62,28 @@ def plan_smem(regions: Sequence[SmemRegion], capacity: int) -> SmemPlan:
             start = offsets[[other.name for other in regions].index(region.overlays)]
         offsets.append(start)
         end = max(end, start + region.bytes)
+    return tuple(offsets), end
+
+
+def plan_smem(regions: Sequence[SmemRegion], capacity: int) -> SmemPlan:
+    """Lay regions out in their order.
+
+    Raises:
+        BudgetError: they exceed `capacity` bytes; shows every region with its offset. Or two that
+            share bytes are live in the same step.
+    """
+    offsets, end = lay_out(regions)
     refuse_conflicts(
         "shared memory",
         [
-            Extent(region.name, start, start + region.bytes, region.live)
+            extent
             for region, start in zip(regions, offsets, strict=True)
+            for extent in extents_of(
+                region.name, start, start + region.bytes, region.pieces, region.turns
+            )
         ],
     )
-    plan = SmemPlan(tuple(regions), tuple(offsets), end, capacity)
+    plan = SmemPlan(tuple(regions), offsets, end, capacity)
     if end > capacity:
         first = next(r for r, at in zip(regions, offsets, strict=True) if at + r.bytes > capacity)
         table = "; ".join(

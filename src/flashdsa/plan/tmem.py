@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashdsa.plan.smem import BudgetError, Extent, refuse_conflicts
+from flashdsa.plan.lifetimes import BudgetError, Turn, extents_of, refuse_conflicts
 
 LEAST_COLUMNS = 32
 """Of an allocation; all are powers of two (PTX ISA, "tcgen05.alloc")."""
@@ -17,14 +17,14 @@ class TmemRegion:
 
     Attributes:
         column: the first one. columns: how many. holds: what lies there, for people.
-        live: first and last step of the kernel's period in which it holds something; None: always.
+        turns: the steps of the kernel in which it holds something; none: always.
     """
 
     name: str
     column: int
     columns: int
     holds: str
-    live: tuple[int, int] | None = None
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ def plan_tmem(regions: Sequence[TmemRegion], capacity: int) -> TmemPlan:
             )
     refuse_conflicts(
         "tensor memory",
-        [Extent(r.name, r.column, r.column + r.columns, r.live) for r in regions],
+        [
+            extent
+            for r in regions
+            for extent in extents_of(r.name, r.column, r.column + r.columns, 1, r.turns)
+        ],
     )
     used = max(region.column + region.columns for region in regions)
     allocated = max(LEAST_COLUMNS, 1 << (used - 1).bit_length())

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu import index_k_cache
-from flashdsa.backends.sm90.index_k_cache import require_packed
+from flashdsa.backends.sm90 import index_k_cache as gpu_cache
+from flashdsa.backends.sm90 import logits as gpu_logits
+from flashdsa.backends.sm90 import topk as gpu_topk
 from flashdsa.backends.sm90.indexer import require_layout
 from flashdsa.backends.sm90.quantize import dtype_name, readable
 from flashdsa.errors import UnsupportedError
@@ -64,6 +66,7 @@ def logits(
     """Scores (B, max_len) fp32, as the backend "sm90" gives them."""
     scores = torch.full((q_index_fp8.shape[0], max_len), torch.nan)
     require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, scores)
+    gpu_logits.check_if_asked(seq_lens, block_table, len(k_index_cache_fp8), max_len)
     if scores.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
         return scores.fill_(-torch.inf)
     plan = LogitsPlan(num_heads=q_index_fp8.shape[1])
@@ -74,6 +77,7 @@ def logits(
 
 def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) -> Tensor:
     """Positions (B, topk) int32, as the backend "sm90" gives them."""
+    gpu_topk.check_if_asked(lengths, scores.shape[1])
     positions = torch.full((scores.shape[0], topk), POISON, dtype=torch.int32)
     if scores.numel() == 0:
         return positions.fill_(-1)
@@ -115,10 +119,11 @@ def quantize_index_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
     """Write keys into their slots, as the backend "sm90" does."""
-    require_packed(cache)
+    gpu_cache.require_aligned_pages(cache)
+    gpu_cache.check_if_asked(slots, cache)
     if k.shape[0] and cache.shape[0]:
         plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
-        launch(plan, readable(k), slots.contiguous(), cache.view(torch.uint8))
+        launch(plan, readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
 
 
 read = index_k_cache.read

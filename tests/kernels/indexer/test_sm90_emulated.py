@@ -157,3 +157,12 @@ def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = make_inputs([600], num_heads=16)
     with pytest.raises(Exception, match=r"(?i)deadlock"):
         emulate_indexer(plan, *inputs, inputs.output(512), num_ctas=1)
+
+
+def test_rows_of_the_table_may_lie_apart() -> None:
+    inputs = make_inputs([3000, 100, 2100])
+    wide = torch.full((3, inputs.block_table.shape[1] + 5), -7, dtype=torch.int32)
+    wide[:, : inputs.block_table.shape[1]] = inputs.block_table
+    table = wide[:, : inputs.block_table.shape[1]]
+    assert not table.is_contiguous()
+    assert_as_the_cpu(MODEL, inputs._replace(block_table=table))

@@ -106,3 +106,20 @@ def test_bad_pages_and_lengths_reach_nothing_outside():
     assert (scores[0] == -math.inf).all()
     assert (scores[1, 320:] == -math.inf).all()
     assert torch.equal(scores[1, 64:200], expected[1, 64:200])
+
+
+@pytest.mark.parametrize(
+    ("row_length", "page", "max_len", "message"),
+    [
+        (-1, 0, 300, r"seq_lens\[0\] = -1"),
+        (321, 0, 400, r"block_table: expected at least 6 pages"),
+        (300, 99, 300, r"block_table\[0, 0\] = 99"),
+        (300, 0, 200, r"max_len: expected at least the longest of seq_lens, 300; got 200"),
+    ],
+)
+def test_checked_values_are_errors(row_length, page, max_len, message, monkeypatch):
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    inputs = make_inputs([300, 100])
+    inputs.seq_lens[0], inputs.block_table[0, 0] = row_length, page
+    with pytest.raises(ValueError, match=message):
+        flashdsa.indexer_logits(*inputs, max_len, backend="emulate-sm90")

@@ -99,6 +99,29 @@ def test_slots_outside_the_cache_are_not_written():
     assert int(written.sum()) <= 2 * 132
 
 
+@pytest.mark.parametrize(
+    ("slots", "message"), [([0, 128], "got 128"), ([-2, 0], "got -2"), ([5, 5], "got 5 2 times")]
+)
+def test_checked_slots_are_errors_and_nothing_is_written(slots, message, monkeypatch):
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    cache = torch.full((2, 64, 1, 132), UNTOUCHED, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=message):
+        flashdsa.write_index_k_cache(
+            torch.zeros(2, 128), torch.tensor(slots), cache, backend="emulate-sm90"
+        )
+    assert (cache == UNTOUCHED).all()
+
+
+def test_pages_apart_in_memory_are_written_in_place():
+    memory = torch.full((8, 64, 1, 132), UNTOUCHED, dtype=torch.int8)
+    keys, slots = awkward_keys(torch.bfloat16)[20:60], torch.arange(60, 100)
+    expected = memory[::2].clone()
+    flashdsa.write_index_k_cache(keys, slots, expected, backend="cpu")
+    flashdsa.write_index_k_cache(keys, slots, memory[::2], backend="emulate-sm90")
+    assert torch.equal(memory[::2], expected)
+    assert (memory[1::2] == UNTOUCHED).all()
+
+
 def test_rows_with_gaps_and_odd_addresses_are_read_right():
     wide = torch.randn(9, 131, generator=torch.Generator().manual_seed(4)).bfloat16()
     keys = wide[:, 1:129]

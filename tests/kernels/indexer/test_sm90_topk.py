@@ -102,6 +102,15 @@ def test_public_operation_with_the_models_topk():
     assert torch.equal(got, flashdsa.topk_indices(scores, lengths, 2048, backend="cpu"))
 
 
+def test_checked_lengths_are_errors(monkeypatch):
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    lengths = torch.tensor([64, 65], dtype=torch.int32)
+    with pytest.raises(
+        ValueError, match=r"lengths: expected values in \[0, 64\].*lengths\[1\] = 65"
+    ):
+        flashdsa.topk_indices(torch.zeros(2, 64), lengths, 512, backend="emulate-sm90")
+
+
 def test_no_scores_at_all():
     lengths = torch.zeros(2, dtype=torch.int32)
     got = flashdsa.topk_indices(torch.empty(2, 0), lengths, 512, backend="emulate-sm90")

@@ -134,7 +134,7 @@ def backward(  # noqa: PLR0913 - the operation has these operands
         d_out = dO[rows].to(dtype)
         delta = (O[rows].to(dtype) * d_out).sum(-1)
         if attn_sink is not None:
-            tile_lse, tile_d_sink = _sink_backward(tile_lse, attn_sink, delta)
+            tile_lse, tile_d_sink = sink_backward(tile_lse, attn_sink, delta)
             d_sink += tile_d_sink
         # (queries, 2H, d_qk): q above dO padded with zeros, so that one product gives dK + [dV, 0].
         q_and_do = torch.zeros(len(delta), 2 * num_heads, d_qk, dtype=dtype)
@@ -209,7 +209,7 @@ def _logits(q: Tensor, keys_t: Tensor, sm_scale: float) -> Tensor:
     return torch.bmm(q.double(), keys_t.double()).mul_(sm_scale)
 
 
-def _sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+def sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """lse' = logaddexp(lse, sink) (queries, H), and the tile's d_sink (H,).
 
     The sink's share exp(sink - lse') is inf - inf for a sink of +inf and for rows without a valid

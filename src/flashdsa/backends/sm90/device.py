@@ -17,4 +17,5 @@ def num_ctas(device: torch.device) -> int:
 
 def values_are_checked() -> bool:
     """Whether the values of device tensors are to be read: asked for, and no graph is captured."""
-    return Settings.from_environment().check and not torch.cuda.is_current_stream_capturing()
+    captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return Settings.from_environment().check and not captures

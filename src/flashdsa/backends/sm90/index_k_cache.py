@@ -22,17 +22,15 @@ def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
     errors, which waits for the device.
 
     Raises:
-        UnsupportedError: the cache's pages have gaps, or its address is not a multiple of 16.
+        UnsupportedError: pages begin at addresses that are no multiples of 16.
     """
-    require_packed(cache)
-    if values_are_checked():
-        given = slots.cpu()
-        check_slots(given[given != -1], cache, distinct=True)
+    require_aligned_pages(cache)
+    check_if_asked(slots, cache)
     if k.shape[0] == 0 or cache.shape[0] == 0:
         return
     function = part_function(QuantizePlan(dtype_name(k), slots.element_size() * 8))
     with torch.cuda.device(cache.device):
-        function(readable(k), slots.contiguous(), cache.view(torch.uint8))
+        function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
 
 
 def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -55,15 +53,17 @@ def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     return fp8.view(torch.float8_e4m3fn), scales[page, offset].masked_fill_(~inside, 0)
 
 
-def require_packed(cache: Tensor) -> None:
-    """Raise UnsupportedError for a cache that the kernel cannot write to."""
-    if not cache.is_contiguous():
+def check_if_asked(slots: Tensor, cache: Tensor) -> None:
+    """With FLASHDSA_CHECK=1, raise ArgumentValueError for a slot outside or named twice."""
+    if values_are_checked():
+        given = slots.cpu()
+        check_slots(given[given != -1], cache, distinct=True)
+
+
+def require_aligned_pages(cache: Tensor) -> None:
+    """Raise UnsupportedError for a cache that the kernel cannot write to 16 bytes at a time."""
+    if cache.data_ptr() % ALIGNMENT or (cache.shape[0] > 1 and cache.stride(0) % ALIGNMENT):
         raise UnsupportedError(
-            "cache: the Hopper kernel takes a contiguous cache only; "
-            f"got shape {list(cache.shape)} with strides {list(cache.stride())}"
-        )
-    if cache.data_ptr() % ALIGNMENT:
-        raise UnsupportedError(
-            f"cache: the Hopper kernel needs an address aligned to {ALIGNMENT} bytes; "
-            f"got {cache.data_ptr():#x}"
+            f"cache: the Hopper kernel needs pages at multiples of {ALIGNMENT} bytes; "
+            f"got address {cache.data_ptr():#x} and page stride {cache.stride(0)}"
         )

@@ -55,20 +55,21 @@ def require_layout(
     block_table: Tensor,
     topk_indices: Tensor,
 ) -> None:
-    """What the kernel takes beyond the operation's own checks: no gaps, aligned addresses.
+    """What the kernel takes beyond the operation's own checks: aligned addresses, and no gaps but
+    between the rows of `block_table`.
 
     Raises:
         UnsupportedError: names the argument.
     """
     tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
-    if all([x.is_contiguous() for x in tensors]) and not (
+    if all([_takes(x, x is block_table) for x in tensors]) and not (
         (q_index_fp8.data_ptr() | k_index_cache_fp8.data_ptr() | weights.data_ptr())
         % COPY_ALIGNMENT
     ):
         return
     names = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
     for name, tensor in zip((*names, "topk_indices"), tensors, strict=True):
-        if not tensor.is_contiguous():
+        if not _takes(tensor, tensor is block_table):
             raise UnsupportedError(
                 f"{name}: the Hopper kernel takes contiguous tensors only; "
                 f"got shape {list(tensor.shape)} with strides {list(tensor.stride())}"
@@ -78,6 +79,10 @@ def require_layout(
                 f"{name}: the Hopper kernel needs addresses aligned to {COPY_ALIGNMENT} bytes; "
                 f"got {tensor.data_ptr():#x}"
             )
+
+
+def _takes(tensor: Tensor, rows_apart: bool) -> bool:
+    return tensor.is_contiguous() or (rows_apart and tensor.stride(-1) == 1)
 
 
 class Prepared(NamedTuple):
@@ -108,7 +113,9 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
     current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
     uint8 = torch.uint8
     num_ctas = torch.cuda.get_device_properties(index).multi_processor_count
-    by_stream: dict[int, tuple[int, Any, Any]] = {}  # (rows, arrivals, lists)
+    by_stream: dict[int, tuple[int, Any, Any]] = {}
+    kept = by_stream.get
+    nothing = (0, None, None)  # room for ids, arrivals, lists
 
     def launch(
         q_index_fp8: Tensor,
@@ -118,24 +125,23 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
         block_table: Tensor,
         topk_indices: Tensor,
     ) -> None:
-        rows = topk_indices.size(0)
-        if rows == 0 or k_index_cache_fp8.size(0) == 0:
-            topk_indices.fill_(-1)
-            return
+        if k_index_cache_fp8.dtype is not uint8:
+            k_index_cache_fp8 = k_index_cache_fp8.view(uint8)
         if several_devices and current_device() != index:
             with torch.cuda.device(index):
                 launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
             return
-        if k_index_cache_fp8.dtype is not uint8:
-            k_index_cache_fp8 = k_index_cache_fp8.view(uint8)
-        if is_capturing():
-            room, arrivals, lists, _ = workspace_for(index, rows, plan)
-        else:
-            room, arrivals, lists = by_stream.get(current_stream(index), nothing)
-            if room < rows:
-                room, arrivals, lists = by_stream[current_stream(index)] = _converted(
-                    workspace_for(index, rows, plan)
-                )
+        capturing = is_capturing()
+        room, arrivals, lists = nothing if capturing else kept(current_stream(index), nothing)
+        if not 0 < topk_indices.numel() <= room or not k_index_cache_fp8.numel():
+            if not topk_indices.numel() or not k_index_cache_fp8.numel():
+                topk_indices.fill_(-1)
+                return
+            room, arrivals, lists = _for_tvm_ffi(
+                workspace_for(index, topk_indices.shape[0], plan), topk
+            )
+            if not capturing:
+                by_stream[current_stream(index)] = room, arrivals, lists
         function(
             q_index_fp8,
             k_index_cache_fp8,
@@ -166,16 +172,15 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
             check_values(seq_lens.cpu(), block_table.cpu(), k_index_cache_fp8.shape[0])
         launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
 
-    nothing = (0, None, None)
     return Prepared(launch, checked)
 
 
-def _converted(workspace: Workspace) -> tuple[int, Any, Any]:
-    """(rows, arrivals, lists) as TVM-FFI takes them at the least cost."""
+def _for_tvm_ffi(workspace: Workspace, topk: int) -> tuple[int, Any, Any]:
+    """(ids that there is room for, arrivals, lists) in the form that costs TVM-FFI the least."""
     import tvm_ffi
 
     return (
-        workspace.rows,
+        workspace.rows * topk,
         tvm_ffi.from_dlpack(workspace.arrivals),
         tvm_ffi.from_dlpack(workspace.lists),
     )

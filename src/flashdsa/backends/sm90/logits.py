@@ -35,9 +35,7 @@ def logits(
         q_index_fp8.shape[0], max_len, dtype=torch.float32, device=q_index_fp8.device
     )
     require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, scores)
-    if values_are_checked():
-        check_values(seq_lens.cpu(), block_table.cpu(), k_index_cache_fp8.shape[0])
-        require_room(seq_lens, max_len)
+    check_if_asked(seq_lens, block_table, k_index_cache_fp8.shape[0], max_len)
     if scores.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
         return scores.fill_(-torch.inf)
     function = _function(q_index_fp8.shape[1])
@@ -59,8 +57,11 @@ def _function(num_heads: int) -> Any:
     return part_function(LogitsPlan(num_heads=num_heads))
 
 
-def require_room(seq_lens: Tensor, max_len: int) -> None:
-    """Raise ArgumentValueError when a length is beyond the width of the scores."""
+def check_if_asked(seq_lens: Tensor, block_table: Tensor, num_pages: int, max_len: int) -> None:
+    """With FLASHDSA_CHECK=1, raise ArgumentValueError for a bad length or page id."""
+    if not values_are_checked():
+        return
+    check_values(seq_lens.cpu(), block_table.cpu(), num_pages)
     longest = int(seq_lens.max()) if len(seq_lens) else 0
     if longest > max_len:
         raise ArgumentValueError(

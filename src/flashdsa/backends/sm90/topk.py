@@ -21,8 +21,7 @@ def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) 
     Lengths are clamped to [0, max_len]; with FLASHDSA_CHECK=1 others are errors, which waits for
     the device. Order and ties as on the CPU.
     """
-    if values_are_checked():
-        check_lengths(lengths.cpu(), scores.shape[1])
+    check_if_asked(lengths, scores.shape[1])
     positions = torch.empty(scores.shape[0], topk, dtype=torch.int32, device=scores.device)
     if scores.numel() == 0:
         return positions.fill_(-1)
@@ -38,6 +37,12 @@ def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) 
             workspace.num_ctas,
         )
     return positions
+
+
+def check_if_asked(lengths: Tensor, max_len: int) -> None:
+    """With FLASHDSA_CHECK=1, raise ArgumentValueError for a length outside [0, max_len]."""
+    if values_are_checked():
+        check_lengths(lengths.cpu(), max_len)
 
 
 @lru_cache

@@ -15,7 +15,7 @@ from flashdsa.kernels.indexer.sm90.quantize_kernel import launch_quantize, launc
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_kernel import launch_topk
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_BYTES, PAGE_SIZE
 
 TMA_ALIGNMENT = 16
 """Bytes, of every address that a bulk copy takes."""
@@ -25,6 +25,13 @@ WORD_ALIGNMENT = 4
 def _tensor(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
     order = tuple(reversed(range(len(shape))))
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
+
+
+def _rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
+    """A matrix whose rows may have any distance."""
+    return make_fake_tensor(
+        dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
+    )
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
@@ -37,7 +44,7 @@ def compile_indexer(plan: IndexerPlan) -> Any:
         _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
         _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _tensor(Int32, (rows, table), WORD_ALIGNMENT),
+        _rows_apart(Int32, rows, table),
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         _tensor(Int32, (counters,), WORD_ALIGNMENT),
         _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
@@ -57,7 +64,7 @@ def compile_logits(plan: LogitsPlan) -> Any:
         _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
         _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _tensor(Int32, (rows, table), WORD_ALIGNMENT),
+        _rows_apart(Int32, rows, table),
         _tensor(Float32, (rows, width), WORD_ALIGNMENT),
         Int32(1),
         plan,
@@ -71,9 +78,7 @@ def compile_topk(plan: TopkPlan) -> Any:
     rows, width, counters, slots = (cute.sym_int32() for _ in range(4))
     return cute.compile(
         launch_topk,
-        make_fake_tensor(
-            Float32, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
-        ),
+        _rows_apart(Float32, rows, width),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         _tensor(Int32, (counters,), WORD_ALIGNMENT),
@@ -94,7 +99,12 @@ def compile_quantize(plan: QuantizePlan) -> Any:
         launch = launch_write
         others = (
             _tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
-            _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
+            make_fake_tensor(
+                Uint8,
+                (pages, PAGE_BYTES),
+                stride=(cute.sym_int64(divisibility=TMA_ALIGNMENT), 1),
+                assumed_align=TMA_ALIGNMENT,
+            ),
         )
     else:
         launch = launch_quantize

@@ -21,6 +21,8 @@ from flashdsa.problem import PAGE_SIZE
 
 WORD_BITS = 32
 PAGE_BITS = PAGE_SIZE.bit_length() - 1
+GROUP = 4 * WORD_BITS
+"""Positions of one vector load from the bitmap: two pages."""
 
 
 class Output(NamedTuple):
@@ -37,7 +39,7 @@ def token_id(output: Output, row: Int32, position: Int32) -> Int32:
     """page * 64 + offset of a token; its position where there is no table."""
     if const_expr(output.block_table is None):
         return position
-    at = Int64(row) * output.block_table.shape[1] + (position >> PAGE_BITS)
+    at = Int64(row) * output.block_table.stride[0] + (position >> PAGE_BITS)
     page = (output.block_table.iterator + at).load()
     return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
 
@@ -92,12 +94,16 @@ def emit_by_position(
         # Each thread owns `span` neighbouring positions: 8, 16, 32, or some times four words.
         span = (size + plan.consumer_threads - 1) // plan.consumer_threads
         if span > WORD_BITS:
-            span = (span + 4 * WORD_BITS - 1) // (4 * WORD_BITS) * (4 * WORD_BITS)
+            span = (span + GROUP - 1) // GROUP * GROUP
         elif span > 16:
             span = Int32(32)
         else:
             span = Int32(16) if span > 8 else Int32(8)
         words = (span * plan.consumer_threads) // WORD_BITS
+        # Asked for before it is needed: with up to a word each, positions are of one page.
+        begin = thread * span
+        first = first_id(output, row, window + (begin & -WORD_BITS), length)
+        second = first
         for word in cutlass.range(thread, words, plan.consumer_threads, unroll=1):
             bitmap[word] = Int32(0)
         consumer_sync(plan)
@@ -111,28 +117,43 @@ def emit_by_position(
                 if in_window and accepts(Uint32(keys[k]), position, at_key, at_position):
                     set_bit(bitmap, Int32(position) - window)
         consumer_sync(plan)
-        begin = thread * span
         count = Int32(0)
-        for at in cutlass.range(begin, begin + span, 4 * WORD_BITS, unroll=1):
+        for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
             four = words_at(bitmap, at, span)
             for k in cutlass.range_constexpr(4):
                 count += Int32(cute.arch.popc(four[k]))
         before, total = consumer_prefix(ranking, count, thread, plan)
         place = written + before
-        for at in cutlass.range(begin, begin + span, 4 * WORD_BITS, unroll=1):
+        for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
             four = words_at(bitmap, at, span)
+            if span > WORD_BITS:
+                first = first_id(output, row, window + at, length)
+                second = first_id(output, row, window + at + PAGE_SIZE, length)
             for k in cutlass.range_constexpr(4):
                 bits = four[k]
+                base = (first if const_expr(k < 2) else second) + k % 2 * WORD_BITS
                 while bits != 0:
                     lowest = bits & (Int32(0) - bits)
-                    ranking.ordered[place] = (
-                        window + (at & -WORD_BITS) + k * WORD_BITS + 31 - clz(lowest)
-                    )
+                    ranking.ordered[place] = base + 31 - clz(lowest)
                     bits = bits ^ lowest
                     place += 1
         written += total
         consumer_sync(plan)
-    store_ids(ranking.ordered, output, row, written, thread, plan)
+    # Through shared memory, so that neighbouring threads store neighbouring ids.
+    for i in cutlass.range_constexpr(plan.topk // plan.consumer_threads):
+        place = thread + i * plan.consumer_threads
+        value = ranking.ordered[place] if place < written else Int32(-1)
+        store_id(output, row, place, value, plan)
+    consumer_sync(plan)
+
+
+@cute.jit
+def first_id(output: Output, row: Int32, position: Int32, length: Int32) -> Int32:
+    """The id of a token at the start of a page or of its second half; 0 behind the row."""
+    value = Int32(0)
+    if position < length:
+        value = token_id(output, row, position)
+    return value
 
 
 @cute.jit
@@ -267,7 +288,7 @@ def emit_all(
     page = Int32(-1)
     if lane < pages:
         page = (
-            output.block_table.iterator + (Int64(row) * output.block_table.shape[1] + lane)
+            output.block_table.iterator + (Int64(row) * output.block_table.stride[0] + lane)
         ).load()
     valid = page >= 0 and page < output.num_pages
     mask = cute.arch.vote_ballot_sync(valid)

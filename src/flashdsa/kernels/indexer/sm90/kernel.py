@@ -12,22 +12,18 @@ next segment's head ...   | rank; publish if the row is shared; the last CTA mer
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, Int32, Uint8, cute
+from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.load import Producer, produce
+from flashdsa.kernels.indexer.sm90.maps import make_maps
 from flashdsa.kernels.indexer.sm90.memory import Pipeline, allocate
 from flashdsa.kernels.indexer.sm90.merge import Workspace
-from flashdsa.kernels.indexer.sm90.plan import (
-    CACHE_ROW_BYTES,
-    PAGE_ROWS,
-    WARP_SIZE,
-    IndexerPlan,
-)
+from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
 from flashdsa.kernels.indexer.sm90.schedule import Rows
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.problem import PAGE_SIZE
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
@@ -50,8 +46,10 @@ def prefetch_inputs(
 ) -> None:
     """Bring what is read behind `seq_lens` into the second-level cache; `thread` is of the grid."""
     threads = num_ctas * plan.consumer_threads
-    ids = block_table.shape[0] * block_table.shape[1]
-    for at in cutlass.range(thread * LINE_WORDS, ids, threads * LINE_WORDS, unroll=1):
+    lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
+    for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
+        row = line // lines
+        at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
         cute.arch.inline_ptx(
             "prefetch.global.L2 [{$r0}];", read_only_args=[block_table.iterator + at]
         )
@@ -133,29 +131,13 @@ def launch_indexer(
 
     Args:
         q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
-        weights: (B, H) fp32. seq_lens: (B,) int32. block_table: (B, max_pages) int32.
+        weights: (B, H) fp32. seq_lens: (B,) int32.
+        block_table: (B, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
         arrivals: (>= B,) int32, 0. lists: (SLOTS_PER_CTA * num_ctas, slot_words) int32.
         num_ctas: CTAs of the grid, at most one an SM.
     """
-    num_pages = k_index_cache_fp8.shape[0]
-    cache_rows = cute.make_tensor(
-        k_index_cache_fp8.iterator,
-        cute.make_layout((num_pages * PAGE_ROWS, CACHE_ROW_BYTES), stride=(CACHE_ROW_BYTES, 1)),
-    )
-    query_rows = cute.make_tensor(
-        cute.recast_ptr(q_index_fp8.iterator, dtype=Uint8),
-        cute.make_layout(
-            (q_index_fp8.shape[0] * plan.num_heads, INDEX_HEAD_DIM), stride=(INDEX_HEAD_DIM, 1)
-        ),
-    )
-    swizzle = tensor_map.TensorMapSwizzle.s128b
-    keys_map = tensor_map.create_tensor_map_tiled_from_view(
-        cache_rows, box_dims=(PAGE_ROWS, CACHE_ROW_BYTES), swizzle=swizzle
-    )
-    queries_map = tensor_map.create_tensor_map_tiled_from_view(
-        query_rows, box_dims=(plan.num_heads, INDEX_HEAD_DIM), swizzle=swizzle
-    )
+    keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
         keys_map,
         queries_map,
@@ -165,6 +147,6 @@ def launch_indexer(
         topk_indices,
         arrivals,
         lists,
-        num_pages,
+        k_index_cache_fp8.shape[0],
         plan,
     ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -152,7 +152,7 @@ def load_pages(
     plan: cutlass.Constexpr,
 ) -> None:
     """Pages `first`... of the row into the ring; `pages_done` came before in this CTA."""
-    table = c.block_table.iterator + (Int64(row) * c.block_table.shape[1] + first)
+    table = c.block_table.iterator + (Int64(row) * c.block_table.stride[0] + first)
     ahead = Int32(0)  # this lane's page id of the next 32
     if lane < count:
         ahead = (table + lane).load()

@@ -24,7 +24,7 @@ class Ranking(NamedTuple):
     candidate_positions: cute.Tensor  # (max_candidates,) Int32, bits of Uint32
     part_entries: cute.Tensor  # (MAX_PARTS,) Int32: entries to read of a part's back
     bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32 over histogram, candidates and part_entries
-    ordered: cute.Tensor  # (topk,) Int32: winners' positions in the order of the output
+    ordered: cute.Tensor  # (topk,) Int32: winners' ids in the order of the output
     scratch: cute.Tensor  # (64,) Int32; places: see the constants below
 
 

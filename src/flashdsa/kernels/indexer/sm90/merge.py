@@ -61,7 +61,7 @@ class Workspace(NamedTuple):
     """Device memory of one launch at a time. Counters are 0 between launches."""
 
     arrivals: Any  # (rows,) int32: parts of the row that have published
-    lists: Any  # (2 * CTAs, slot_words) int32: header, front, back
+    lists: Any  # (2 * CTAs, slot_words) int32: header, fronts of the row, list of the part
 
 
 class Share(NamedTuple):
@@ -104,8 +104,26 @@ def part_slot(share: Share, part: Int32) -> Int32:
 
 @cute.jit
 def slot_base(workspace: Workspace, slot: Int32, plan: cutlass.Constexpr) -> Any:
-    """Pointer to a published list."""
+    """Pointer to a slot: its header."""
     return workspace.lists.iterator + Int64(slot) * plan.slot_words
+
+
+@cute.jit
+def row_fronts(workspace: Workspace, share: Share, plan: cutlass.Constexpr) -> Any:
+    """Pointer to the row's fronts, one behind the other, in the slot of its first part."""
+    return slot_base(workspace, part_slot(share, Int32(0)), plan) + HEADER_WORDS
+
+
+@cute.jit
+def front_offset(share: Share, part: Int32, plan: cutlass.Constexpr) -> Int32:
+    """Entries in front of a part's front; of `share.parts`, all entries."""
+    offset = Int32(0)
+    if part > 0:
+        offset = front_entries(share, Int32(0), plan)
+        offset += (cutlass.min(part, share.parts - 1) - 1) * front_entries(share, Int32(1), plan)
+        if part == share.parts:
+            offset += front_entries(share, share.parts - 1, plan)
+    return offset
 
 
 @cute.jit
@@ -134,6 +152,8 @@ def publish(
         ranking.scratch[SCRATCH_FRONT + thread] = Int32(0)
     consumer_sync(plan)
     base = slot_base(workspace, part_slot(share, share.part), plan)
+    own_list = base + plan.first_list_word
+    own_front = row_fronts(workspace, share, plan) + 2 * front_offset(share, share.part, plan)
     bound = Uint32(0)
     for first in cutlass.range(0, entries, plan.consumer_threads, unroll=1):
         i = first + thread
@@ -148,14 +168,14 @@ def publish(
                 bound = cutlass.max(bound, key)
         place = take_place(ranking, SCRATCH_FRONT, in_front)
         if in_front:
-            store_entry(base, place, key, position)
+            store_entry(own_front, place, key, position)
         kept = i < entries
         behind = i
         if lowest > 0:
             kept = i < entries and key >= lowest
             behind = take_place(ranking, SCRATCH_FRONT + 2, kept)
         if kept:
-            store_entry(base, front + behind, key, position)
+            store_entry(own_list, behind, key, position)
     bound = cute.arch.warp_redux_sync(bound, "umax")
     if thread % WARP_SIZE == 0:
         atomic_extreme(ranking.scratch.iterator + SCRATCH_FRONT + 1, bound, "max")
@@ -163,7 +183,7 @@ def publish(
     for place in cutlass.range(
         ranking.scratch[SCRATCH_FRONT] + thread, front, plan.consumer_threads, unroll=1
     ):
-        store_entry(base, place, Uint32(0), Uint32(NO_POSITION))
+        store_entry(own_front, place, Uint32(0), Uint32(NO_POSITION))
     if thread == 0:
         base.store(ranking.scratch[SCRATCH_FRONT + 2] if lowest > 0 else entries)
         (base + 1).store(ranking.scratch[SCRATCH_FRONT + 1])
@@ -186,7 +206,7 @@ def publish(
 @cute.jit
 def store_entry(base: Any, place: Int32, key: Uint32, position: Uint32) -> None:
     """One (key, position) of a published list."""
-    at = base + (HEADER_WORDS + 2 * place)
+    at = base + 2 * place
     cute.arch.inline_ptx(
         "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[at, key, position]
     )
@@ -195,7 +215,7 @@ def store_entry(base: Any, place: Int32, key: Uint32, position: Uint32) -> None:
 @cute.jit
 def load_entry(base: Any, place: Int32) -> tuple[Uint32, Uint32]:
     """One (key, position) of a published list, past the first-level cache."""
-    at = base + (HEADER_WORDS + 2 * place)
+    at = base + 2 * place
     return cute.arch.inline_ptx(
         "ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
         write_only_types=[Uint32, Uint32],
@@ -226,7 +246,7 @@ def load_header(
     """The header of part `thread`. No branch: nothing waits for the loads here."""
     part = cutlass.min(thread, share.parts - 1)
     entries, bound, first_position, _ = load_two(
-        slot_base(workspace, part_slot(share, part), plan) - HEADER_WORDS, Int32(0)
+        slot_base(workspace, part_slot(share, part), plan), Int32(0)
     )
     return Header(Int32(entries) if thread < share.parts else Int32(0), bound, first_position)
 
@@ -234,7 +254,7 @@ def load_header(
 @cute.jit
 def load_two(base: Any, place: Int32) -> tuple[Uint32, Uint32, Uint32, Uint32]:
     """Two neighbouring entries, `place` even: key, position, key, position."""
-    at = base + (HEADER_WORDS + 2 * place)
+    at = base + 2 * place
     return cute.arch.inline_ptx(
         "ld.global.cg.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
         write_only_types=[Uint32, Uint32, Uint32, Uint32],
@@ -265,19 +285,14 @@ def load_fronts(
     Scratch holds the extremes of the keys and the count of keys above 0. Unused entries have key
     0, like NaN scores. Synced.
     """
-    head = front_entries(share, Int32(0), plan) // 2
-    middle = front_entries(share, Int32(1), plan) // 2  # of every part but the first and last
-    tail = front_entries(share, share.parts - 1, plan) // 2
-    middles = (share.parts - 2) * middle
-    pairs = head + middles + tail
+    fronts = row_fronts(workspace, share, plan)
+    pairs = front_offset(share, share.parts, plan) // 2
     if thread < 3:
         ranking.scratch[SCRATCH_EXTREMES + thread] = Int32(-1) if thread == 0 else Int32(0)
         if thread < 2:  # what pads the list
             ranking.keys[2 * pairs + thread] = Int32(0)
             ranking.positions[2 * pairs + thread] = Int32(-1)
     clear_histogram(ranking, thread, plan)
-    # n // middle as a high product: exact for n and middle below 2**16.
-    inverse = Uint32(0xFFFFFFFF) // Uint32(middle) + 1
     header = load_header(workspace, share, thread, plan)
     least, greatest, used = Uint32(0xFFFFFFFF), Uint32(0), Int32(0)
     stretch = PAIRS_TOGETHER * plan.consumer_threads
@@ -285,16 +300,8 @@ def load_fronts(
         words = cute.make_rmem_tensor(4 * PAIRS_TOGETHER, Uint32)
         for i in cutlass.range_constexpr(PAIRS_TOGETHER):
             pair = cutlass.min(first + i * plan.consumer_threads, pairs - 1)
-            part, place = Int32(0), pair
-            if pair >= head:
-                part = Int32(cute.arch.mul_hi(Uint32(pair - head), inverse))
-                place = pair - head - part * middle
-                part += 1
-            if pair >= head + middles:
-                part, place = share.parts - 1, pair - head - middles
-            base = slot_base(workspace, part_slot(share, part), plan)
             words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = load_two(
-                base, 2 * place
+                fronts, 2 * pair
             )
         for i in cutlass.range_constexpr(PAIRS_TOGETHER):
             pair = first + i * plan.consumer_threads
@@ -483,7 +490,6 @@ def gather_backs(
     # Entries at or above a part's cut are in its front, and in the list already.
     for part in cutlass.range(thread // WARP_SIZE, share.parts, plan.consumer_warps, unroll=1):
         count = ranking.part_entries[part]
-        front = front_entries(share, part, plan)
         base = slot_base(workspace, part_slot(share, part), plan)
         cut = Uint32(0)
         if count > 0:
@@ -493,7 +499,7 @@ def gather_backs(
             positions = cute.make_rmem_tensor(LOADED_TOGETHER, Uint32)
             for i in cutlass.range_constexpr(LOADED_TOGETHER):
                 index = cutlass.min(first + i * WARP_SIZE, count - 1)
-                keys[i], positions[i] = load_entry(base, front + index)
+                keys[i], positions[i] = load_entry(base + plan.first_list_word, index)
             for i in cutlass.range_constexpr(LOADED_TOGETHER):
                 wanted = (
                     first + i * WARP_SIZE < count

@@ -148,7 +148,7 @@ class IndexerPlan:
             SmemRegion("bitmap_rest", self._bitmap_rest, 16, "of the winners' bitmap"),
             SmemRegion("segments", self.segment_stages * SEGMENT_WORDS * 4, 16, "descriptions"),
             SmemRegion("page_valid", self.stages * 4, 16, "1 where the page id is in the cache"),
-            SmemRegion("ordered", self.topk * 4, 16, "winners' positions, ordered"),
+            SmemRegion("ordered", self.topk * 4, 16, "winners' ids, ordered"),
             SmemRegion("scratch", 64 * 4, 16, "scans and broadcasts of the consumers"),
             SmemRegion("page_full", self.stages * 8, 8, "mbarriers: TMA -> a warpgroup"),
             SmemRegion("page_empty", self.stages * 8, 8, "mbarriers: 4 warps -> producer"),
@@ -187,9 +187,14 @@ class IndexerPlan:
         return plan_smem(self.regions, SM90.smem_bytes)
 
     @property
-    def slot_words(self) -> int:
-        """32-bit words of one published list in the workspace: a header and (key, position)s."""
+    def first_list_word(self) -> int:
+        """Where a slot's list begins, behind the header and room for the fronts of a row."""
         return HEADER_WORDS + 2 * self.list_capacity
+
+    @property
+    def slot_words(self) -> int:
+        """32-bit words of a slot: header, fronts and list, entries are (key, position)."""
+        return self.first_list_word + 2 * (self.list_capacity - self.topk)
 
     def slots(self, num_ctas: int) -> int:
         """Published lists of a launch."""

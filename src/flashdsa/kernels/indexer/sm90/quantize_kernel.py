@@ -8,7 +8,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
 
 THREADS = 256
 LANES_EACH = 8
@@ -108,7 +108,7 @@ def quantize_kernel(
         else:
             slot = Int64(slots[vector])
             if slot >= 0 and slot < Int64(out.shape[0]) * PAGE_SIZE:
-                page = out.iterator + (slot // PAGE_SIZE) * PAGE_BYTES
+                page = out.iterator + (slot // PAGE_SIZE) * out.stride[0]
                 offset = Int32(slot % PAGE_SIZE)
                 store_words(words, page + (offset * INDEX_HEAD_DIM + part * ELEMENTS_EACH))
                 if part == 0:
@@ -125,7 +125,8 @@ def launch_write(
     stream: Any,
 ):
     """Quantise `keys` (T, 128) and write key t into slot `slots[t]` = page * 64 + offset of
-    `cache` (num_pages, 64, 1, 132) bytes, on `stream`. Slots outside the cache are skipped."""
+    `cache` (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the
+    cache are skipped."""
     ctas = (keys.shape[0] * LANES_EACH + THREADS - 1) // THREADS
     quantize_kernel(keys, slots, cache, None, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream

@@ -150,12 +150,13 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
             emits = done == todo and not publishes
             compacts = done < todo and plan.list_capacity - entries < plan.refill_entries
             lowest = Uint32(0)
-            if publishes and entries > plan.list_capacity - plan.topk:
-                # A published list is no longer than what its reader has room for.
+            if publishes and entries > plan.topk:
                 chosen, above, within = find_bin(c.ranking, Int32(plan.topk), thread, plan)
-                lowest = lowest_key(chosen)
-                compacts = above + within > plan.list_capacity - plan.topk
+                # A plateau is cut here, where all CTAs do it at once, not by the last of them.
+                compacts = above + within > plan.topk * 3 // 2
                 publishes = not compacts
+                if entries > plan.list_capacity - plan.topk:  # the room of the list's reader
+                    lowest = lowest_key(chosen)
             if publishes:
                 last = publish(
                     c.ranking, c.workspace, row, share, first, entries, lowest, thread, plan

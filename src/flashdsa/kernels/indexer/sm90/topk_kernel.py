@@ -12,6 +12,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.sm90.kernel import initialise_barriers
 from flashdsa.kernels.indexer.sm90.load import Producer, produce
 from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, ranking_in
 from flashdsa.kernels.indexer.sm90.merge import Workspace
@@ -54,9 +55,7 @@ def topk_kernel(
     ranking, pipeline = ranking_in(arena, plan), segments_in(arena, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
     if thread == 0:
-        for slot in range(plan.segment_stages):
-            cute.arch.mbarrier_init(pipeline.segment_full + slot, 1)
-            cute.arch.mbarrier_init(pipeline.segment_empty + slot, plan.consumer_warps)
+        initialise_barriers(pipeline, plan)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
     if warp == plan.consumer_warps:

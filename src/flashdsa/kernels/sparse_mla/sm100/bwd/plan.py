@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache
 
 from flashdsa.hw import SM100
 from flashdsa.plan import (
@@ -19,6 +19,8 @@ from flashdsa.plan import (
     SmemRegion,
     TmemPlan,
     TmemRegion,
+    Turn,
+    check_barriers,
     check_registers,
     plan_smem,
     plan_tmem,
@@ -39,12 +41,21 @@ FP32 = 4
 
 
 class Step(IntEnum):
-    """The steps in whose terms regions live; a block goes through SCORES and GRADIENTS."""
+    """The steps in whose terms regions live.
+
+    P to DKV2 are a period: the MMAs from P of the next block to dKV of this one, block b, in the
+    order of their issue. A role is in a step from the wait or arrival on that lets the step begin.
+    """
 
     LOAD = 0
-    SCORES = 1
-    GRADIENTS = 2
-    EPILOGUE = 3
+    P = 1
+    DKV0_S = 2
+    DKV0_DS = 3
+    DQ = 4
+    DP = 5
+    DKV1 = 6
+    DKV2 = 7
+    EPILOGUE = 8
 
 
 @dataclass(frozen=True)
@@ -52,10 +63,12 @@ class BwdPlan:
     """One compiled backward: choices first, then what follows from them.
 
     Attributes:
+        keys: of a block; the kernel knows B_TOPK only.
         kv_stages: key blocks in flight. index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
     """
 
+    keys: int = B_TOPK
     kv_stages: int = 2
     index_stages: int = 4
     ring_slots: int = 3
@@ -73,8 +86,16 @@ class BwdPlan:
         """
         if self.ring_slots < 2:
             raise ValueError(f"ring_slots: expected at least 2; got {self.ring_slots}")
+        if self.kv_stages < 2:
+            # P of the next block is issued before dQ of this one, which frees its stage.
+            raise ValueError(f"kv_stages: expected at least 2; got {self.kv_stages}")
         check_registers(self.roles, SM100.registers)
+        check_barriers(self.barriers, self.roles)
         _ = self.smem, self.tmem
+        if self.keys != B_TOPK:
+            raise ValueError(
+                f"keys: the kernel's blocks have B_TOPK={B_TOPK} keys; got {self.keys}"
+            )
 
     # -- shapes of one CTA ------------------------------------------------------------------------
     @property
@@ -110,22 +131,22 @@ class BwdPlan:
     @property
     def kv_value_bytes(self) -> int:
         """The CTA's value dims of a key block."""
-        return B_TOPK * self.dims * BF16
+        return self.keys * self.dims * BF16
 
     @property
     def kv_bytes(self) -> int:
         """A key block: value dims, then RoPE dims."""
-        return self.kv_value_bytes + B_TOPK * self.own_rope_dims * BF16
+        return self.kv_value_bytes + self.keys * self.own_rope_dims * BF16
 
     @property
     def score_bytes(self) -> int:
         """S or dS in bf16."""
-        return B_H * B_TOPK * BF16
+        return B_H * self.keys * BF16
 
     @property
     def partial_bytes(self) -> int:
         """A partial sum of P or dP in fp32."""
-        return B_H * B_TOPK * FP32
+        return B_H * self.keys * FP32
 
     @property
     def part_dims(self) -> int:
@@ -136,66 +157,113 @@ class BwdPlan:
     @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
-        loop = (Step.LOAD, Step.GRADIENTS)
-        end = (Step.EPILOGUE, Step.EPILOGUE)
         dq_bytes = B_H * (self.dims + self.own_rope_dims) * BF16
         barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        row_bytes = self.index_stages * self.keys * 4
+
+        def loop(holds: str) -> tuple[Turn]:
+            return (Turn(Step.LOAD, Step.DKV2, holds),)
+
+        kv_turns = (
+            Turn(Step.LOAD, Step.DQ, "K(b)", 0),
+            Turn(Step.DP, Step.DKV2, f"K(b+{self.kv_stages}) comes", 0),
+            *(Turn(Step.LOAD, Step.DKV2, f"K(b+{i})", i) for i in range(1, self.kv_stages)),
+        )
+        partial_turns = (
+            Turn(Step.DKV0_DS, Step.DP, "P(b+1)"),
+            Turn(Step.DKV1, Step.DKV0_S, "dP(b+1)"),
+        )
+        epilogue = (Turn(Step.EPILOGUE, Step.EPILOGUE, "dQ in bf16"),)
+        s_turns = (Turn(Step.P, Step.DKV1, "S(b)"),)
+        ds_turns = (Turn(Step.DKV0_S, Step.DKV2, "dS(b)"),)
         return [
-            SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", live=loop),
-            SmemRegion("q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", live=loop),
-            SmemRegion("dq", dq_bytes, 1024, "dQ on its way out, SW128 and SW64", "q", end),
-            SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128"),
-            SmemRegion("kv", self.kv_stages * self.kv_bytes, 1024, "keys, SW128 and SW64"),
-            SmemRegion("s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64"),
-            SmemRegion("ds", self.score_bytes, 1024, "dS likewise"),
-            SmemRegion("partial", self.partial_bytes, 1024, "the peer's P or dP, fp32"),
-            SmemRegion("ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32"),
-            SmemRegion("rows", self.index_stages * B_TOPK * 4, 16, "kv rows of a block, -1: none"),
+            SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", turns=loop("Q")),
+            SmemRegion(
+                "q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", turns=loop("Q rope")
+            ),
+            SmemRegion("dq", dq_bytes, 1024, "dQ on its way out, SW128 and SW64", "q", epilogue),
+            SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", turns=loop("dO")),
+            SmemRegion(
+                "kv", self.kv_stages * self.kv_bytes, 1024, "keys, SW128 and SW64",
+                turns=kv_turns, pieces=self.kv_stages,
+            ),
+            SmemRegion(
+                "s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64", turns=s_turns
+            ),
+            SmemRegion("ds", self.score_bytes, 1024, "dS likewise", turns=ds_turns),
+            SmemRegion(
+                "partial", self.partial_bytes, 1024, "the peer's P or dP, fp32", turns=partial_turns
+            ),
+            SmemRegion(
+                "ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32",
+                pieces=self.ring_slots,
+            ),
+            SmemRegion(
+                "rows", row_bytes, 16, "kv rows of a block, -1: none", pieces=self.index_stages
+            ),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
             SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation"),
-        ]
+        ]  # fmt: skip
 
-    @cached_property
+    @property
+    @cache  # noqa: B019 - plans are few
     def smem(self) -> SmemPlan:
         """Shared memory, the only truth about it."""
         return plan_smem(self.regions, SM100.smem_bytes)
 
-    @cached_property
+    @property
+    def columns(self) -> list[TmemRegion]:
+        """What tensor memory holds."""
+        dkv_turns = (
+            Turn(Step.DKV0_S, Step.DP, "part 0"),
+            Turn(Step.DKV1, Step.DKV1, "part 1"),
+            Turn(Step.DKV2, Step.P, "part 2"),
+        )
+        p_turns = (Turn(Step.P, Step.DQ, "P(b+1)"),)
+        dp_turns = (Turn(Step.DP, Step.P, "dP(b+1)"),)
+        ds_turns = (Turn(Step.DKV0_S, Step.DQ, "dS(b)"),)
+        do_turns = (Turn(Step.LOAD, Step.DKV2, "dO"),)
+        dkv = self.dims + self.own_rope_dims
+        p, dp, do = (dkv + i * self.keys for i in (1, 2, 3))
+        return [
+            TmemRegion("dq", 0, self.dims, "dQ fp32, lane = head"),
+            TmemRegion("dq_rope", self.dims, self.own_rope_dims, "dQ's RoPE dims"),
+            TmemRegion("dkv", dkv, self.keys, "a part of dKV, lane = dim, column = key", dkv_turns),
+            TmemRegion("p", p, self.keys, "P fp32, lane = head, column = key", p_turns),
+            TmemRegion("dp", dp, self.keys, "dP likewise", dp_turns),
+            TmemRegion("ds", dp, self.keys // 2, "dS bf16, two keys a column", ds_turns),
+            TmemRegion("do", do, self.dims // 2, "dO bf16, two dims a column", do_turns),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
     def tmem(self) -> TmemPlan:
         """Tensor memory, the only truth about it."""
-        scores, gradients = (Step.SCORES, Step.SCORES), (Step.GRADIENTS, Step.GRADIENTS)
-        return plan_tmem(
-            [
-                TmemRegion("dq", 0, self.dims, "dQ fp32, lane = head"),
-                TmemRegion("dq_rope", 256, self.own_rope_dims, "dQ's RoPE dims"),
-                TmemRegion("dkv", 288, B_TOPK, "a part of dKV, lane = dim, column = key"),
-                TmemRegion("p", 320, B_TOPK, "P fp32, lane = head, column = key"),
-                TmemRegion("dp", 352, B_TOPK, "dP likewise", scores),
-                TmemRegion("ds", 352, B_TOPK // 2, "dS bf16, two keys a column", gradients),
-                TmemRegion("do", 384, self.dims // 2, "dO bf16, two dims a column"),
-            ],
-            SM100.tmem_columns,
-        )
+        return plan_tmem(self.columns, SM100.tmem_columns)
 
-    @cached_property
+    @property
+    @cache  # noqa: B019 - plans are few
     def softmax(self) -> Role:
         """Warpgroup 0."""
         does = "exchanges P and dP with the peer; S, dS; half of dQ's way out"
         return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
 
-    @cached_property
+    @property
+    @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
         """Warpgroup 1."""
         does = "row numbers and their gather (warp 0), Q and dO (warp 1)"
         return Role("load", WARPGROUP_SIZE, self.load_registers, does)
 
-    @cached_property
+    @property
+    @cache  # noqa: B019 - plans are few
     def reduce(self) -> Role:
         """Warpgroup 2."""
         does = "dO into TMEM; adds dKV to global memory; half of dQ's way out"
         return Role("reduce", WARPGROUP_SIZE, self.reduce_registers, does)
 
-    @cached_property
+    @property
+    @cache  # noqa: B019 - plans are few
     def mma(self) -> Role:
         """Warpgroup 3."""
         does = "one thread issues every MMA"
@@ -206,7 +274,8 @@ class BwdPlan:
         """The warpgroups, in the order of their threads."""
         return self.softmax, self.load, self.reduce, self.mma
 
-    @cached_property
+    @property
+    @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region."""
         softmax, load, reduce, mma = self.roles
@@ -268,3 +337,10 @@ class BwdPlan:
                 return at
             at += barrier.stages * 8
         raise KeyError(f"no barrier {name!r} in this plan")
+
+
+class Draft(BwdPlan):
+    """Choices that nobody has held against the architecture: what they would take."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""

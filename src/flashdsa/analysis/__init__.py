@@ -1,0 +1,1 @@
+"""What the compiler made of a kernel: registers, spills and instructions, read from its cubin."""

@@ -1,0 +1,66 @@
+"""Compiles a kernel of ours in a process of its own, which keeps its PTX and cubin.
+
+CuTe DSL reads CUTE_DSL_KEEP, CUTE_DSL_LINEINFO and CUTE_DSL_DUMP_DIR when it is imported, hence
+the process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from flashdsa.analysis.kernels import inspected_kernel
+from flashdsa.errors import UnsupportedError
+from flashdsa.plan.inspected import InspectedKernel
+
+_TIMEOUT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What CuTe DSL made of one `cute.compile`: one of possibly several in a kernel of ours."""
+
+    ptx: str
+    cubin: bytes
+
+
+def compile_and_keep(kernel: InspectedKernel) -> list[Kept]:
+    """Compile with line information; needs no GPU, takes seconds.
+
+    Raises:
+        UnsupportedError: CuTe DSL is not installed, or does not compile the kernel; says why.
+    """
+    if find_spec("cutlass") is None:
+        raise UnsupportedError("compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'")
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {
+            "CUTE_DSL_ARCH": kernel.arch,
+            "CUTE_DSL_DUMP_DIR": folder,
+            "CUTE_DSL_KEEP": "ptx,cubin",
+            "CUTE_DSL_LINEINFO": "1",
+        }
+        run = subprocess.run(
+            [sys.executable, "-m", __name__, kernel.name, kernel.arch],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_SECONDS,
+        )
+        if run.returncode:
+            said = [line.strip() for line in run.stderr.splitlines() if line.strip()]
+            reason = said[-1] if said else f"exit code {run.returncode}"
+            raise UnsupportedError(f"CuTe DSL does not compile {kernel.name}: {reason}")
+        return [
+            Kept(path.with_suffix(".ptx").read_text().rstrip("\0"), path.read_bytes())
+            for path in sorted(Path(folder).rglob("*.cubin"))
+        ]
+
+
+if __name__ == "__main__":
+    inspected_kernel(sys.argv[1], sys.argv[2]).compile()

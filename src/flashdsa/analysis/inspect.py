@@ -1,0 +1,113 @@
+"""From a name or a file to reports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from flashdsa.analysis.compile_kernel import compile_and_keep
+from flashdsa.analysis.cubin import is_elf, read_cubin
+from flashdsa.analysis.kernels import inspected_kernel
+from flashdsa.analysis.report import KernelReport, report_kernel
+from flashdsa.analysis.sass import read_arch, read_code
+from flashdsa.errors import ArgumentValueError
+from flashdsa.plan.inspected import InspectedKernel
+from flashdsa.toolchain.nvdisasm import disassembler
+from flashdsa.toolchain.ptxas import assembler
+
+_PROPERTIES = re.compile(
+    r"Function properties for (\S+)\s*\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
+
+
+def inspect_target(
+    target: str, arch: str | None = None, *, kernel: str = "", reassemble: bool = False
+) -> list[KernelReport]:
+    """Reports of every kernel of a target, the largest code first.
+
+    Args:
+        target: a name of `kernel_names`, or the path of a .cubin or .ptx file.
+        arch: that it is for; None: what the name or the file says.
+        kernel: report only kernels with this in their names.
+        reassemble: kernels by name: with the ptxas found here, not the one inside CuTe DSL.
+
+    Raises:
+        ArgumentValueError: no such kernel or file, not a cubin, another architecture.
+        UnsupportedError: a tool is missing; says what to install.
+    """
+    disassembler()
+    path = Path(target)
+    if path.suffix in (".cubin", ".ptx") or path.is_file():
+        reports = _inspect_file(path, arch)
+    else:
+        reports = _inspect_ours(inspected_kernel(target, arch), reassemble)
+    found = [report for report in reports if kernel in report.name]
+    if not found:
+        names = ", ".join(report.name for report in reports)
+        raise ArgumentValueError(f"--kernel {kernel}: not in {names}")
+    return sorted(found, key=lambda report: -report.code_bytes)
+
+
+def _inspect_ours(kernel: InspectedKernel, reassemble: bool) -> list[KernelReport]:
+    reports = []
+    for kept in compile_and_keep(kernel):
+        if reassemble:
+            reports += inspect_ptx(kept.ptx, kernel.arch, kernel)
+        else:
+            reports += inspect_cubin(kept.cubin, kernel)
+    return reports
+
+
+def _inspect_file(path: Path, arch: str | None) -> list[KernelReport]:
+    image = path.read_bytes()
+    if path.suffix == ".ptx" and not is_elf(image):
+        return inspect_ptx(image.decode(errors="replace").rstrip("\0"), arch)
+    try:
+        reports = inspect_cubin(image)
+    except ArgumentValueError as error:
+        raise ArgumentValueError(f"{path}: {error}") from error
+    for report in reports:
+        if arch is not None and report.arch != arch:
+            raise ArgumentValueError(f"{path}: made for {report.arch}; got --arch {arch}")
+    return reports
+
+
+def inspect_ptx(
+    ptx: str, arch: str | None = None, ours: InspectedKernel | None = None
+) -> list[KernelReport]:
+    """Reports of what ptxas makes of a PTX text, for its .target where `arch` is None."""
+    target = _TARGET.search(ptx)
+    if target is None:
+        raise ArgumentValueError("not PTX: it has no .target")
+    assembled = assembler().assemble(ptx, arch or target.group(1))
+    spills = {m[1]: (int(m[2]), int(m[3])) for m in _PROPERTIES.finditer(assembled.log)}
+    return inspect_cubin(assembled.image, ours, spills)
+
+
+def inspect_cubin(
+    image: bytes,
+    ours: InspectedKernel | None = None,
+    spills: dict[str, tuple[int, int]] | None = None,
+) -> list[KernelReport]:
+    """Reports of a cubin's kernels.
+
+    Args:
+        ours: the plan of the kernel with `ours.entry` in its name.
+        spills: kernel -> bytes of (stores, loads), as ptxas says.
+    """
+    records = read_cubin(image)
+    tool = disassembler()
+    arch = read_arch(image, tool)
+    codes = read_code(image, tool)
+    return [
+        report_kernel(
+            record,
+            codes[record.name],
+            arch,
+            ours if ours and ours.entry in record.name else None,
+            (spills or {}).get(record.name),
+        )
+        for record in records
+        if record.name in codes and codes[record.name].instructions
+    ]

@@ -1,0 +1,210 @@
+"""Our Blackwell backward: a unit is a block of 32 keys in one CTA of the pair.
+
+Matrix products come from the plan. What threads move, and their instructions, were counted in an
+emulated run (`COUNTED`; tests/analysis counts again); tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import StrEnum
+
+from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.predict import Work
+from flashdsa.analysis.model.shapes import (
+    BACKWARD_DIMS,
+    GRADIENT_ROW_BYTES,
+    QUERIES,
+    ROW_BYTES,
+    TOPK,
+    l2_cycles,
+)
+from flashdsa.analysis.model.timeline import Step
+from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, Traffic
+from flashdsa.kernels.operand_forms.sm100.plan import STEP_K, Product
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
+
+S_KV = 8192
+
+COUNTED = {
+    "MMA shared read": 303_104,
+    "shared -> DSMEM (remote store)": 32_768,
+    "shared -> global (bulk reduce)": 36_864,
+    "global -> shared (TMA load)": 18_432,
+    "shared ld": 33_728,
+    "shared st": 53_376,
+    "tmem ld": 73_728,
+    "tmem st": 8_192,
+}
+"""Bytes of a block and CTA by ptxemu's paths: a run of 128 keys less one of 64, by two blocks."""
+COUNTED_INSTRUCTIONS = {"softmax": 2444, "load": 71, "reduce": 1332, "mma": 564}
+"""PTX instructions of a block and CTA, all warps of the role."""
+
+
+class Reduction(StrEnum):
+    """How dKV reaches device memory."""
+
+    BULK = "bulk reduce-add from shared memory (ours)"
+    ATOMIC = "red.global.add.f32, thread = dim, from registers"
+    ATOMIC_V4 = "red.global.add.v4.f32, turned in shared memory"
+
+
+def matmuls(plan: BwdPlan) -> tuple[Matmul, ...]:
+    """Of a block; part 2 of dKV belongs to every other block of a CTA."""
+    products = products_of(plan)
+    (s0, d0), (s1, d1), (rope,) = products.dkv
+    named = (
+        ("P", products.p, 1.0),
+        ("P RoPE", products.p_rope, 1.0),
+        ("dP", products.dp, 1.0),
+        ("dQ", products.dq, 1.0),
+        ("dQ RoPE", products.dq_rope, 1.0),
+        ("dKV0 S", s0, 1.0),
+        ("dKV0 dS", d0, 1.0),
+        ("dKV1 S", s1, 1.0),
+        ("dKV1 dS", d1, 1.0),
+        ("dKV2", rope, 1 / CLUSTER),
+    )
+    return tuple(_matmul(name, product, share) for name, product, share in named)
+
+
+def _matmul(name: str, product: Product, share: float) -> Matmul:
+    return Matmul(
+        name,
+        count=product.k // STEP_K * share,
+        m=product.rows,
+        n=product.n,
+        a=Source.TMEM if product.a_in_tmem else Source.SHARED,
+        half_rate=product.data_path == "F",
+    )
+
+
+def traffic(plan: BwdPlan, reduction: Reduction = Reduction.BULK) -> Traffic:
+    """Of one block and CTA."""
+    part_bytes = B_TOPK * GRADIENT_ROW_BYTES / CLUSTER
+    exchange = 2 * plan.partial_bytes
+    scores = 2 * plan.score_bytes
+    rows = plan.kv_bytes + exchange + exchange + scores  # gathered, sent by the peer and read back
+    bulk = reduction is Reduction.BULK
+    staged = {Reduction.BULK: 1, Reduction.ATOMIC: 0, Reduction.ATOMIC_V4: 2}[reduction]
+    return Traffic(
+        useful_flop=2.0 * B_H * B_TOPK * BACKWARD_DIMS / CLUSTER,
+        matmuls=matmuls(plan),
+        shared_bytes=rows + staged * part_bytes,
+        bulk_read_bytes=part_bytes if bulk else 0,
+        dsmem_bytes=exchange,
+        # a part of 64 dims is read with all 128 lanes, hence 2.5 parts
+        tmem_bytes=exchange + plan.score_bytes + 2.5 * plan.partial_bytes,
+        read_bytes=plan.kv_bytes,
+        reduce_bytes=part_bytes,
+        red_bytes=0 if bulk else part_bytes,
+        red_width=4 if reduction is Reduction.ATOMIC else 16,
+        exps=B_H * B_TOPK,
+        instructions=sum(COUNTED_INSTRUCTIONS.values()),
+    )
+
+
+def steps(plan: BwdPlan, machine: Machine, reduction: Reduction) -> Iterator[Step]:
+    """The roles' order of mma.py, softmax.py, reduce_dkv.py and load.py.
+
+    A step of the role mma or reduce that belongs to block b runs in unit b + 1, P and dP in unit b.
+    """
+    of = {matmul.name: matmul for matmul in matmuls(plan)}
+    done, bar = machine.mma_latency.value, machine.barrier_latency.value
+
+    def mma(name: str, parts: tuple[str, ...], *after: tuple[str, int]) -> Step:
+        cycles = sum(of[part].cycles(machine) for part in parts)
+        port = sum(of[part].port_cycles(machine) for part in parts)
+        return Step("mma", name, cycles, "tensor", port, after, done, wait=False)
+
+    yield mma("P", ("P", "P RoPE"), ("P read", 1), ("gather", 0))
+    yield mma("dKV0 S", ("dKV0 S",), ("S ready", 1), ("part 2 read", 1))
+    yield mma("dKV0 dS", ("dKV0 dS",), ("dS ready", 1))
+    yield mma("dQ", ("dQ", "dQ RoPE"))
+    yield mma("dP", ("dP",), ("dQ", 0))
+    yield mma("dKV1", ("dKV1 S", "dKV1 dS"), ("part 0 read", 0))
+    yield mma("dKV2", ("dKV2",), ("part 1 read", 0))
+
+    gather = l2_cycles(machine, plan.kv_bytes)
+    arrives = machine.l2_latency.value + bar
+    yield Step("load", "gather", gather, "gather", 0, (("dQ", 1),), arrives, wait=False)
+
+    # A warp of each scheduler: clocks are instructions, or exponentials where those take longer.
+    issue = COUNTED_INSTRUCTIONS["softmax"] / 4
+    send = plan.partial_bytes / machine.dsmem_rate.value
+    heard = machine.dsmem_latency.value + bar
+    exps = B_TOPK * 128 / machine.exp_rate.value
+
+    def softmax(
+        name: str, share: float, *after: tuple[str, int], latency: float = 0, least: float = 0
+    ) -> Step:
+        cycles = max(share * issue, least)
+        return Step("softmax", name, cycles, "", 0, after, latency)
+
+    def sending(name: str, *after: tuple[str, int]) -> Step:
+        return Step("softmax", name, send, "dsmem", 0, after, heard, wait=False)
+
+    yield softmax("P read", 0.1, ("P", 0), latency=bar)
+    yield sending("send P", ("add dP", 1))
+    yield softmax("add P", 0.4, ("send P", 0), least=exps)
+    yield softmax("dP read", 0.1, ("dP", 0))
+    yield sending("send dP", ("add P", 0))
+    yield softmax("S ready", 0.1, ("dKV2", 0), latency=bar)
+    yield softmax("add dP", 0.25, ("send dP", 0))
+    yield softmax("dS ready", 0.05, latency=bar)
+
+    leave = reduction_cycles(plan, machine, reduction)
+    issue = COUNTED_INSTRUCTIONS["reduce"] / 4
+    for part, mmas, share in ((0, "dKV0 dS", 0.4), (1, "dKV1", 0.4), (2, "dKV2", 0.2)):
+        yield Step("reduce", f"part {part} read", 0.2 * share * issue, "", 0, ((mmas, 0),), bar)
+        own = max(leave * share, 0.8 * share * issue)
+        yield Step("reduce", f"part {part} sent", own, "way out")
+
+
+def reduction_cycles(plan: BwdPlan, machine: Machine, reduction: Reduction) -> float:
+    """Clocks that a block's dKV needs to leave the SM."""
+    part_bytes = traffic(plan, reduction).reduce_bytes
+    rate = {
+        Reduction.BULK: machine.bulk_read_rate,
+        Reduction.ATOMIC: machine.red_scalar_rate,
+        Reduction.ATOMIC_V4: machine.red_rate,
+    }[reduction]
+    return part_bytes / rate.value
+
+
+def work(
+    machine: Machine,
+    plan: BwdPlan | None = None,
+    reduction: Reduction = Reduction.BULK,
+    *,
+    queries: int = QUERIES,
+    topk: int = TOPK,
+    s_kv: int = S_KV,
+) -> Work:
+    """The kernel on a shape of 128 heads."""
+    plan = plan or BwdPlan()
+    return Work(
+        name=f"mla_bwd sm_100a, {reduction.value}",
+        traffic=traffic(plan, reduction),
+        units=float(queries * -(-topk // B_TOPK) * CLUSTER),
+        steps=tuple(steps(plan, machine, reduction)),
+        footprint=Footprint(reduced=s_kv * GRADIENT_ROW_BYTES, read=s_kv * ROW_BYTES),
+    )
+
+
+def counted_traffic(plan: BwdPlan) -> Traffic:
+    """As `traffic`, from the emulated run instead of the plan."""
+    c = COUNTED
+    dsmem = c["shared -> DSMEM (remote store)"]
+    gathered = c["global -> shared (TMA load)"]
+    return replace(
+        traffic(plan),
+        shared_bytes=float(gathered + dsmem + c["shared ld"] + c["shared st"]),
+        bulk_read_bytes=float(c["shared -> global (bulk reduce)"]),
+        dsmem_bytes=float(dsmem),
+        tmem_bytes=float(c["tmem ld"] + c["tmem st"]),
+        read_bytes=float(gathered),
+        reduce_bytes=float(c["shared -> global (bulk reduce)"]),
+    )

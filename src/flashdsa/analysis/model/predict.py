@@ -1,0 +1,95 @@
+"""From traffic and timeline to time: the bounds, what binds, and TFLOPS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.timeline import Step, period
+from flashdsa.analysis.model.traffic import Footprint, Traffic, chip_seconds
+
+BUSY_SHARE = 0.5
+"""With the tensor core at work for more of the time than this, the clock is the busy one."""
+CHAIN = "waiting between roles"
+CHIP = "L2 and HBM"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kernel on a shape.
+
+    Attributes:
+        units: of all CTAs together. steps: of the roles; () when only the bounds are known.
+        footprint: what the units come back to in device memory. sms: that the kernel uses.
+    """
+
+    name: str
+    traffic: Traffic
+    units: float
+    steps: tuple[Step, ...] = ()
+    footprint: Footprint = Footprint()
+    sms: float | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of a kernel.
+
+    Attributes:
+        demands: clocks a unit of each resource of an SM; chip: the same of L2 and HBM.
+        cycles: clocks a unit of an SM, with waiting. bound: what sets it.
+    """
+
+    name: str
+    machine: str
+    demands: dict[str, float]
+    chip_cycles: float
+    cycles: float
+    seconds: float
+    tflops: float
+    bound: str
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "kernel": self.name,
+            "machine": self.machine,
+            "cycles_a_unit": self.cycles,
+            "demands_cycles_a_unit": self.demands | {CHIP: self.chip_cycles},
+            "seconds": self.seconds,
+            "tflops": self.tflops,
+            "bound": self.bound,
+        }
+
+
+def predict(work: Work, machine: Machine) -> Prediction:
+    """The slower of what an SM and what the chip needs."""
+    traffic = work.traffic
+    demands = traffic.demands(machine)
+    worst = max(demands, key=lambda name: demands[name])
+    cycles, bound = demands[worst], worst
+    if work.steps:
+        chain = period(work.steps, traffic.other_port_cycles(machine))
+        if chain > cycles:
+            cycles, bound = chain, worst if chain < 1.1 * cycles else f"{worst}, {CHAIN}"
+    busy = traffic.tensor_cycles(machine) > BUSY_SHARE * cycles
+    clock = (machine.busy_clock if busy else machine.clock).value
+    sms = work.sms or machine.sms.value
+    of_sm = cycles * work.units / sms / clock
+    of_chip = chip_seconds(
+        machine, traffic.read_bytes * work.units, traffic.reduce_bytes * work.units, work.footprint
+    )
+    seconds = max(of_sm, of_chip)
+    if of_chip > of_sm:
+        bound = CHIP
+    return Prediction(
+        name=work.name,
+        machine=machine.name,
+        demands=demands,
+        chip_cycles=of_chip * clock * sms / work.units,
+        cycles=seconds * clock * sms / work.units,
+        seconds=seconds,
+        tflops=traffic.useful_flop * work.units / seconds / 1e12,
+        bound=bound,
+    )

@@ -1,0 +1,41 @@
+"""Work of the reference shape, and shorthands of the kernels' tables."""
+
+from __future__ import annotations
+
+from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.traffic import Matmul, Source
+
+QUERIES = 4096
+TOPK = 2048
+D_QK = 576
+D_V = 512
+BACKWARD_DIMS = 3 * D_QK + 2 * D_V
+"""Multiply-adds of a (head, key) pair: P, dP, dQ and the two halves of dKV."""
+FORWARD_DIMS = D_QK + D_V
+ROW_BYTES = 2 * D_QK
+GRADIENT_ROW_BYTES = 4 * D_QK
+
+
+def ss(name: str, count: float, m: int, n: int, **more: object) -> Matmul:
+    """MMAs with both operands in shared memory."""
+    return Matmul(name, count, m, n, **more)  # type: ignore[arg-type]
+
+
+def rs(name: str, count: float, m: int, n: int) -> Matmul:
+    """MMAs with A in registers."""
+    return Matmul(name, count, m, n, a=Source.REGISTERS)
+
+
+def l2_cycles(machine: Machine, size: float) -> float:
+    """Clocks in which an SM gets its share of L2's reads."""
+    share = machine.l2_read.value / machine.sms.value / machine.busy_clock.value
+    return size / share
+
+
+def softmax_cycles(machine: Machine, exps: float, instructions: float) -> float:
+    """Of a warpgroup alone: a warp on each scheduler.
+
+    Args:
+        exps, instructions: of each thread.
+    """
+    return max(exps * 128 / machine.exp_rate.value, instructions)

@@ -1,0 +1,111 @@
+"""A kernel's steady state: roles that wait for each other, and units that do one thing at a time.
+
+Every role goes through its steps again and again. A step waits for other steps, then occupies its
+units (first come, first served) and is done when the last of them is; who waits for it hears of it
+`latency` clocks later. MMAs beside other users of shared memory take longer: they get what
+the others leave, as measured on the H200, where MMAs come first but the port's time adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+UNITS = 48
+"""Units simulated; the period is that of the later half."""
+ROUNDS = 6
+"""Of the fixed point between period and port pressure."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a role does in every unit.
+
+    Attributes:
+        busy: clocks for which it occupies what it is named after: "tensor", "dsmem", "gather";
+            or "" for the role itself only.
+        port: clocks of shared memory that an MMA's operands take within them.
+        after: (step, how many units ago), all of which must be done.
+        latency: from done to known to others. wait: whether the role waits until it is known.
+    """
+
+    role: str
+    name: str
+    cycles: float
+    unit: str = ""
+    port: float = 0
+    after: tuple[tuple[str, int], ...] = ()
+    latency: float = 0
+    wait: bool = True
+
+
+@dataclass
+class _Run:
+    free: dict[str, float] = field(default_factory=dict)
+    known: dict[tuple[str, int], float] = field(default_factory=dict)
+    role_free: dict[str, float] = field(default_factory=dict)
+
+
+def period(steps: tuple[Step, ...], other_port: float = 0) -> float:
+    """Clocks from one unit to the next.
+
+    Args:
+        other_port: clocks of shared memory a unit that are not MMA operands.
+    """
+    found = _simulate(steps, 0)
+    for _ in range(ROUNDS):
+        found = _simulate(steps, min(other_port / found, 0.9))
+    return found
+
+
+def slowed(step: Step, taken: float) -> float:
+    """Clocks of a step when others take that share of shared memory."""
+    return max(step.cycles, step.port / (1 - taken))
+
+
+def _simulate(steps: tuple[Step, ...], taken: float) -> float:
+    names = [step.name for step in steps]
+    if len(set(names)) != len(names):
+        raise ValueError(f"two steps of one name: {names}")
+    roles: dict[str, list[Step]] = {}
+    for step in steps:
+        roles.setdefault(step.role, []).append(step)
+    place = dict.fromkeys(roles, 0)
+    run = _Run()
+    ends: list[float] = [0.0] * UNITS
+    total = UNITS * len(steps)
+    for _ in range(total):
+        role, start = _next(roles, place, run)
+        index, unit = place[role] % len(roles[role]), place[role] // len(roles[role])
+        step = roles[role][index]
+        end = start + slowed(step, taken)
+        if step.unit:
+            run.free[step.unit] = end
+        known = end + step.latency
+        run.known[step.name, unit] = known
+        run.role_free[role] = known if step.wait else start
+        place[role] += 1
+        ends[unit] = max(ends[unit], known)
+    return (ends[-1] - ends[UNITS // 2]) / (UNITS - 1 - UNITS // 2)
+
+
+def _next(
+    roles: Mapping[str, list[Step]], place: Mapping[str, int], run: _Run
+) -> tuple[str, float]:
+    """The role that can go on first, and when."""
+    best: tuple[float, str] | None = None
+    for role, own in roles.items():
+        unit, index = divmod(place[role], len(own))
+        if unit >= UNITS:
+            continue
+        step = own[index]
+        awaited = [run.known.get((name, unit - ago)) for name, ago in step.after if unit >= ago]
+        if None in awaited:
+            continue
+        times = [time for time in awaited if time is not None]
+        start = max([run.role_free.get(role, 0.0), run.free.get(step.unit, 0.0), *times])
+        if best is None or start < best[0]:
+            best = start, role
+    if best is None:
+        raise ValueError("every role waits for another one: the timeline has a cycle")
+    return best[1], best[0]

@@ -1,0 +1,311 @@
+"""A kernel's register report: what the cubin says, what each role holds, and what to change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashdsa.analysis.advice import Grade, advise, grade_of
+from flashdsa.analysis.cubin import KernelRecord
+from flashdsa.analysis.flow import Edges, predecessors, successors
+from flashdsa.analysis.instruction_mix import instruction_mix
+from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
+from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
+from flashdsa.analysis.roles import Region, find_regions
+from flashdsa.analysis.sass import Code, Instruction
+from flashdsa.plan.inspected import InspectedKernel
+from flashdsa.plan.roles import MOST_REGISTERS, REGISTER_STEP
+
+MOST_HOLDERS = 6
+"""Lines of a role's peak that a report lists."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A line that made values which the peak holds.
+
+    Attributes:
+        how: "made", or "needed": what made the values has no line, and this is what reads them.
+        file: "" where the cubin has no lines. registers: of the peak's. opcodes: what wrote them.
+    """
+
+    how: str
+    file: str
+    line: int
+    registers: int
+    opcodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The instruction at which a role holds the most."""
+
+    address: int
+    sass: str
+    file: str
+    line: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True)
+class RoleReport:
+    """One role.
+
+    Attributes:
+        threads: None: unknown, the plan says. budget: registers of a thread, and where it is from.
+        planned: the plan's budget, None: no plan.
+        live: the most that hold a needed value. live_nvdisasm: the same as nvdisasm counts.
+        named: the highest register that its code names, and one: what it occupies. It is no less
+            than live, and says how the compiler filled the budget, not what is needed.
+        estimate: of the plan's variables, in the phase with the most; None: not counted.
+        found_by: which instructions are the role's.
+    """
+
+    name: str
+    threads: int | None
+    budget: int
+    budget_from: str
+    planned: int | None
+    live: int
+    live_nvdisasm: int
+    named: int
+    local_stores: int
+    local_loads: int
+    instructions: int
+    estimate: int | None
+    estimate_phase: str
+    peak: Peak
+    grade: Grade
+    advice: str
+    found_by: str
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """One kernel; sizes in bytes, registers of a thread.
+
+    Attributes:
+        register_limit: what the CTA's threads leave to each at launch.
+        pool_used: registers of the CTA, all roles at their budgets; None: threads unknown.
+        dynamic_shared_bytes: of the plan; the cubin has the static part only.
+        spill_stores, spill_loads: bytes, as ptxas says; None: it was not run here.
+        lines: whether lines are of the source, of the PTX, or not known.
+    """
+
+    name: str
+    arch: str
+    threads: int | None
+    registers: int
+    register_limit: int
+    pool_used: int | None
+    stack_bytes: int
+    local_stores: int
+    local_loads: int
+    spill_stores: int | None
+    spill_loads: int | None
+    static_shared_bytes: int
+    dynamic_shared_bytes: int | None
+    barriers: int
+    code_bytes: int
+    instructions: int
+    mix: dict[str, int]
+    lines: str
+    roles: tuple[RoleReport, ...]
+    notes: tuple[str, ...]
+    grade: Grade
+
+
+def report_kernel(
+    record: KernelRecord,
+    code: Code,
+    arch: str,
+    ours: InspectedKernel | None = None,
+    spills: tuple[int, int] | None = None,
+) -> KernelReport:
+    """Everything that is known of a kernel.
+
+    Args:
+        ours: its plan, for a kernel of ours. spills: bytes of stores and loads, as ptxas says.
+    """
+    edges = successors(code)
+    live = live_registers(code, edges)
+    limit = min(record.register_cap or MOST_REGISTERS, registers_by_threads(record.threads))
+    regions = find_regions(code, edges, ours.roles if ours else ())
+    whole = _Whole(record, code, edges, predecessors(edges), live, limit, _free(record, regions))
+    roles = tuple(_report_role(whole, region) for region in regions)
+    own = [one for one in code.instructions if one.base != "NOP"]
+    return KernelReport(
+        name=record.name,
+        arch=arch,
+        threads=record.threads,
+        registers=record.registers,
+        register_limit=limit,
+        pool_used=_used(record, regions),
+        stack_bytes=record.stack_bytes,
+        local_stores=sum(one.base == "STL" for one in own),
+        local_loads=sum(one.base == "LDL" for one in own),
+        spill_stores=spills[0] if spills else None,
+        spill_loads=spills[1] if spills else None,
+        static_shared_bytes=record.shared_bytes,
+        dynamic_shared_bytes=ours.smem_bytes if ours else None,
+        barriers=record.barriers,
+        code_bytes=record.code_bytes,
+        instructions=len(own),
+        mix=instruction_mix(code.instructions),
+        lines=_lines_known(code),
+        roles=roles,
+        notes=tuple(_notes(record, code, roles)),
+        grade=max((role.grade for role in roles), key=list(Grade).index),
+    )
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What the roles of a kernel share."""
+
+    record: KernelRecord
+    code: Code
+    edges: Edges
+    back: Edges
+    live: Liveness
+    limit: int
+    free: int | None
+
+
+def _report_role(whole: _Whole, region: Region) -> RoleReport:
+    code = whole.code
+    inside = [code.instructions[i] for i in sorted(region.instructions)]
+    at = max(sorted(region.instructions), key=lambda i: whole.live.counts[i])
+    live = whole.live.counts[at]
+    specialised = any(one.base == "USETMAXREG" for one in code.instructions)
+    if region.registers is not None:
+        budget, source = region.registers, "setmaxnreg"
+    elif specialised:
+        budget, source = whole.record.registers, "launch"
+    else:
+        budget, source = whole.limit, "threads of the CTA"
+    stores = sum(one.base == "STL" for one in inside)
+    loads = sum(one.base == "LDL" for one in inside)
+    named = max(((one.reads | one.writes).bit_length() for one in inside), default=0)
+    estimate = region.planned.estimate if region.planned else None
+    peak = _peak(whole, at)
+    grade = grade_of(live, budget, stores + loads)
+    threads = region.planned.role.threads if region.planned else None
+    return RoleReport(
+        name=region.name,
+        threads=threads,
+        budget=budget,
+        budget_from=source,
+        planned=region.planned.role.registers if region.planned else None,
+        live=live,
+        live_nvdisasm=max(one.live for one in inside),
+        named=named,
+        local_stores=stores,
+        local_loads=loads,
+        instructions=sum(one.base != "NOP" for one in inside),
+        estimate=estimate.peak if estimate else None,
+        estimate_phase=estimate.peak_phase if estimate else "",
+        peak=peak,
+        grade=grade,
+        advice=advise(
+            grade,
+            live,
+            budget,
+            stack_bytes=whole.record.stack_bytes,
+            most=_sentence(_most(peak), live),
+            free=whole.free,
+            threads=threads,
+            by_setmaxnreg=source == "setmaxnreg",
+        ),
+        found_by=region.found_by,
+    )
+
+
+def _peak(whole: _Whole, at: int) -> Peak:
+    """The peak, and which lines made what it holds: each register's nearest writer before it."""
+    one = whole.code.instructions[at]
+    before, after = whole.live.before[at], whole.live.after[at]
+    written = whole.live.writes[at]
+    if (after | written).bit_count() < before.bit_count():
+        written, after = 0, before
+    makers = nearest(whole.code, whole.live.writes, whole.back, at, after & ~written)
+    makers |= dict.fromkeys(bits(written), one)
+    lost = sum(1 << register for register, maker in makers.items() if not maker.line)
+    reads = [instruction.reads for instruction in whole.code.instructions]
+    readers = nearest(whole.code, reads, whole.edges, at, lost)
+    counts: Counter[tuple[str, str, int]] = Counter()
+    opcodes: dict[tuple[str, str, int], Counter[str]] = {}
+    for register, maker in makers.items():
+        reader = readers.get(register)
+        place = ("made", *_where(maker))
+        if reader is not None and reader.line:
+            place = ("needed", *_where(reader))
+        counts[place] += 1
+        opcodes.setdefault(place, Counter())[maker.base] += 1
+    holders = tuple(
+        Holder(*place, registers, tuple(o for o, _ in opcodes[place].most_common(3)))
+        for place, registers in counts.most_common(MOST_HOLDERS)
+    )
+    file, line = _where(one)
+    return Peak(one.address, one.text, file, line, holders)
+
+
+def _where(one: Instruction) -> tuple[str, int]:
+    return (one.line.file, one.line.number) if one.line else ("", 0)
+
+
+def _most(peak: Peak) -> Holder | None:
+    """The line that holds most."""
+    return next((holder for holder in peak.holders if holder.file), None)
+
+
+def _sentence(most: Holder | None, live: int) -> str:
+    if most is None:
+        return ""
+    what = "makes" if most.how == "made" else "needs"
+    return f"{Path(most.file).name}:{most.line} {what} {most.registers} of the {live}"
+
+
+def _lines_known(code: Code) -> str:
+    files = {one.line.file for one in code.instructions if one.line}
+    if not files:
+        return "none"
+    return "PTX" if all(file.startswith(".nv_debug_ptx") for file in files) else "source"
+
+
+def _used(record: KernelRecord, regions: list[Region]) -> int | None:
+    """Registers of the CTA with every role at its setmaxnreg."""
+    planned = [region.planned for region in regions if region.planned]
+    if record.threads is None:
+        return None
+    if any(region.registers is not None for region in regions):
+        if not planned or len(planned) != len(regions):
+            return None
+        return sum(
+            region.planned.role.threads * (region.registers or record.registers)
+            for region in regions
+            if region.planned
+        )
+    return record.threads * -(-record.registers // REGISTER_STEP) * REGISTER_STEP
+
+
+def _free(record: KernelRecord, regions: list[Region]) -> int | None:
+    used = _used(record, regions)
+    return None if used is None else CTA_REGISTERS - used
+
+
+def _notes(record: KernelRecord, code: Code, roles: tuple[RoleReport, ...]) -> list[str]:
+    notes = []
+    for role in roles:
+        if role.planned is not None and role.planned != role.budget:
+            notes.append(
+                f"{role.name}: the plan says {role.planned} registers a thread, "
+                f"{role.budget} is what its code has ({role.budget_from})"
+            )
+    if record.threads is None:
+        notes.append("no .reqntid or .maxntid: the CTA's threads are the launch's")
+    if code.called_from is not None:
+        calls = len({t for one in code.instructions if one.base == "CALL" for t in one.targets})
+        notes.append(f"{calls} called function(s): what they hold is counted at the calls")
+    return notes

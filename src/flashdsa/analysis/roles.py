@@ -1,0 +1,182 @@
+"""Which instructions belong to which role of a warp-specialised kernel.
+
+- A kernel whose plan names roles and their source files: a role is what is reached only through
+  the first instruction that leads to (nearly) all of its files' memory accesses and waits, and to
+  no other role's.
+- Else a kernel with setmaxnreg: from each USETMAXREG on, up to the next.
+- Else the whole kernel is one role.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flashdsa.analysis.flow import (
+    Edges,
+    common_dominator,
+    dominated,
+    dominators,
+    reach,
+)
+from flashdsa.analysis.instruction_mix import SIDE_EFFECTS, kind_of
+from flashdsa.analysis.sass import Code, Instruction, Line
+from flashdsa.plan.inspected import InspectedRole
+
+WHOLE = "whole kernel"
+BEFORE = "before setmaxnreg"
+MOST = 0.9
+"""Of a role's acting instructions: those whose common way in is the role's. The compiler gives a few
+instructions, of waits above all, the line of another role."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A role's instructions, as indices.
+
+    Attributes:
+        registers: that its setmaxnreg asks for; None: it keeps those of the launch.
+        planned: of the plan. found_by: how the region was found, for people.
+    """
+
+    name: str
+    instructions: frozenset[int]
+    registers: int | None
+    found_by: str
+    planned: InspectedRole | None = None
+
+
+def find_regions(code: Code, edges: Edges, planned: tuple[InspectedRole, ...] = ()) -> list[Region]:
+    """The roles of a kernel. With a plan but no line information, as if there were no plan."""
+    if planned and any(one.line for one in code.instructions):
+        regions = _planned_regions(code, edges, planned)
+        if regions:
+            return regions
+    return _setmaxnreg_regions(code, edges)
+
+
+def setmaxnreg(instruction: Instruction) -> int | None:
+    """The registers that a USETMAXREG asks for; None for other instructions."""
+    found = re.search(r"(0x[0-9a-f]+|\d+)$", instruction.text)
+    return int(found.group(1), 0) if instruction.base == "USETMAXREG" and found else None
+
+
+def _own(code: Code) -> int:
+    """How many instructions are the kernel's own; called functions lie behind them."""
+    return len(code.instructions) if code.called_from is None else code.called_from
+
+
+def _setmaxnreg_regions(code: Code, edges: Edges) -> list[Region]:
+    changes = {
+        index: registers
+        for index, one in enumerate(code.instructions)
+        if (registers := setmaxnreg(one)) is not None
+    }
+    if not changes:
+        every = reach(edges, [0])
+        return [Region(WHOLE, frozenset(every), None, "no setmaxnreg, no plan with line numbers")]
+    first = reach(edges, [0], frozenset(changes))
+    regions = [Region(BEFORE, frozenset(first), None, "reached without a setmaxnreg")]
+    for index, registers in changes.items():
+        others = frozenset(c for c in changes if c != index)
+        inside = reach(edges, edges[index], others) | {index}
+        address = f"at {code.instructions[index].address:#x}"
+        name = f"setmaxnreg {registers} {address}"
+        regions.append(Region(name, frozenset(inside), registers, f"reached from it, {address}"))
+    return regions
+
+
+def _planned_regions(
+    code: Code, edges: Edges, planned: tuple[InspectedRole, ...]
+) -> list[Region] | None:
+    above = dominators(edges)
+    roots: dict[str, int] = {}
+    for role in planned:
+        root = common_dominator(_seeds(code, role.sources), above, MOST)
+        if root is not None:
+            roots[role.role.name] = root
+    roots = _first_of_their_own(roots, above)
+    inside = {name: dominated(root, above) for name, root in roots.items()}
+    regions = []
+    for role in planned:
+        name = role.role.name
+        if name not in roots:
+            continue
+        mine = inside[name]
+        nested = [o for o in roots if o != name and roots[o] in mine and roots[o] != roots[name]]
+        for other in nested:
+            mine = mine - inside[other]
+        found_by = f"reached only through {code.instructions[roots[name]].address:#x}"
+        if roots[name] == 0:
+            mine = {i for i in range(_own(code)) if _comes_from(code.instructions[i], role.sources)}
+            found_by = "instructions of its source lines only"
+        registers = _registers_of(code, mine, roots[name], above)
+        regions.append(Region(name, frozenset(mine), registers, found_by, role))
+    return regions or None
+
+
+def _first_of_their_own(roots: dict[str, int], above: list[int]) -> dict[str, int]:
+    """Each role's way in moved up to the first instruction that leads to no other role."""
+    ways = {name: {root, *_ancestors(root, above)} for name, root in roots.items()}
+    moved = {}
+    for name, root in roots.items():
+        others = set().union(*(way for other, way in ways.items() if other != name))
+        at = root
+        while at != 0 and above[at] not in others:
+            at = above[at]
+        moved[name] = at
+    return moved
+
+
+def _ancestors(node: int, above: list[int]) -> list[int]:
+    found = []
+    while node != 0:
+        node = above[node]
+        found.append(node)
+    return found
+
+
+def _seeds(code: Code, sources: tuple[str, ...]) -> list[int]:
+    mine = [i for i in range(_own(code)) if _comes_from(code.instructions[i], sources)]
+    acting = [i for i in mine if kind_of(code.instructions[i]) in SIDE_EFFECTS]
+    return acting or mine
+
+
+def _registers_of(code: Code, inside: set[int], root: int, above: list[int]) -> int | None:
+    """The setmaxnreg of a role: the last inside it, else the nearest that leads to it."""
+    asked = [n for i in sorted(inside) if (n := setmaxnreg(code.instructions[i])) is not None]
+    if asked:
+        return asked[-1]
+    above_it = (setmaxnreg(code.instructions[at]) for at in _ancestors(root, above))
+    return next((registers for registers in above_it if registers is not None), None)
+
+
+def _comes_from(instruction: Instruction, sources: tuple[str, ...]) -> bool:
+    line = instruction.line
+    return line is not None and any(_matches(line, source) for source in sources)
+
+
+@lru_cache(maxsize=65536)
+def _matches(line: Line, source: str) -> bool:
+    file, _, function = source.partition(":")
+    if Path(line.file).name != Path(file).name:
+        return False
+    if not function:
+        return True
+    first, last = _function_lines(line.file, function)
+    return first <= line.number <= last
+
+
+@lru_cache(maxsize=256)
+def _function_lines(file: str, function: str) -> tuple[int, int]:
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except OSError:
+        return 1, 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return node.lineno, node.end_lineno or node.lineno
+    return 1, 0

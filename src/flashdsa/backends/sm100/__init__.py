@@ -1,0 +1,1 @@
+"""Kernels for Blackwell GPUs (sm_100a)."""

@@ -1,0 +1,145 @@
+"""The backward of sparse MLA on Blackwell GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.sparse_mla import sink_backward
+from flashdsa.errors import ArgumentValueError
+from flashdsa.jit.backward import backward_function
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
+
+ALIGNMENT = 16
+"""Bytes, of the addresses that TMA and bulk copies take."""
+
+Launch = Callable[..., Any]
+"""The compiled function: see `kernels.sparse_mla.sm100.bwd.kernel.launch_backward`."""
+
+
+def backward(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink.
+
+    Args:
+        options: those of `run`.
+    """
+
+    def launch(*arguments: Any) -> None:
+        with torch.cuda.device(q.device):
+            backward_function()(*arguments)
+
+    return run(launch, (q, kv, dO, lse, O), indices, **options)
+
+
+def run(
+    launch: Launch,
+    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    indices: Tensor,
+    *,
+    sm_scale: float,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The operation by a compiled function, on the operands' device.
+
+    Args:
+        operands: q, kv, dO, lse, O. indices: padded with -1 to a multiple of B_TOPK.
+    """
+    assert not deterministic, "the features say so: rows are added in any order"
+    q, kv, dO, lse, O = operands
+    num_queries, num_heads, _ = q.shape
+    topk = indices.shape[1]
+    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    dkv = torch.zeros(kv.shape, dtype=torch.float32, device=q.device)
+    sink_size = 0 if attn_sink is None else num_heads
+    d_sink = torch.zeros(sink_size, dtype=torch.float32, device=q.device)
+    if num_queries and kv.shape[0]:
+        with_sink = lse if attn_sink is None else torch.logaddexp(lse, attn_sink.expand_as(lse))
+        if topk_length is None:
+            topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
+        padded = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
+        delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
+        launch_raw(
+            launch,
+            readable(q),
+            readable(kv),
+            readable(dO),
+            with_sink.contiguous(),
+            readable(O),
+            padded.contiguous(),
+            topk_length.contiguous(),
+            delta,
+            dq,
+            dkv,
+            sm_scale,
+        )
+        if attn_sink is not None:
+            d_sink = sink_backward(lse, attn_sink, delta)[1]
+    return dq, dkv.to(dkv_dtype), d_sink
+
+
+def launch_raw(
+    launch: Launch,
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    topk_length: Tensor,
+    *outputs_and_scale: Any,
+) -> None:
+    """The kernel's own rules, then the kernel: tensors without gaps, topk a multiple of B_TOPK.
+
+    Args:
+        outputs_and_scale: delta (S, H) and dq, written; dkv, added to; sm_scale.
+
+    Raises:
+        ArgumentValueError: names the argument that does not fit.
+    """
+    topk = indices.shape[1]
+    if topk % B_TOPK:
+        raise ArgumentValueError(
+            f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
+        )
+    delta, dq, dkv, sm_scale = outputs_and_scale
+    for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
+        if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+            raise ArgumentValueError(
+                f"{name}: the Blackwell kernel needs tensors without gaps at addresses aligned to "
+                f"{ALIGNMENT} bytes (TMA and bulk reduce-add); got strides "
+                f"{list(tensor.stride())} at {tensor.data_ptr():#x}"
+            )
+    rows = q.shape[0] * q.shape[1]
+    launch(
+        q.view(rows, -1),
+        kv,
+        dO.view(rows, -1),
+        lse,
+        O.view(rows, -1),
+        indices,
+        topk_length,
+        delta,
+        dq.view(rows, -1),
+        dkv,
+        sm_scale,
+    )
+
+
+def readable(x: Tensor) -> Tensor:
+    """`x`, or a copy where it has gaps or an address that the kernel cannot read from."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT else x

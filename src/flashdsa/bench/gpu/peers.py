@@ -1,0 +1,93 @@
+"""The peers: DeepGEMM's paged logits, then cuDNN Frontend's or torch's top-k. All are optional."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.bench.gpu.inputs import IndexerInputs
+from flashdsa.problem import INDEX_HEAD_DIM, NUM_INDEX_HEADS, PAGE_SIZE
+
+LOGITS = "DeepGEMM logits"
+CUDNN_PAIR = "DeepGEMM + cuDNN Frontend"
+TORCH_PAIR = "DeepGEMM + torch.topk"
+PAIRS = (CUDNN_PAIR, TORCH_PAIR)
+_LOGITS_ALIGNMENT = 256
+"""DeepGEMM pads its rows to this; other widths would be copied by the top-k that follows."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What could be imported; `missing` says why the rest could not."""
+
+    deep_gemm: Any = None
+    cudnn_top_k: Callable[..., Any] | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def calls(self, inputs: IndexerInputs) -> dict[str, Callable[[], Tensor]]:
+        """Each contender on these operands; it returns scores or positions (B, topk)."""
+        if self.deep_gemm is None:
+            return {}
+        logits = self._logits_call(inputs)
+        lengths, topk = inputs.seq_lens, inputs.ids.shape[1]
+        calls: dict[str, Callable[[], Tensor]] = {LOGITS: logits}
+        top_k = self.cudnn_top_k
+        if top_k is not None:
+            calls[CUDNN_PAIR] = lambda: top_k(logits(), lengths, topk, return_val=False)["indices"]
+        longest = max(inputs.case.lengths)
+        width = -(-longest // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
+        k = min(topk, width)
+        if set(inputs.case.lengths) == {width}:
+            calls[TORCH_PAIR] = lambda: logits().topk(k).indices
+        else:
+            beyond = torch.arange(width, device=lengths.device) >= lengths[:, None]
+            calls[TORCH_PAIR] = lambda: logits().masked_fill_(beyond, -torch.inf).topk(k).indices
+        return calls
+
+    def _logits_call(self, inputs: IndexerInputs) -> Callable[[], Tensor]:
+        gemm = self.deep_gemm
+        batch = len(inputs.case.lengths)
+        q = inputs.q.view(batch, 1, NUM_INDEX_HEADS, INDEX_HEAD_DIM)
+        lengths = inputs.seq_lens.view(batch, 1)
+        longest = max(inputs.case.lengths)
+        width = -(-longest // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
+        plan = gemm.get_paged_mqa_logits_metadata(lengths, PAGE_SIZE, gemm.get_num_sms())
+
+        def logits() -> Tensor:
+            scores: Tensor = gemm.fp8_paged_mqa_logits(
+                q,
+                inputs.cache,
+                inputs.weights,
+                lengths,
+                inputs.block_table,
+                plan,
+                width,
+                clean_logits=False,
+            )
+            return scores
+
+        return logits
+
+
+def load_peers() -> Peers:
+    """Import what is installed. Imports of peers fail in many ways; each becomes a reason."""
+    missing: dict[str, str] = {}
+    deep_gemm, top_k = None, None
+    try:
+        deep_gemm = import_module("deep_gemm")
+    except Exception as error:
+        missing |= dict.fromkeys((LOGITS, *PAIRS), f"deep_gemm: {in_a_line(error)}")
+    try:
+        top_k = import_module("cudnn.deepseek_sparse_attention").indexer_top_k_wrapper
+    except Exception as error:
+        missing.setdefault(CUDNN_PAIR, f"cudnn: {in_a_line(error)}")
+    return Peers(deep_gemm, top_k, missing)
+
+
+def in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

@@ -1,0 +1,78 @@
+"""`flashdsa inspect`: registers, spills and instructions of a compiled kernel, without a GPU."""
+
+from __future__ import annotations
+
+import click
+
+from flashdsa.cli.console import json_option, print_json
+
+
+@click.command()
+@click.argument("target")
+@click.option(
+    "--arch", metavar="NAME", help="sm_90a, sm_100a, ...  [default: what TARGET is made for]"
+)
+@click.option("--kernel", default="", metavar="TEXT", help="Only kernels with TEXT in their names.")
+@click.option(
+    "--reassemble", is_flag=True,
+    help="Kernels by name: with the ptxas of nvidia-cuda-nvcc instead of CuTe DSL's own.",
+)  # fmt: skip
+@click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
+@json_option
+def inspect(
+    target: str, arch: str | None, kernel: str, reassemble: bool, markdown: bool, as_json: bool
+) -> None:
+    """Show what the compiler made of a kernel: registers, spills, instructions, role by role.
+
+    TARGET is a kernel of ours, or the path of a .cubin or .ptx file of anyone.
+
+    \b
+    Kernels
+      indexer indexer_logits topk_indices      sm_90a
+      mla_bwd                                  sm_100a
+
+    A thread has the registers of its launch until setmaxnreg changes them; the threads of a CTA
+    share 65,536, and a thread takes 255 at most. What does not fit is spilled to local memory,
+    which is device memory. So each role of a warp-specialised kernel is held against its budget:
+
+    \b
+    Columns of the roles
+      budget    registers that a thread of the role may use: its setmaxnreg, or the launch's
+      live      the most that hold a value still needed, at one instruction; at least the truth
+                is counted (a guarded write does not end a value)
+      named     the highest register that the code names, and one; compilers fill the budget, so
+                that this says little about need
+      estimate  the role's variables as its plan lists them, in the phase with the most
+      STL LDL   stores to and loads from local memory: spills, or arrays indexed at run time
+      grade     ok, tight (over 90% of the budget live) or spills
+
+    \b
+    Examples
+      flashdsa inspect indexer --arch sm_90a
+      flashdsa inspect mla_bwd --json | jq '.kernels[0].roles[] | {name, live, budget}'
+      flashdsa inspect kernel.ptx --arch sm_100a       assembled here, with -lineinfo
+      flashdsa inspect kernel.cubin --markdown > registers.md
+
+    Where a .cubin has no line information, lines are missing: compile with -lineinfo (CuTe DSL:
+    CUTE_DSL_LINEINFO=1 CUTE_DSL_KEEP=ptx,cubin). Lines of a .ptx without .loc are the PTX's own.
+
+    Needs nvdisasm, for .ptx ptxas too: pip install 'flashdsa[assemble]'. Exit code 1 when a role
+    spills, 2 for wrong input or a missing tool.
+    """
+    from flashdsa.analysis.advice import Grade
+    from flashdsa.analysis.inspect import inspect_target
+    from flashdsa.cli.inspect_report import as_document, as_markdown, print_report
+    from flashdsa.errors import ArgumentValueError
+
+    if as_json and markdown:
+        raise ArgumentValueError("--markdown: not together with --json")
+    reports = inspect_target(target, arch, kernel=kernel, reassemble=reassemble)
+    if as_json:
+        print_json(as_document(target, reports))
+    elif markdown:
+        click.echo("\n\n".join(as_markdown(report) for report in reports))
+    else:
+        for report in reports:
+            print_report(report)
+    if any(report.grade is Grade.SPILLS for report in reports):
+        raise SystemExit(1)

@@ -1,0 +1,174 @@
+"""Register reports on the screen, as Markdown and as plain data."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flashdsa.analysis.limits import CTA_REGISTERS
+from flashdsa.analysis.report import KernelReport, Peak, RoleReport
+from flashdsa.analysis.sass import PTX_TEXT
+from flashdsa.cli.console import new_console, new_table, print_table
+
+Rows = list[tuple[str, ...]]
+Table = tuple[str, list[tuple[str, str]], Rows]
+"""Title, columns as `new_table` takes them, rows."""
+_LEFT, _RIGHT, _WRAP = "left", "right", "wrap"
+_NAME_CHARACTERS = 60
+_HOW = {"made": "makes them", "needed": "needs them"}
+_COLOURS = {"ok": "green", "tight": "yellow", "spills": "bold red"}
+
+
+def as_document(target: str, reports: list[KernelReport]) -> dict[str, Any]:
+    """The document of --json."""
+    return {"target": target, "kernels": [asdict(report) for report in reports]}
+
+
+def print_report(report: KernelReport) -> None:
+    """Tables on the screen, then a sentence for each role."""
+    console = new_console()
+    console.print(_heading(report) + "\n", markup=False, style="bold")
+    for title, columns, rows in _tables(report):
+        table = new_table(columns)
+        for row in rows:
+            table.add_row(*(_coloured(cell) for cell in row))
+        print_table(console, title, table)
+    for line in [*_advice(report), *report.notes]:
+        console.print(f"- {line}", markup=False)
+    console.print()
+
+
+def as_markdown(report: KernelReport) -> str:
+    """The same for a document."""
+    parts = [f"### {_heading(report)}"]
+    for title, columns, rows in _tables(report):
+        lines = [" | ".join(name for name, _ in columns)]
+        lines.append(" | ".join("--:" if kind == _RIGHT else "---" for _, kind in columns))
+        lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+        parts += [f"**{title}**", "\n".join(f"| {line} |" for line in lines)]
+    parts.append("\n".join(f"- {line}" for line in [*_advice(report), *report.notes]))
+    return "\n\n".join(parts)
+
+
+def _coloured(cell: str) -> str:
+    from rich.markup import escape
+
+    colour = _COLOURS.get(cell)
+    return f"[{colour}]{cell}[/]" if colour else escape(cell)
+
+
+def _heading(report: KernelReport) -> str:
+    # CuTe DSL appends the arguments' types to a function's name.
+    own = re.match(r"kernel_cutlass_([a-z0-9_]+)_(?:[A-Z]|tensorptr|_)", report.name)
+    name = own.group(1) if own else report.name
+    short = name if len(name) <= _NAME_CHARACTERS else name[:_NAME_CHARACTERS] + "..."
+    return f"{short} for {report.arch}"
+
+
+def _tables(report: KernelReport) -> list[Table]:
+    tables = [_facts(report), _mix(report), _roles(report)]
+    return tables + [_peak(role) for role in report.roles if role.peak.holders]
+
+
+def _facts(report: KernelReport) -> Table:
+    threads = "" if report.threads is None else f" with {report.threads} threads a CTA"
+    rows: Rows = [
+        ("registers at launch", str(report.registers), f"of {report.register_limit}{threads}")
+    ]
+    if report.pool_used is not None:
+        share = f"of {CTA_REGISTERS:,}, roles at their budgets"
+        rows.append(("registers of the CTA", f"{report.pool_used:,}", share))
+    spilled = ""
+    if report.spill_stores is not None:
+        spilled = f"ptxas: {report.spill_stores} bytes spill stores, {report.spill_loads} loads"
+    shared = "static"
+    if report.dynamic_shared_bytes is not None:
+        shared += f", and {report.dynamic_shared_bytes:,} dynamic by the plan"
+    rows += [
+        ("stack", str(report.stack_bytes), "bytes of a thread"),
+        ("local stores, loads", f"{report.local_stores}, {report.local_loads}", spilled),
+        ("shared memory", f"{report.static_shared_bytes:,}", f"bytes {shared}"),
+        ("named barriers", str(report.barriers), ""),
+        ("code", f"{report.code_bytes:,}", f"bytes, {report.instructions:,} instructions"),
+    ]
+    return "Resources", [("resource", _LEFT), ("amount", _RIGHT), ("of what", _WRAP)], rows
+
+
+def _mix(report: KernelReport) -> Table:
+    columns = [("class", _LEFT), ("instructions", _RIGHT), ("share", _RIGHT)]
+    rows: Rows = [
+        (kind, f"{count:,}", f"{count / report.instructions:.1%}")
+        for kind, count in report.mix.items()
+    ]
+    return "Instruction mix, as written (loops count once)", columns, rows
+
+
+def _roles(report: KernelReport) -> Table:
+    columns = [
+        ("role", _WRAP), ("threads", _RIGHT), ("budget", _RIGHT), ("live", _RIGHT),
+        ("named", _RIGHT), ("estimate", _RIGHT), ("STL", _RIGHT), ("LDL", _RIGHT),
+        ("instr.", _RIGHT), ("peak at", _LEFT), ("grade", _LEFT),
+    ]  # fmt: skip
+    rows: Rows = [
+        (
+            role.name,
+            "?" if role.threads is None else str(role.threads),
+            str(role.budget),
+            str(role.live),
+            str(role.named),
+            "-" if role.estimate is None else f"{role.estimate}",
+            str(role.local_stores),
+            str(role.local_loads),
+            f"{role.instructions:,}",
+            _place(role.peak),
+            role.grade.value,
+        )
+        for role in report.roles
+    ]
+    return "Roles: registers of a thread", columns, rows
+
+
+def _peak(role: RoleReport) -> Table:
+    columns = [("registers", _RIGHT), ("line", _WRAP), ("that", _LEFT), ("made by", _WRAP)]
+    rows: Rows = [
+        (
+            str(holder.registers),
+            _line(holder.file, holder.line),
+            _HOW[holder.how] if holder.file else "",
+            " ".join(holder.opcodes),
+        )
+        for holder in role.peak.holders
+    ]
+    rest = role.live - sum(holder.registers for holder in role.peak.holders)
+    if rest > 0:
+        rows.append((str(rest), "other lines", "", ""))
+    what = role.peak.sass.partition(" ")[0]
+    title = f"{role.name}: what holds {role.live} registers at {role.peak.address:#x}, {what}"
+    return title, columns, rows
+
+
+def _place(peak: Peak) -> str:
+    if not peak.file:
+        return f"{peak.address:#x}"
+    return _line(peak.file, peak.line).rpartition("/")[2]
+
+
+def _line(file: str, number: int) -> str:
+    if not file:
+        return "(no line)"
+    if file.startswith(PTX_TEXT):
+        return f"PTX:{number}"
+    path = Path(file)
+    parts = path.parts
+    for marker in ("kernels", "flashdsa", "site-packages"):
+        if marker in parts:
+            return "/".join(parts[parts.index(marker) + 1 :]) + f":{number}"
+    relative = os.path.relpath(file)
+    return f"{relative if not relative.startswith('..') else path.name}:{number}"
+
+
+def _advice(report: KernelReport) -> list[str]:
+    return [f"{role.name}: {role.grade.value}, {role.advice}." for role in report.roles]

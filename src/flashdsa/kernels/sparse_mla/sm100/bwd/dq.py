@@ -1,0 +1,77 @@
+"""The end of a query: dQ from TMEM through shared memory to global memory, by two warpgroups."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import BFloat16, Int32, cute
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl.blackwell import store_words, swizzled_64, swizzled_128
+from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
+    Context,
+    barrier_at,
+    load_lane,
+    shared_at,
+    wait_for_mma,
+)
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BOX_DIMS, D_V, WARPGROUP_SIZE
+
+UNIT = 8
+"""bf16 of one 16-byte move."""
+
+
+class DqWriter(NamedTuple):
+    """Reads dq and dq_rope once dq_ready says that every MMA is done; overlays q."""
+
+    c: Context
+    dq_map: Any  # (S * 128, 576), boxes of 128 x 64
+    dq_rope_map: Any  # the same, boxes of 128 x 32
+
+
+@cute.jit
+def write_box(
+    c: Context, region: cutlass.Constexpr[str], offset: int, dims: int, at: Int32
+) -> None:
+    """This thread's head of a box: `dims` columns of TMEM as bf16 to shared memory."""
+    words = load_lane(c, region, dims, offset).to(BFloat16).bitcast(Int32)
+    for unit in cutlass.range_constexpr(dims // UNIT):
+        if cutlass.const_expr(dims == BOX_DIMS):
+            place = swizzled_128(c.thread, unit)
+        else:
+            place = swizzled_64(c.thread, unit)
+        store_words(at + place, [words[4 * unit + i] for i in range(4)])
+
+
+@cute.jit
+def write_dq(r: DqWriter, half: cutlass.Constexpr[int]) -> None:
+    """Warpgroup `half` of two: two boxes of value dims; the first also the RoPE dims."""
+    c, plan = r.c, r.c.plan
+    wait_for_mma(barrier_at(c, "dq_ready"), 0)
+    boxes = plan.dims // BOX_DIMS
+    own = range(half * boxes // 2, (half + 1) * boxes // 2)
+    box_bytes = B_H * BOX_DIMS * 2
+    for box in own:
+        write_box(c, "dq", box * BOX_DIMS, BOX_DIMS, shared_at(c, "dq") + box * box_bytes)
+    if cutlass.const_expr(half == 0):
+        write_box(c, "dq_rope", 0, plan.own_rope_dims, shared_at(c, "dq") + boxes * box_bytes)
+    # generic writes above -> TMA reads through the async proxy
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=1 + half, number_of_threads=WARPGROUP_SIZE)
+    if c.thread == 0:
+        row = c.query * B_H
+        at = c.arena + plan.smem.offset("dq")
+        for box in own:
+            prims.cp_async_bulk_tensor_global_shared_cta(
+                r.dq_map,
+                (at + box * box_bytes).to_llvm_ptr(),
+                [c.rank * plan.dims + box * BOX_DIMS, row],
+            )
+        if cutlass.const_expr(half == 0):
+            prims.cp_async_bulk_tensor_global_shared_cta(
+                r.dq_rope_map,
+                (at + boxes * box_bytes).to_llvm_ptr(),
+                [D_V + c.rank * plan.own_rope_dims, row],
+            )
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.sync_warp()

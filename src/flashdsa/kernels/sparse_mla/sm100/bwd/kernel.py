@@ -1,0 +1,207 @@
+"""The backward of sparse MLA for Blackwell: a cluster of two CTAs a query, four warpgroups each.
+
+load            | mma                      | softmax                  | reduce
+--------------- | ------------------------ | ------------------------ | ------------------------
+Q, dO, rows     |                          |                          | dO -> TMEM
+K[0]            | P(0), dP(0)              |                          |
+K[1]            | P(b+1)                   | P <-> peer, S            |
+                | dKV part 0 = S dO + dS Q | dP <-> peer, dS          |
+K[b+2]          | dQ += dS K               |                          | part 0 += to dKV
+                | dP(b+1)                  |                          |
+                | dKV part 1, owner part 2 |                          | part 1, part 2
+                |                          | dQ -> global             | dQ -> global
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, Int32, Int64, cute
+from cutlass.experimental import primitives as prims
+from cutlass.experimental.cuda import tensor_map
+from cutlass.memory import SmemAllocator
+
+from flashdsa.dsl.static import Static
+from flashdsa.kernels.sparse_mla.delta import launch_delta
+from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
+from flashdsa.kernels.sparse_mla.sm100.bwd.dq import DqWriter, write_dq
+from flashdsa.kernels.sparse_mla.sm100.bwd.load import Loader, load_blocks, load_query
+from flashdsa.kernels.sparse_mla.sm100.bwd.mma import Issuer, issue_all
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
+    B_H,
+    B_TOPK,
+    BOX_DIMS,
+    CLUSTER,
+    WARPGROUP_SIZE,
+    BwdPlan,
+)
+from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
+from flashdsa.kernels.sparse_mla.sm100.bwd.reduce_dkv import Reducer, finish, reduce_all, store_do
+from flashdsa.kernels.sparse_mla.sm100.bwd.softmax import Softmax, softmax_all
+
+SOFTMAX, LOAD, REDUCE, MMA = range(4)
+"""Warpgroups, in the plan's order of roles."""
+
+
+def initialise_barriers(arena: Any, plan: BwdPlan) -> None:
+    """One thread: every barrier with the arrivals that the plan derives from who arrives."""
+    for barrier in plan.barriers:
+        first = cute.recast_ptr(arena + plan.barrier_offset(barrier.name), dtype=Int64)
+        for stage in range(barrier.stages):
+            cute.arch.mbarrier_init(first + stage, barrier.arrivals)
+
+
+@cute.kernel
+def backward_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    do_map: GridConstant[tensor_map.TensorMap],
+    kv_map: GridConstant[tensor_map.TensorMap],
+    kv_rope_map: GridConstant[tensor_map.TensorMap],
+    dq_map: GridConstant[tensor_map.TensorMap],
+    dq_rope_map: GridConstant[tensor_map.TensorMap],
+    lse: cute.Tensor,
+    delta: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    dkv: cute.Tensor,
+    scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of a pair; arguments as in `launch_backward`."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    arena = SmemAllocator().allocate(plan.smem.total, 1024)
+    hold = cute.recast_ptr(arena + plan.smem.offset("tmem_start"), dtype=Int32)
+    if warp == 0:
+        prims.tcgen05_alloc(hold.to_llvm_ptr(), plan.tmem.allocated, group="cta_1")
+        prims.tcgen05_relinquish_alloc_permit(group="cta_1")
+        if prims.elect_sync():
+            initialise_barriers(arena, plan)
+    cute.arch.mbarrier_init_fence()
+    prims.tcgen05_fence("before_thread_sync")
+    # Both CTAs have initialised their barriers before either arrives at the other's.
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    prims.tcgen05_fence("after_thread_sync")
+
+    # Each role finds out for itself where it is: what all share would be live in every role, and
+    # ptxas would spill it before they part.
+    group = warp // (WARPGROUP_SIZE // 32)
+    if group == SOFTMAX:
+        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        c, _ = locate(topk_length, indices, arena, plan)
+        softmax_all(Softmax(c, scale, lse[c.query, c.thread], delta[c.query, c.thread]))
+        write_dq(DqWriter(c, dq_map.get_ptr(), dq_rope_map.get_ptr()), 0)
+    elif group == LOAD:
+        cute.arch.setmaxregister_decrease(plan.load.registers)
+        c, num_slots = locate(topk_length, indices, arena, plan)
+        loader = Loader(
+            c,
+            q_map.get_ptr(),
+            do_map.get_ptr(),
+            kv_map.get_ptr(),
+            kv_rope_map.get_ptr(),
+            indices,
+            num_slots,
+            Int32(dkv.shape[0]),
+        )
+        if c.thread // 32 == 0:
+            load_blocks(loader)
+        if c.thread // 32 == 1:
+            if prims.elect_sync():
+                load_query(loader)
+            cute.arch.sync_warp()
+    elif group == REDUCE:
+        cute.arch.setmaxregister_increase(plan.reduce.registers)
+        c, _ = locate(topk_length, indices, arena, plan)
+        reducer = Reducer(c, dkv)
+        store_do(c)
+        reduce_all(reducer)
+        write_dq(DqWriter(c, dq_map.get_ptr(), dq_rope_map.get_ptr()), 1)
+        finish(reducer)
+    else:
+        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        c, _ = locate(topk_length, indices, arena, plan)
+        if c.thread // 32 == 0:
+            if prims.elect_sync():
+                issue_all(Issuer(c, Static(products_of(plan))))
+            cute.arch.sync_warp()
+    # The peer's st.async and arrivals come to this CTA's memory: neither ends before both are done.
+    prims.tcgen05_fence("before_thread_sync")
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    prims.tcgen05_fence("after_thread_sync")
+    if warp == 0:
+        prims.tcgen05_dealloc(
+            prims.make_tmem_ptr(hold.load(), Int32), plan.tmem.allocated, group="cta_1"
+        )
+
+
+@cute.jit
+def locate(
+    topk_length: cute.Tensor, indices: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr
+) -> Any:
+    """This thread's context, and how many of its query's slots may be valid."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    query = block // CLUSTER
+    num_slots = cutlass.min(topk_length[query], Int32(indices.shape[1]))
+    hold = cute.recast_ptr(arena + plan.smem.offset("tmem_start"), dtype=Int32)
+    c = Context(
+        static=Static(plan),
+        arena=arena,
+        tmem=hold.load(),
+        rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
+        query=query,
+        num_blocks=cutlass.max((num_slots + B_TOPK - 1) // B_TOPK, Int32(1)),
+        thread=thread % WARPGROUP_SIZE,
+    )
+    return c, num_slots
+
+
+@cute.jit
+def launch_backward(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    do: cute.Tensor,
+    lse: cute.Tensor,
+    out: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    delta: cute.Tensor,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    scale: Float32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the kernel for delta, then the backward, on `stream`.
+
+    Args:
+        q: (S * 128, 576) bf16. kv: (S_kv, 576) bf16. do, out: (S * 128, 512) bf16.
+        lse: (S, 128) fp32. indices: (S, topk) int32, topk a multiple of 32. topk_length: (S,).
+        delta: (S, 128) fp32, written. dq: as q, written. dkv: as kv in fp32, added to.
+    """
+    launch_delta(do, out, delta, stream)
+    wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
+    make = tensor_map.create_tensor_map_tiled_from_view
+    num_queries = lse.shape[0]
+    backward_kernel(
+        make(q, box_dims=(B_H, BOX_DIMS), swizzle=wide),
+        make(do, box_dims=(B_H, BOX_DIMS), swizzle=wide),
+        make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
+        make(kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
+        make(dq, box_dims=(B_H, BOX_DIMS), swizzle=wide),
+        make(dq, box_dims=(B_H, plan.own_rope_dims), swizzle=narrow),
+        lse,
+        delta,
+        indices,
+        topk_length,
+        dkv,
+        scale,
+        plan,
+    ).launch(
+        grid=[num_queries * CLUSTER, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[CLUSTER, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+    )

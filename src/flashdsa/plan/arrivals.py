@@ -1,0 +1,73 @@
+"""Barriers held against the roles: whoever arrives exists, and so often as the count says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flashdsa.plan.lifetimes import BudgetError
+from flashdsa.plan.roles import WARP_SIZE, WARPGROUP_SIZE, Arrives, Barrier, Role
+
+MOST = 2**20 - 1
+"""Arrivals, and bytes in flight, of a phase (PTX ISA, "mbarrier object", contents)."""
+
+
+def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
+    """Hold every barrier against the roles of its kernel.
+
+    Raises:
+        BudgetError: names the barrier.
+    """
+    for barrier in barriers:
+        producers = (barrier.producer, barrier.also_produced_by)
+        for role in (*producers, barrier.consumer, *barrier.also_awaited_by):
+            if role is not None and role not in roles:
+                raise BudgetError(f"barriers: {barrier.name}: the kernel has no role {role}")
+        for role in producers:
+            if role is not None:
+                _check_producer(barrier, role)
+        for what, number in (
+            ("arrivals", barrier.arrivals),
+            ("bytes", barrier.transaction_bytes),
+        ):
+            if number > MOST:
+                raise BudgetError(
+                    f"barriers: {barrier.name}: {number} {what} in a phase; at most {MOST}"
+                )
+
+
+def _check_producer(barrier: Barrier, role: Role) -> None:
+    least = WARPGROUP_SIZE if barrier.arrives is Arrives.WARPS_OF_ONE_GROUP else WARP_SIZE
+    if role.threads % WARP_SIZE or role.threads < least:
+        raise BudgetError(
+            f"barriers: {barrier.name}: {barrier.arrives} of {role.name} cannot arrive: "
+            f"it has {role.threads} threads"
+        )
+    if barrier.arrives is Arrives.COMMIT and barrier.transaction_bytes:
+        raise BudgetError(
+            f"barriers: {barrier.name}: a commit of {role.name} announces no bytes, "
+            f"but {barrier.transaction_bytes} are to come"
+        )
+
+
+def check_arrivals(barriers: Sequence[Barrier], counts: Mapping[str, Sequence[int]]) -> None:
+    """Hold the counts that barriers are initialised with against who arrives.
+
+    Args:
+        counts: for each barrier one a stage.
+
+    Raises:
+        BudgetError: names the barrier.
+    """
+    for barrier in barriers:
+        given = list(counts.get(barrier.name, ()))
+        if given != [barrier.arrivals] * barrier.stages:
+            producers = [barrier.producer.name]
+            if barrier.also_produced_by is not None:
+                producers.append(barrier.also_produced_by.name)
+            raise BudgetError(
+                f"barriers: {barrier.name}: initialised with {given}; {barrier.arrives} of "
+                f"{' and '.join(producers)}: {barrier.arrivals}, {barrier.stages} times"
+            )
+    unknown = sorted(counts.keys() - {barrier.name for barrier in barriers})
+    if unknown:
+        raise BudgetError(f"barriers: {unknown[0]}: initialised, but not planned")

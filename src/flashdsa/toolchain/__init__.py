@@ -1,0 +1,1 @@
+"""NVIDIA's own tools as programs: the assembler ptxas and the disassembler nvdisasm."""

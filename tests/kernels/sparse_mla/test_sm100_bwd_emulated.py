@@ -1,0 +1,202 @@
+"""The Blackwell backward's compiled kernel on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.toolchain.ptxas import find_assembler
+from flashdsa.plan import Barrier
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.emulated_backward import EmulatedBackward, compiled, emulate_backward
+from flashdsa.verify.judge_sparse_mla import check_backward, forward_results, judge_backward
+from ptxemu import Policy
+
+PLAN = BwdPlan()
+HEADS = 128
+CASES = [
+    # name, S, S_kv, H, topk
+    SparseMlaCase("one block", 1, 50, HEADS, 32),
+    SparseMlaCase("two blocks: either CTA owns one", 1, 40, HEADS, 64, duplicates=True),
+    SparseMlaCase("fewer keys than slots", 1, 20, HEADS, 64, invalid=True, poison=True),
+    SparseMlaCase("one key", 1, 1, HEADS, 32, duplicates=True, cancels=True),
+]
+EVERY_FEATURE = SparseMlaCase(
+    "every feature",
+    2,
+    60,
+    HEADS,
+    70,
+    duplicates=True,
+    invalid=True,
+    empty_rows=True,
+    topk_length=True,
+    attn_sink="infinite",
+    poison=True,
+    strided=True,
+    kv_3d=True,
+    indices_3d=True,
+)
+
+
+def launch(case: SparseMlaCase, plan: BwdPlan = PLAN, **how: Any) -> EmulatedBackward:
+    """The case on the emulator; its gradients are judged, and nothing may be found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    O, lse = forward_results(inputs)
+    operands = (inputs.q, inputs.kv.view(-1, case.d_qk), inputs.do, lse, O)
+    result = emulate_backward(
+        plan,
+        operands,
+        inputs.indices,
+        sm_scale=case.d_qk**-0.5,
+        topk_length=None,
+        attn_sink=None,
+        deterministic=False,
+        dkv_dtype=torch.float32,
+        **how,
+    )
+    gradients = dict(zip(("dQ", "dKV"), result.gradients, strict=False))
+    assert failures(judge_backward(inputs, O, lse, gradients)) == []
+    assert [str(finding) for finding in result.findings] == []
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_are_within_the_contract_and_nothing_is_found(case: SparseMlaCase) -> None:
+    launch(case)
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
+    """Three blocks: every ring and every barrier goes round."""
+    case = SparseMlaCase("three blocks", 1, 90, HEADS, 96, duplicates=True)
+    launch(case, policy=Policy(asynchronous=when, seed=3))
+
+
+def test_the_public_operation_takes_every_feature() -> None:
+    """Two queries, the first without a valid slot; lengths, sinks, gaps, a width not of 32."""
+    inputs = make_sparse_mla_inputs(EVERY_FEATURE, 0, "cpu")
+    assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
+    inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
+    verdicts = check_backward(inputs, "emulate-sm100", dkv_dtype=torch.bfloat16)
+    assert failures(verdicts) == []
+    for case in (
+        SparseMlaCase("no key", 2, 0, HEADS, 32),
+        SparseMlaCase("no query", 0, 9, HEADS, 32),
+    ):
+        nothing = make_sparse_mla_inputs(case, 0, "cpu")
+        assert failures(check_backward(nothing, "emulate-sm100")) == []
+
+
+def test_what_the_kernel_does_not_take_is_refused() -> None:
+    inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="num_heads: needs 64, has 128"):
+        check_backward(inputs, "emulate-sm100")
+    inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
+    with pytest.raises(UnsupportedError, match="deterministic"):
+        check_backward(inputs, "emulate-sm100", deterministic=True)
+
+
+def test_the_raw_kernel_insists_on_whole_blocks() -> None:
+    from flashdsa.backends.sm100.sparse_mla import launch_raw
+
+    nothing = torch.empty(0)
+    indices = torch.zeros(1, 33, dtype=torch.int32)
+    with pytest.raises(ArgumentValueError, match=r"multiples of B_TOPK=32; got 33"):
+        launch_raw(lambda *_: None, *[nothing] * 5, indices, nothing, *[nothing] * 3, 1.0)
+
+
+def test_the_launch_is_what_the_plan_says() -> None:
+    _, setup = launch(CASES[0]).setups
+    assert setup.smem == PLAN.smem.total
+    assert (setup.grid[0], setup.block[0], setup.cluster[0]) == (2, PLAN.threads, 2)
+    text = ptx()
+    constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", text))
+    initialised = re.findall(r"mbarrier\.init\.shared\.b64\s+\[[^]]+\],\s*(%?\w+);", text)
+    counts = Counter(int(constants.get(count, count)) for count in initialised)
+    wanted: Counter[int] = Counter()
+    for barrier in PLAN.barriers:
+        wanted[barrier.arrivals] += barrier.stages
+    assert counts == wanted
+
+
+def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
+    right = Barrier.arrivals.fget
+    assert right is not None
+    monkeypatch.setattr(
+        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "partial_free"))
+    )
+    with pytest.raises(Exception, match=r"(?i)deadlock"):
+        launch(CASES[1], BwdPlan(index_stages=3))  # not one that is compiled already
+
+
+def ptx() -> str:
+    """Of the backward and delta's kernel."""
+    return str(compiled(PLAN).__ptx__).rstrip("\0")
+
+
+def test_the_instructions_that_make_it_this_kernel() -> None:
+    text = ptx()
+    products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
+    from_tmem = products.count("[")
+    block = 16 + 2 + 2  # dP, dQ, dQ's RoPE dims; dP is issued in two places
+    assert from_tmem == block + 16
+    assert len(products) == from_tmem + 2 * 18 + 4 * 8 + 8
+    assert set(re.findall(r"cta_group::\d", text)) == {"cta_group::1"}
+    reduce_add = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
+    assert reduce_add in text
+    assert not re.search(r"\b(red|atom)\.\S*global", text)
+    assert "st.async" in text and "mapa.shared::cluster" in text
+    assert "tile::gather4" in text
+    registers = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", text)}
+    assert registers == {role.registers for role in PLAN.roles}
+
+
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path) -> None:
+    found = find_assembler()
+    if found is None:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    source = tmp_path / "backward.ptx"
+    source.write_text(ptx())
+    command = [str(found.path), "-arch=sm_100a", "-v", str(source), "-o", str(tmp_path / "cubin")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
+    assert spills == [("0", "0"), ("0", "0")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_models_topk() -> None:
+    launch(SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_order_of_warps_does_not_matter() -> None:
+    case = SparseMlaCase("three blocks", 1, 90, HEADS, 96, duplicates=True, invalid=True)
+    for seed in range(5):
+        launch(case, policy=Policy(seed=seed))
+
+
+def test_autograd_does_not_reach_it_yet() -> None:
+    """sparse_mla needs a forward of the same backend; there is none, and that is said."""
+    inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
+    with pytest.raises(UnsupportedError, match="no implementation"):
+        flashdsa.sparse_mla(inputs.q, inputs.kv, inputs.indices, backend="emulate-sm100")
