@@ -24,7 +24,15 @@ from flashdsa.bench.gpu.chart import draw_gpu_chart
 from flashdsa.bench.gpu.indexer import GpuBenchOptions, run_indexer_bench
 from flashdsa.bench.gpu.inputs import SCORE, IndexerInputs, make_inputs
 from flashdsa.bench.gpu.judge import float64_scores, judge_ids, judge_peer
-from flashdsa.bench.gpu.peers import CUDNN_PAIR, LOGITS, TORCH_PAIR, Peers
+from flashdsa.bench.gpu.peers import (
+    CONTENDERS,
+    CUDNN_PAIR,
+    LOGITS,
+    PAIRS,
+    TOP_KS,
+    TORCH_PAIR,
+    Peers,
+)
 from flashdsa.bench.gpu.protocol import Call, GpuHangError, GpuTimes
 from flashdsa.bench.gpu.result import (
     SCHEMA,
@@ -150,8 +158,8 @@ def _worst_id(inputs: IndexerInputs) -> int:
 def test_a_peer_is_judged_where_it_had_to_choose() -> None:
     inputs = make_inputs(TINY, "cpu")
     calls = Peers(FalseDeepGemm(), cudnn_top_k).calls(inputs)
-    assert list(calls) == [LOGITS, CUDNN_PAIR, TORCH_PAIR]
-    for name in (CUDNN_PAIR, TORCH_PAIR):
+    assert set(calls) == set(CONTENDERS)
+    for name in (*PAIRS, *TOP_KS):
         picked = calls[name]()
         assert judge_peer(inputs, picked) == []
         picked[0, 0] = picked[0, 1]
@@ -165,7 +173,8 @@ def test_a_whole_run() -> None:
     first, ragged, equal = result.rows
     assert [row.findings for row in result.rows] == [[], [], []]
     assert first.peers[LOGITS].us_median == 20
-    assert first.best_pair == CUDNN_PAIR and first.ratio == 3.0
+    assert first.best_pair == CUDNN_PAIR and first.ratio == 4.0
+    assert first.apart_us == 20 + 30 and first.apart_ratio == 5.0
     assert equal.over_random == 1.0 and ragged.over_random is None
     assert ragged.tokens == sum(LENGTHS) and ragged.longest == 2500
     assert ragged.floor_us == pytest.approx(
@@ -180,7 +189,7 @@ def test_a_whole_run() -> None:
 
 def test_without_peers_every_row_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "deep_gemm: ModuleNotFoundError: No module named 'deep_gemm'"
-    missing = dict.fromkeys((LOGITS, CUDNN_PAIR, TORCH_PAIR), reason)
+    missing = dict.fromkeys(CONTENDERS, reason)
     result = run_tiny([TINY], Peers(missing=missing))
     (row,) = result.rows
     assert row.ratio is None and row.us_median == 10
@@ -243,6 +252,8 @@ def row(name: str, kind: str, ratio: float | None, **changes: Any) -> GpuRow:
         },
         best_pair=CUDNN_PAIR,
         ratio=ratio,
+        apart_us=17.0,
+        apart_ratio=1.7,
         over_random=None,
         findings=[],
     )
@@ -280,6 +291,10 @@ def test_lines_are_judged_on_their_rows(recorded: GpuBenchResult) -> None:
         "nine shapes, the lowest": True,
         "ragged, 16 rows, contest-like: ratio": None,
         "ragged, 100 rows, 1 to 16384: ratio": False,
+        "nine shapes, geometric mean, timed apart": True,
+        "nine shapes, the lowest, timed apart": True,
+        "ragged, 16 rows, contest-like: ratio, timed apart": None,
+        "ragged, 100 rows, 1 to 16384: ratio, timed apart": False,
         "ragged, 100 rows, 1 to 16384: over floor": True,
         "plateaus over random, the worst": False,
         "128/64K: over floor": True,
@@ -297,7 +312,9 @@ def test_the_table_shows_peers_ratios_and_lines(
     print_gpu_result(recorded)
     text = capsys.readouterr().out
     (shape,) = (line.split() for line in text.splitlines() if line.strip().startswith("128/64K "))
-    assert shape == ["128/64K", "10.0", "11.0", "7.0", "15.2", "-", "3.00x", "5.00", "1.18x"]
+    assert shape == [
+        *("128/64K", "10.0", "7.0", "15.2", "-", "3.00x", "17.0", "1.70x", "5.00", "1.18x")
+    ]
     (two,) = (line.split() for line in text.splitlines() if line.strip().startswith("1/8K two"))
     assert two == ["1/8K", "two", "10.0", "1.71x", "15.2", "-", "2.00x"]
     assert "NOT MET" in text and "not measured" in text

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+import torch
 from click.testing import Result
 
 from flashdsa.bench.result import parse_result, read_result
@@ -48,3 +50,26 @@ def test_an_output_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) 
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert str(tmp_path) in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+def test_without_a_gpu_one_line_says_what_is_missing(run: Run) -> None:
+    result = run("bench", "indexer", "--backend", "sm90")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "needs a GPU of compute capability 9.0; found no GPU" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("all",), "measures only the target indexer"),
+        (("indexer", "--s-kv", "64"), "--s-kv: the cases of --backend sm90 are fixed"),
+    ],
+)
+def test_on_a_gpu_cases_are_fixed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("flashdsa.cli.availability.require_runnable", lambda _: None)
+    result = run("bench", *arguments, "--backend", "sm90")
+    assert result.exit_code == 2 and message in result.stderr

@@ -21,6 +21,8 @@ COMMANDS = (
     "check",
     "bench",
     "plan indexer",
+    "inspect",
+    "model",
     "lab majorness",
     "lab hazards",
     "lab forms",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
 
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
 Run = Callable[..., Result]
 
@@ -47,3 +51,74 @@ def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: st
     result = run("plan", "indexer", *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_mla_bwds_json_is_the_plan_beside_64_keys_and_the_first_design(run: Run) -> None:
+    document = json.loads(run("plan", "mla_bwd", "--json").stdout)
+    plan = BwdPlan()
+    regions = {region["name"]: region for region in document["smem"]["regions"]}
+    assert [r["offset"] for r in document["smem"]["regions"]] == list(plan.smem.offsets)
+    assert regions["dq"]["shares_with"] == ["q", "q_rope"]
+    assert regions["kv"]["turns"][0] == {"holds": "K(b)", "piece": 0, "from": "load", "to": "dQ"}
+    columns = {region["name"]: region for region in document["tmem"]["regions"]}
+    assert columns["ds"]["column"] == columns["dp"]["column"]
+    assert columns["ds"]["shares_with"] == ["dp"] and columns["dq"]["shares_with"] == []
+    assert document["tmem"]["allocated"] == 512
+    barriers = {barrier["name"]: barrier for barrier in document["barriers"]}
+    assert barriers["rows_free"]["producer"] == "softmax, reduce"
+    assert barriers["partial_free"]["producer"] == "peer's softmax"
+    assert barriers["dq_ready"]["consumer"] == "softmax, reduce"
+    other = document["with_64_keys"]
+    assert other["smem"]["kv"] == 2 * regions["kv"]["bytes"]
+    assert "s is the first region beyond" in other["errors"]["smem"]
+    assert "do [480, 608) ends behind" in other["errors"]["tmem"]
+    first = document["first_design"]
+    kv = next(row for row in first["smem"] if row["name"] == "kv")
+    assert (kv["size"], kv["here"][0]["size"]) == (18_432, 36_864)
+    assert all(row["why"] for row in [*first["smem"], *first["tmem"]])
+
+
+@pytest.mark.parametrize("option", [(), ("--markdown",)], ids=str)
+def test_mla_bwd_shows_every_table_in_100_columns(run: Run, option: tuple[str]) -> None:
+    output = run("plan", "mla_bwd", "--arch", "sm_100a", *option).output
+    for text in (
+        "230,132 of 232,448 bytes", "512 of 512 columns", "partial_free", "65,536 of 65,536",
+        "dP(b+1) = dO K^T", "300,276", "194,208", "seed 004",
+    ):  # fmt: skip
+        assert text in output
+    if option != ("--markdown",):
+        assert max(len(line) for line in output.splitlines()) <= 100
+
+
+@pytest.mark.parametrize(("name", "start"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
+def test_mla_bwds_picture_is_drawn_beside_the_tables(
+    run: Run, tmp_path: Path, name: str, start: bytes
+) -> None:
+    result = run("plan", "mla_bwd", "--json", "--picture", str(tmp_path / name))
+    assert json.loads(result.stdout)["kernel"] == "mla_bwd"
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--picture", "plan.pdf"), "expected a .png or .svg file; got plan.pdf"),
+        (("--arch", "sm_90a"), "'sm_90a' is not 'sm_100a'"),
+        (("--json", "--markdown"), "--markdown: not together with --json"),
+    ],
+)
+def test_bad_input_for_mla_bwd_is_one_line(
+    run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run("plan", "mla_bwd", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_the_kernels_pages_show_the_plans_of_today() -> None:
+    """tools/plan_tables.py writes them."""
+    tool = Path(__file__).parents[2] / "tools" / "plan_tables.py"
+    run = subprocess.run(
+        [sys.executable, str(tool), "--check"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

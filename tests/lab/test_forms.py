@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flashdsa.kernels.operand_forms.sm100.plan import instruction_descriptor
-from flashdsa.lab import forms_inputs, forms_ptx, ptxas
+from flashdsa.lab import forms_inputs, forms_ptx
 from flashdsa.lab.forms import examine
 from flashdsa.lab.forms_catalog import catalog, form_named
 from flashdsa.lab.forms_document import document
@@ -22,6 +22,7 @@ from flashdsa.lab.forms_ptx import Issue
 from flashdsa.lab.forms_refused import emulator_refusal, judge_refused
 from flashdsa.lab.forms_together import judge_together
 from flashdsa.lab.forms_witnesses import WITNESSES
+from flashdsa.toolchain import ptxas
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 emulation = pytest.importorskip("flashdsa.lab.forms_emulation")

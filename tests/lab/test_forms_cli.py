@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 
 from flashdsa.cli.lab_forms import forms
 from flashdsa.cli.lab_precision import precision
-from flashdsa.lab import forms_emulation, ptxas
+from flashdsa.lab import forms_emulation
+from flashdsa.toolchain import ptxas
 
 
 def run(command, *arguments: str) -> Result:

@@ -1,8 +1,7 @@
-"""The Blackwell backward's plan: refused where it does not fit, and what the compiled kernel does."""
+"""The Blackwell backward's plan: refused where it does not fit; true of the compiled kernel."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -17,14 +16,16 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.timeline import TIMELINE
 from flashdsa.plan import BudgetError, check_arrivals, lay_out
 
 PLAN = BwdPlan()
+ALIGNMENT = 1024
+"""Of the arena, whose first byte is not the first of the window of shared memory."""
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
         ({"keys": 64}, r"shared memory: 300276 bytes planned, 232448 available; s is the first"),
-        ({"kv_stages": 3}, r"248\d{3} bytes planned.*; rows is the first|; ring is the first"),
-        ({"ring_slots": 4}, "is the first region beyond"),
+        ({"kv_stages": 3}, "248580 bytes planned, 232448 available; partial is the first region"),
+        ({"ring_slots": 4}, "ring is the first region|rows is the first region beyond"),
         ({"softmax_registers": 184}, "registers: 66560 planned, 65536 available; softmax takes"),
         ({"mma_registers": 90}, "mma has 90 a thread"),
         ({"keys": 16}, "B_TOPK=32 keys; got 16"),
@@ -81,9 +82,64 @@ def test_the_first_designs_figures_add_up_and_name_regions_of_this_plan() -> Non
         assert stand_ins == {region.name for region in plan.regions}
 
 
+class Watcher:
+    """What a launch was, and what its run did, in the plan's terms."""
+
+    def __init__(self) -> None:
+        self.setup: Any = None
+        self.barriers: list[dict[int, int]] = []  # of each CTA: arrivals by offset
+        self.registers: dict[int, set[int]] = defaultdict(set)  # that a warp sets
+        self.allocations: set[tuple[int, int]] = set()  # first column, columns
+        self.smem = {
+            kind: np.zeros(SM100.smem_bytes + ALIGNMENT, bool) for kind in ("read", "write")
+        }
+        self.tmem = {kind: np.zeros(SM100.tmem_columns, bool) for kind in ("read", "write")}
+
+    def observer(self) -> Any:
+        """Listens to the run and fills this in."""
+        from ptxemu.engines.mbarrier import mbarriers
+        from ptxemu.engines.tmem_allocator import tmem_allocator
+        from ptxemu.events import Access, Observer, Space
+
+        watcher = self
+
+        class Observing(Observer):
+            def cta_exited(self, cta: Any) -> None:
+                by_offset = mbarriers(cta).by_offset
+                watcher.barriers.append({at: b.expected for at, b in by_offset.items()})
+
+            def instruction_executed(self, agent: Any, instruction: Any, lanes: int) -> None:
+                if instruction.opcode.startswith("setmaxnreg"):
+                    watcher.registers[agent.index].add(instruction.operands[0].value)
+                if instruction.opcode.startswith("tcgen05.ld"):
+                    for start, (columns, _) in tmem_allocator(agent.cta).allocations.items():
+                        watcher.allocations.add((start, columns))
+
+            def accessed(self, access: Access) -> None:
+                if access.space is Space.SHARED:
+                    pieces, size = watcher.smem[access.kind.value], access.size
+                    starts = access.starts
+                elif access.space is Space.TMEM:
+                    pieces, size = watcher.tmem[access.kind.value], -(-access.size // 4)
+                    starts = access.starts % 2048 // 4
+                else:
+                    return
+                for start in np.unique(starts):
+                    pieces[start : start + size] = True
+
+        return Observing()
+
+    @property
+    def arena(self) -> int:
+        """Where the plan's byte 0 lies in the window of shared memory."""
+        start = min(self.barriers[0]) - PLAN.smem.offset("barriers")
+        assert 0 <= start <= ALIGNMENT and start % ALIGNMENT == 0
+        return start
+
+
 @pytest.fixture(scope="module")
 def watched() -> Watcher:
-    """One query of two blocks on the emulator."""
+    """One query of two blocks on the emulator: either CTA owns one."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
     import torch
 
@@ -96,62 +152,21 @@ def watched() -> Watcher:
     inputs = make_sparse_mla_inputs(SparseMlaCase("two blocks", 1, 70, 128, 64), 0, "cpu")
     O, lse = forward_results(inputs)
     function = compiled(PLAN)
-    watcher = make_watcher()
-    with emulate(arch=ARCH, on_launch=watcher.launched):
+    watcher = Watcher()
+
+    def launched(setup: Any) -> Any:
+        if "backward_kernel" not in setup.kernel:
+            return None
+        watcher.setup = setup
+        return watcher.observer()
+
+    operands = (inputs.q, inputs.kv, inputs.do, lse, O)
+    with emulate(arch=ARCH, check=False, on_launch=launched):
         run(
-            function, (inputs.q, inputs.kv, inputs.do, lse, O), inputs.indices,
-            sm_scale=0.04, topk_length=None, attn_sink=None, deterministic=False,
-            dkv_dtype=torch.float32,
+            function, operands, inputs.indices, sm_scale=0.04, topk_length=None, attn_sink=None,
+            deterministic=False, dkv_dtype=torch.float32,
         )  # fmt: skip
     return watcher
-
-
-Watcher = Any
-
-
-def make_watcher() -> Watcher:
-    """An observer that keeps what the plan speaks of."""
-    from ptxemu.engines.mbarrier import mbarriers
-    from ptxemu.events import Access, Observer, Space
-
-    class Watch(Observer):
-        def __init__(self) -> None:
-            self.setup: Any = None
-            self.barriers: list[dict[int, int]] = []
-            self.registers: dict[int, set[int]] = defaultdict(set)
-            self.allocated: set[str] = set()
-            self.touched = {
-                Space.SHARED: np.zeros(SM100.smem_bytes, bool),
-                Space.TMEM: np.zeros(SM100.tmem_columns, bool),
-            }
-
-        def launched(self, setup: Any) -> Observer | None:
-            if "backward_kernel" not in setup.kernel:
-                return None
-            self.setup = setup
-            return self
-
-        def cta_exited(self, cta: Any) -> None:
-            by_offset = mbarriers(cta).by_offset
-            self.barriers.append({at: barrier.expected for at, barrier in by_offset.items()})
-
-        def instruction_executed(self, agent: Any, instruction: Any, lanes: int) -> None:
-            text = str(instruction)
-            if "setmaxnreg" in text:
-                self.registers[agent.warp_id].add(int(re.findall(r"(\d+)\D*$", text)[0]))
-
-        def accessed(self, access: Access) -> None:
-            if access.space is Space.SHARED:
-                starts = access.starts
-            elif access.space is Space.TMEM:
-                starts = access.starts % 2048 // 4
-            else:
-                return
-            size = access.size if access.space is Space.SHARED else access.size // 4
-            for start in np.unique(starts):
-                self.touched[access.space][start : start + size] = True
-
-    return Watch()
 
 
 def test_the_launch_takes_the_planned_shared_memory_and_threads(watched: Watcher) -> None:
@@ -159,11 +174,16 @@ def test_the_launch_takes_the_planned_shared_memory_and_threads(watched: Watcher
     assert watched.setup.block[0] == PLAN.threads
 
 
+def test_the_planned_columns_are_allocated(watched: Watcher) -> None:
+    assert watched.allocations == {(0, PLAN.tmem.allocated)}
+
+
 def test_barriers_lie_where_planned_with_the_counts_that_follow_from_the_roles(
     watched: Watcher,
 ) -> None:
     assert len(watched.barriers) == 2
-    for by_offset in watched.barriers:
+    for found in watched.barriers:
+        by_offset = {at - watched.arena: arrivals for at, arrivals in found.items()}
         counts = {
             barrier.name: [
                 by_offset.pop(PLAN.barrier_offset(barrier.name) + 8 * stage)
@@ -173,3 +193,32 @@ def test_barriers_lie_where_planned_with_the_counts_that_follow_from_the_roles(
         }
         check_arrivals(PLAN.barriers, counts)
         assert not by_offset
+
+
+def test_every_warp_sets_the_registers_of_its_role(watched: Watcher) -> None:
+    roles = [role for role in PLAN.roles for _ in range(role.warps)]
+    wanted = {warp: {role.registers} for warp, role in enumerate(roles)}
+    assert watched.registers == wanted
+
+
+@pytest.mark.parametrize("memory", ["smem", "tmem"])
+def test_the_run_writes_and_reads_every_region_and_nothing_else(
+    watched: Watcher, memory: str
+) -> None:
+    """Whole regions, but for rows: two blocks do not go round its stages."""
+    if memory == "smem":
+        touched = {kind: pieces[watched.arena :] for kind, pieces in watched.smem.items()}
+        places = {r.name: (PLAN.smem.offset(r.name), r.bytes) for r in PLAN.smem.regions}
+    else:
+        touched = watched.tmem
+        places = {r.name: (r.column, r.columns) for r in PLAN.tmem.regions}
+    planned = np.zeros_like(touched["write"])
+    for name, (start, size) in places.items():
+        planned[start : start + size] = True
+        if name == "barriers":
+            continue  # opaque to all but mbarrier instructions, of which init writes
+        share = 0.5 if name == "rows" else 1.0
+        for kind in ("read", "write"):
+            assert touched[kind][start : start + size].mean() == share, (name, kind)
+    for kind in ("read", "write"):
+        assert not touched[kind][~planned].any()

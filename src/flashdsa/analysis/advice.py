@@ -9,7 +9,7 @@ from flashdsa.plan.roles import MOST_REGISTERS, REGISTER_STEP
 TIGHT_SHARE = 0.9
 """Of the budget: with more than this live, a variable more may spill."""
 SPARE_STEPS = 3
-"""Register steps that a role may leave unused before the report says that others could have them."""
+"""Register steps that a role may leave unused before the report offers them to others."""
 
 
 class Grade(StrEnum):

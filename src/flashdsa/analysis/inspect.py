@@ -9,7 +9,7 @@ from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.analysis.cubin import is_elf, read_cubin
 from flashdsa.analysis.kernels import inspected_kernel
 from flashdsa.analysis.report import KernelReport, report_kernel
-from flashdsa.analysis.sass import read_arch, read_code
+from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.inspected import InspectedKernel
 from flashdsa.toolchain.nvdisasm import disassembler
@@ -98,8 +98,7 @@ def inspect_cubin(
     """
     records = read_cubin(image)
     tool = disassembler()
-    arch = read_arch(image, tool)
-    codes = read_code(image, tool)
+    arch, codes = read_code(image, tool)
     return [
         report_kernel(
             record,

@@ -31,7 +31,7 @@ def inspected_kernel(name: str, arch: str | None) -> InspectedKernel:
     if not archs:
         names = ", ".join(kernel_names())
         raise ArgumentValueError(
-            f"{name}: no kernel of that name, and no file ending in .cubin or .ptx; kernels: {names}"
+            f"{name}: no kernel of that name and no such file; kernels: {names}"
         )
     if arch is None and len(archs) > 1:
         raise ArgumentValueError(f"{name}: --arch is needed, one of {', '.join(archs)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from flashdsa.analysis.flow import Edges, predecessors, successors
 from flashdsa.analysis.instruction_mix import instruction_mix
 from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
 from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
-from flashdsa.analysis.roles import Region, find_regions
-from flashdsa.analysis.sass import Code, Instruction
+from flashdsa.analysis.roles import WHOLE, Region, find_regions
+from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.plan.inspected import InspectedKernel
 from flashdsa.plan.roles import MOST_REGISTERS, REGISTER_STEP
+from flashdsa.plan.variables import REGISTER_BITS, RoleEstimate
 
 MOST_HOLDERS = 6
 """Lines of a role's peak that a report lists."""
@@ -49,6 +51,17 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class Variable:
+    """A variable of the estimate; `phases` of the role in which it is needed."""
+
+    name: str
+    elements: int
+    bits: int
+    registers: int
+    phases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RoleReport:
     """One role.
 
@@ -59,6 +72,7 @@ class RoleReport:
         named: the highest register that its code names, and one: what it occupies. It is no less
             than live, and says how the compiler filled the budget, not what is needed.
         estimate: of the plan's variables, in the phase with the most; None: not counted.
+        variables: those and the compiler's temporaries.
         found_by: which instructions are the role's.
     """
 
@@ -75,6 +89,7 @@ class RoleReport:
     instructions: int
     estimate: int | None
     estimate_phase: str
+    variables: tuple[Variable, ...]
     peak: Peak
     grade: Grade
     advice: str
@@ -180,18 +195,21 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
     live = whole.live.counts[at]
     specialised = any(one.base == "USETMAXREG" for one in code.instructions)
     if region.registers is not None:
-        budget, source = region.registers, "setmaxnreg"
+        budget, source = min(region.registers, MOST_REGISTERS), "setmaxnreg"
     elif specialised:
         budget, source = whole.record.registers, "launch"
     else:
         budget, source = whole.limit, "threads of the CTA"
     stores = sum(one.base == "STL" for one in inside)
     loads = sum(one.base == "LDL" for one in inside)
-    named = max(((one.reads | one.writes).bit_length() for one in inside), default=0)
+    touched = [one.reads | one.writes for one in inside]
+    touched += [whole.live.before[i] for i in region.instructions]
+    named = max(registers.bit_length() for registers in touched)
     estimate = region.planned.estimate if region.planned else None
     peak = _peak(whole, at)
     grade = grade_of(live, budget, stores + loads)
-    threads = region.planned.role.threads if region.planned else None
+    whole_threads = whole.record.threads if region.name == WHOLE else None
+    threads = region.planned.role.threads if region.planned else whole_threads
     return RoleReport(
         name=region.name,
         threads=threads,
@@ -206,6 +224,7 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
         instructions=sum(one.base != "NOP" for one in inside),
         estimate=estimate.peak if estimate else None,
         estimate_phase=estimate.peak_phase if estimate else "",
+        variables=tuple(_variables(estimate)) if estimate else (),
         peak=peak,
         grade=grade,
         advice=advise(
@@ -220,6 +239,14 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
         ),
         found_by=region.found_by,
     )
+
+
+def _variables(estimate: RoleEstimate) -> Iterator[Variable]:
+    for one in estimate.variables:
+        phases = tuple(phase for phase in estimate.phases if one in estimate.in_phase(phase))
+        yield Variable(one.name, one.elements, one.bits, one.registers, phases)
+    each = estimate.temporaries
+    yield Variable("temporaries of the compiler", each, REGISTER_BITS, each, estimate.phases)
 
 
 def _peak(whole: _Whole, at: int) -> Peak:
@@ -264,14 +291,15 @@ def _sentence(most: Holder | None, live: int) -> str:
     if most is None:
         return ""
     what = "makes" if most.how == "made" else "needs"
-    return f"{Path(most.file).name}:{most.line} {what} {most.registers} of the {live}"
+    file = "PTX" if most.file.startswith(PTX_TEXT) else Path(most.file).name
+    return f"{file}:{most.line} {what} {most.registers} of the {live}"
 
 
 def _lines_known(code: Code) -> str:
     files = {one.line.file for one in code.instructions if one.line}
     if not files:
         return "none"
-    return "PTX" if all(file.startswith(".nv_debug_ptx") for file in files) else "source"
+    return "PTX" if all(file.startswith(PTX_TEXT) for file in files) else "source"
 
 
 def _used(record: KernelRecord, regions: list[Region]) -> int | None:

@@ -29,8 +29,8 @@ from flashdsa.plan.inspected import InspectedRole
 WHOLE = "whole kernel"
 BEFORE = "before setmaxnreg"
 MOST = 0.9
-"""Of a role's acting instructions: those whose common way in is the role's. The compiler gives a few
-instructions, of waits above all, the line of another role."""
+"""Of a role's acting instructions: those whose common way in is the role's. The compiler gives a
+few instructions, of waits above all, the line of another role."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,10 @@ def _setmaxnreg_regions(code: Code, edges: Edges) -> list[Region]:
     for index, registers in changes.items():
         others = frozenset(c for c in changes if c != index)
         inside = reach(edges, edges[index], others) | {index}
-        address = f"at {code.instructions[index].address:#x}"
-        name = f"setmaxnreg {registers} {address}"
-        regions.append(Region(name, frozenset(inside), registers, f"reached from it, {address}"))
+        address = f"{code.instructions[index].address:#x}"
+        name = f"setmaxnreg {registers} @{address}"
+        found_by = f"reached from {address} without another setmaxnreg"
+        regions.append(Region(name, frozenset(inside), registers, found_by))
     return regions
 
 

@@ -1,9 +1,9 @@
 """Machine code as data: nvdisasm's text with its register columns and source lines, parsed.
 
 nvdisasm marks for each instruction which registers it writes (^), reads (v) or both (x). These
-marks are exact, wide operands included, except at a CALL, which it takes to write whatever the ABI lets
-any callee write; those are dropped here. What it draws between the marks (:) is its own idea of
-what is live; `live_registers` says why it is too much, and does without it.
+marks are exact, wide operands included, except at a CALL, which it takes to write whatever the ABI
+lets any callee write; those are dropped here. What it draws between the marks (:) is its own idea
+of what is live; `live_registers` says why it is too much, and does without it.
 """
 
 from __future__ import annotations
@@ -75,19 +75,15 @@ class Code:
     called_from: int | None
 
 
-def read_code(image: bytes, tool: Disassembler) -> dict[str, Code]:
-    """Every kernel of a cubin, with lines where the cubin has them."""
-    lines = _lines(tool.text(image, "-c", "-g"))
-    if not lines:
-        lines = _lines(tool.text(image, "-c", "-gp"))
+def read_code(image: bytes, tool: Disassembler) -> tuple[str, dict[str, Code]]:
+    """(architecture, every kernel of a cubin), with lines where the cubin has them."""
+    lines: dict[tuple[str, int], Line] = {}
+    if b"\0.nv_debug_line_sass\0" in image or b"\0.debug_line\0" in image:
+        lines = _lines(tool.text(image, "-c", "-g", "-gp"))
     listing = tool.text(image, "-c", "-lrm", "narrow")
-    return {name: _code(name, rows, lines) for name, rows in _sections(listing)}
-
-
-def read_arch(image: bytes, tool: Disassembler) -> str:
-    """The architecture that the cubin was made for: "sm_90a"."""
-    found = re.search(r"^\s*\.target\s+(sm_\w+)", tool.text(image, "-c"), re.MULTILINE)
-    return found.group(1) if found else "unknown"
+    target = re.search(r"^\s*\.target\s+(sm_\w+)", listing, re.MULTILINE)
+    arch = target.group(1) if target else "unknown"
+    return arch, {name: _code(name, rows, lines) for name, rows in _sections(listing)}
 
 
 def _sections(listing: str) -> Iterator[tuple[str, list[str]]]:
@@ -104,24 +100,30 @@ def _sections(listing: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _lines(listing: str) -> dict[tuple[str, int], Line]:
-    """(kernel, address) -> line."""
-    known = {}
+    """(kernel, address) -> line of the source; of the PTX where no kernel has such."""
+    of_source, of_ptx = {}, {}
     for name, rows in _sections(listing):
-        current: Line | None = None
+        source: Line | None = None
+        ptx: Line | None = None
         for row in rows:
             file = _FILE.match(row)
             if file:
                 line = Line(file.group(1), int(file.group(2)))
-                current = None if _stands_for_none(line) else line
+                if line.file.startswith(PTX_TEXT):
+                    ptx = line
+                else:
+                    source = None if _stands_for_none(line) else line
                 continue
             found = _INSTRUCTION.match(row)
-            if found and current:
-                known[name, int(found.group(1), 16)] = current
-    return known
+            if found and source:
+                of_source[name, int(found.group(1), 16)] = source
+            if found and ptx:
+                of_ptx[name, int(found.group(1), 16)] = ptx
+    return of_source or of_ptx
 
 
 def _stands_for_none(line: Line) -> bool:
-    """Whether CuTe DSL gave the line to what has none: that of the launching function's decorator."""
+    """Whether it is what CuTe DSL says of code without one: the launching function's decorator."""
     return linecache.getline(line.file, line.number).lstrip().startswith("@")
 
 

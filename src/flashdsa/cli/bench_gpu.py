@@ -80,15 +80,32 @@ def print_gpu_result(result: GpuBenchResult) -> None:
 def _batch_table(rows: list[GpuRow]) -> Table:
     from flashdsa.bench.gpu.peers import LOGITS, PAIRS
 
-    headings = ("ours", "p90", "logits", "+ cuDNN", "+ torch", "ratio", "floor", "over it")
+    headings = (
+        "ours",
+        "logits",
+        "+ cuDNN",
+        "+ torch",
+        "ratio",
+        "apart",
+        "ratio",
+        "floor",
+        "over it",
+    )
     table = new_table([("batch", "wrap")] + [(heading, "right") for heading in headings])
     for row in rows:
         peers = [_peer_us(row, name) for name in (LOGITS, *PAIRS)]
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
-        ours = (f"{row.us_median:.1f}", f"{row.us_p90:.1f}")
-        floor = (f"{row.floor_us:.2f}", f"{row.over_floor:.2f}x")
-        table.add_row(row.name, *ours, *peers, ratio, *floor)
+        ratios = [_times(row.ratio), _number(row.apart_us), _times(row.apart_ratio)]
+        floor = (f"{row.floor_us:.2f}", _times(row.over_floor))
+        table.add_row(row.name, f"{row.us_median:.1f}", *peers, *ratios, *floor)
     return table
+
+
+def _number(us: float | None) -> str:
+    return "-" if us is None else f"{us:.1f}"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
 
 
 def _data_table(rows: list[GpuRow]) -> Table:
@@ -97,10 +114,9 @@ def _data_table(rows: list[GpuRow]) -> Table:
     headings = ("ours", "over random", "+ cuDNN", "+ torch", "ratio")
     table = new_table([("scores", "wrap")] + [(heading, "right") for heading in headings])
     for row in rows:
-        over = "-" if row.over_random is None else f"{row.over_random:.2f}x"
         peers = [_peer_us(row, name) for name in PAIRS]
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
-        table.add_row(row.name, f"{row.us_median:.1f}", over, *peers, ratio)
+        over = _times(row.over_random)
+        table.add_row(row.name, f"{row.us_median:.1f}", over, *peers, _times(row.ratio))
     return table
 
 

@@ -17,10 +17,19 @@ from flashdsa.cli.console import json_option, print_json
     "--reassemble", is_flag=True,
     help="Kernels by name: with the ptxas of nvidia-cuda-nvcc instead of CuTe DSL's own.",
 )  # fmt: skip
+@click.option(
+    "--variables", is_flag=True, help="Also each role's variables, as its plan lists them."
+)
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def inspect(
-    target: str, arch: str | None, kernel: str, reassemble: bool, markdown: bool, as_json: bool
+    target: str,
+    arch: str | None,
+    kernel: str,
+    reassemble: bool,
+    variables: bool,
+    markdown: bool,
+    as_json: bool,
 ) -> None:
     """Show what the compiler made of a kernel: registers, spills, instructions, role by role.
 
@@ -73,6 +82,6 @@ def inspect(
         click.echo("\n\n".join(as_markdown(report) for report in reports))
     else:
         for report in reports:
-            print_report(report)
+            print_report(report, variables)
     if any(report.grade is Grade.SPILLS for report in reports):
         raise SystemExit(1)

@@ -27,11 +27,15 @@ def as_document(target: str, reports: list[KernelReport]) -> dict[str, Any]:
     return {"target": target, "kernels": [asdict(report) for report in reports]}
 
 
-def print_report(report: KernelReport) -> None:
-    """Tables on the screen, then a sentence for each role."""
+def print_report(report: KernelReport, variables: bool = False) -> None:
+    """Tables on the screen, then a sentence for each role.
+
+    Args:
+        variables: with a table of each role's.
+    """
     console = new_console()
     console.print(_heading(report) + "\n", markup=False, style="bold")
-    for title, columns, rows in _tables(report):
+    for title, columns, rows in _tables(report, variables):
         table = new_table(columns)
         for row in rows:
             table.add_row(*(_coloured(cell) for cell in row))
@@ -44,7 +48,7 @@ def print_report(report: KernelReport) -> None:
 def as_markdown(report: KernelReport) -> str:
     """The same for a document."""
     parts = [f"### {_heading(report)}"]
-    for title, columns, rows in _tables(report):
+    for title, columns, rows in _tables(report, variables=True):
         lines = [" | ".join(name for name, _ in columns)]
         lines.append(" | ".join("--:" if kind == _RIGHT else "---" for _, kind in columns))
         lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
@@ -68,9 +72,14 @@ def _heading(report: KernelReport) -> str:
     return f"{short} for {report.arch}"
 
 
-def _tables(report: KernelReport) -> list[Table]:
+def _tables(report: KernelReport, variables: bool) -> list[Table]:
     tables = [_facts(report), _mix(report), _roles(report)]
-    return tables + [_peak(role) for role in report.roles if role.peak.holders]
+    for role in report.roles:
+        if role.peak.holders:
+            tables.append(_peak(role))
+        if variables and role.variables:
+            tables.append(_variables(role))
+    return tables
 
 
 def _facts(report: KernelReport) -> Table:
@@ -108,9 +117,9 @@ def _mix(report: KernelReport) -> Table:
 
 def _roles(report: KernelReport) -> Table:
     columns = [
-        ("role", _WRAP), ("threads", _RIGHT), ("budget", _RIGHT), ("live", _RIGHT),
+        ("role", _LEFT), ("threads", _RIGHT), ("budget", _RIGHT), ("live", _RIGHT),
         ("named", _RIGHT), ("estimate", _RIGHT), ("STL", _RIGHT), ("LDL", _RIGHT),
-        ("instr.", _RIGHT), ("peak at", _LEFT), ("grade", _LEFT),
+        ("instr.", _RIGHT), ("grade", _LEFT),
     ]  # fmt: skip
     rows: Rows = [
         (
@@ -123,7 +132,6 @@ def _roles(report: KernelReport) -> Table:
             str(role.local_stores),
             str(role.local_loads),
             f"{role.instructions:,}",
-            _place(role.peak),
             role.grade.value,
         )
         for role in report.roles
@@ -146,14 +154,27 @@ def _peak(role: RoleReport) -> Table:
     if rest > 0:
         rows.append((str(rest), "other lines", "", ""))
     what = role.peak.sass.partition(" ")[0]
-    title = f"{role.name}: what holds {role.live} registers at {role.peak.address:#x}, {what}"
+    title = f"{role.name}: what holds {role.live} registers at {_place(role.peak)}, {what}"
+    return title, columns, rows
+
+
+def _variables(role: RoleReport) -> Table:
+    columns = [
+        ("variable", _WRAP), ("elements", _RIGHT), ("bits", _RIGHT), ("registers", _RIGHT),
+        ("needed in", _WRAP),
+    ]  # fmt: skip
+    rows: Rows = [
+        (v.name, str(v.elements), str(v.bits), str(v.registers), ", ".join(v.phases))
+        for v in role.variables
+    ]
+    title = f"{role.name}: variables, {role.estimate} registers in phase {role.estimate_phase}"
     return title, columns, rows
 
 
 def _place(peak: Peak) -> str:
     if not peak.file:
         return f"{peak.address:#x}"
-    return _line(peak.file, peak.line).rpartition("/")[2]
+    return f"{_line(peak.file, peak.line)} ({peak.address:#x})"
 
 
 def _line(file: str, number: int) -> str:

@@ -16,6 +16,7 @@ from flashdsa.cli.demo import demo
 from flashdsa.cli.info import info
 from flashdsa.cli.inspect import inspect
 from flashdsa.cli.lab import lab
+from flashdsa.cli.model import model
 from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
 
@@ -77,6 +78,7 @@ def cli(verbose: bool) -> None:
       flashdsa bench     speed and memory, as JSON and a chart
       flashdsa plan      what a kernel takes of a GPU: shared memory, barriers, registers
       flashdsa inspect   what the compiler made of it: registers by role, spills, instructions
+      flashdsa model     predicted times on a GPU that is not here, with the model's errors
       flashdsa lab       tensor-core instructions laid open: descriptors, operands, hazards
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
@@ -89,7 +91,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench, lab, plan, inspect):
+for command in (demo, info, check, bench, lab, plan, inspect, model):
     cli.add_command(command)
 
 

@@ -73,7 +73,7 @@ def indexer(
     if as_json and markdown:
         raise ArgumentValueError("--markdown: not together with --json")
     document = describe(IndexerPlan(num_heads=num_heads, topk=topk, sorted=by_score), arch)
-    show(document, _tables(document), as_json, markdown)
+    show(document, tables(document), as_json, markdown)
 
 
 def describe(plan: IndexerPlan, arch: str) -> dict[str, Any]:
@@ -91,7 +91,8 @@ def describe(plan: IndexerPlan, arch: str) -> dict[str, Any]:
     }
 
 
-def _tables(document: dict[str, Any]) -> list[PlanTable]:
+def tables(document: dict[str, Any]) -> list[PlanTable]:
+    """Every table of the plan, in order."""
     smem = document["smem"]
     regions: list[tuple[str, ...]] = [
         (r["name"], f"{r['offset']:,}", f"{r['bytes']:,}", f"{r['share']:.1%}", r["holds"])

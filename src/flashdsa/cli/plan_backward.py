@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("sm_100a",)
 SUFFIXES = (".png", ".svg")
 OTHER_KEYS = 64
+COLUMN_BYTES = 128 * 4
+"""A word of every lane."""
 Rows = list[tuple[str, ...]]
 
 
@@ -76,7 +78,7 @@ def mla_bwd(arch: str, markdown: bool, picture: Path | None, as_json: bool) -> N
 
         draw_plan(plan, picture)
         click.echo(f"drew {picture}", err=True)
-    show(document, _tables(document), as_json, markdown)
+    show(document, tables(document), as_json, markdown)
 
 
 def describe(plan: BwdPlan, arch: str) -> dict[str, Any]:
@@ -117,6 +119,7 @@ def describe(plan: BwdPlan, arch: str) -> dict[str, Any]:
                     "name": region.name,
                     "column": region.column,
                     "columns": region.columns,
+                    "bytes": region.columns * COLUMN_BYTES,
                     "share": region.columns / tmem.capacity,
                     "holds": region.holds,
                     "shares_with": _sharing(region.name, columns),
@@ -202,7 +205,8 @@ def _beside(plan: BwdPlan, rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _tables(document: dict[str, Any]) -> list[PlanTable]:
+def tables(document: dict[str, Any]) -> list[PlanTable]:
+    """Every table of the plan, in order."""
     return [
         *_memory_tables(document),
         _turn_table(document),
@@ -223,7 +227,7 @@ def _memory_tables(document: dict[str, Any]) -> list[PlanTable]:
     ]  # fmt: skip
     tmem_rows: Rows = [
         (r["name"], f"{r['column']}-{r['column'] + r['columns']}", str(r["columns"]),
-         f"{r['share']:.1%}", ", ".join(r["shares_with"]), r["holds"])
+         f"{r['bytes'] // 1024}", f"{r['share']:.1%}", ", ".join(r["shares_with"]), r["holds"])
         for r in tmem["regions"]
     ]  # fmt: skip
     return [
@@ -234,8 +238,10 @@ def _memory_tables(document: dict[str, Any]) -> list[PlanTable]:
             [*smem_rows, (*free_row(smem), "", "")],
         ),
         PlanTable(
-            f"Tensor memory: {tmem['allocated']} of {tmem['capacity']} columns allocated",
-            [("region", LEFT), ("columns", RIGHT), ("count", RIGHT), ("share", RIGHT),
+            f"Tensor memory: {tmem['allocated']} of {tmem['capacity']} columns "
+            f"({tmem['allocated'] / tmem['capacity']:.1%})",
+            [("region", LEFT), ("columns", RIGHT), ("count", RIGHT), ("KiB", RIGHT),
+             ("share", RIGHT),
              ("shares columns with", WRAP), ("holds", WRAP)],
             tmem_rows,
         ),

@@ -76,7 +76,8 @@ def describe_roles(roles: Sequence[Role]) -> list[dict[str, Any]]:
 
 def smem_title(smem: dict[str, Any]) -> str:
     """The heading of shared memory's table."""
-    return f"Shared memory: {smem['total']:,} of {smem['capacity']:,} bytes"
+    share = smem["total"] / smem["capacity"]
+    return f"Shared memory: {smem['total']:,} of {smem['capacity']:,} bytes ({share:.1%})"
 
 
 def free_row(smem: dict[str, Any]) -> tuple[str, ...]:
@@ -160,13 +161,13 @@ def show(
 
 def as_markdown(document: dict[str, Any], tables: Sequence[PlanTable]) -> str:
     """The tables for a document."""
-    parts = [heading(document)]
-    for title, columns, rows, note in tables:
-        parts.append(f"**{title}**")
-        lines = [" | ".join(name for name, _ in columns)]
-        lines.append(" | ".join("--:" if kind == RIGHT else "---" for _, kind in columns))
-        lines += [" | ".join(row) for row in rows]
-        parts.append("\n".join(f"| {line} |" for line in lines))
-        if note:
-            parts.append(note)
-    return "\n\n".join(parts)
+    return "\n\n".join([heading(document), *map(table_as_markdown, tables)])
+
+
+def table_as_markdown(table: PlanTable) -> str:
+    """A bold title, the table under it, its note."""
+    lines = [" | ".join(name for name, _ in table.columns)]
+    lines.append(" | ".join("--:" if kind == RIGHT else "---" for _, kind in table.columns))
+    lines += [" | ".join(row) for row in table.rows]
+    parts = [f"**{table.title}**", "\n".join(f"| {line} |" for line in lines), table.note]
+    return "\n\n".join(part for part in parts if part)

@@ -16,8 +16,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.plan import Barrier
+from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.emulated_backward import EmulatedBackward, compiled, emulate_backward

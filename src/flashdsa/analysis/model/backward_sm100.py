@@ -20,7 +20,7 @@ from flashdsa.analysis.model.shapes import (
     TOPK,
     l2_cycles,
 )
-from flashdsa.analysis.model.timeline import Step
+from flashdsa.analysis.model.timeline import BULK, DSMEM, RED, Step, mma_step, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, Traffic
 from flashdsa.kernels.operand_forms.sm100.plan import STEP_K, Product
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
@@ -33,7 +33,7 @@ COUNTED = {
     "shared -> DSMEM (remote store)": 32_768,
     "shared -> global (bulk reduce)": 36_864,
     "global -> shared (TMA load)": 18_432,
-    "shared ld": 33_728,
+    "shared ld": 33_600,
     "shared st": 53_376,
     "tmem ld": 73_728,
     "tmem st": 8_192,
@@ -41,6 +41,8 @@ COUNTED = {
 """Bytes of a block and CTA by ptxemu's paths: a run of 128 keys less one of 64, by two blocks."""
 COUNTED_INSTRUCTIONS = {"softmax": 2444, "load": 71, "reduce": 1332, "mma": 564}
 """PTX instructions of a block and CTA, all warps of the role."""
+SASS_PER_PTX = 2968 / 3169
+"""Instructions of the cubin to those of the PTX, of which the run is counted."""
 
 
 class Reduction(StrEnum):
@@ -102,7 +104,7 @@ def traffic(plan: BwdPlan, reduction: Reduction = Reduction.BULK) -> Traffic:
         red_bytes=0 if bulk else part_bytes,
         red_width=4 if reduction is Reduction.ATOMIC else 16,
         exps=B_H * B_TOPK,
-        instructions=sum(COUNTED_INSTRUCTIONS.values()),
+        instructions=sum(COUNTED_INSTRUCTIONS.values()) * SASS_PER_PTX,
     )
 
 
@@ -112,12 +114,11 @@ def steps(plan: BwdPlan, machine: Machine, reduction: Reduction) -> Iterator[Ste
     A step of the role mma or reduce that belongs to block b runs in unit b + 1, P and dP in unit b.
     """
     of = {matmul.name: matmul for matmul in matmuls(plan)}
-    done, bar = machine.mma_latency.value, machine.barrier_latency.value
+    bar = machine.barrier_latency.value
 
     def mma(name: str, parts: tuple[str, ...], *after: tuple[str, int]) -> Step:
-        cycles = sum(of[part].cycles(machine) for part in parts)
-        port = sum(of[part].port_cycles(machine) for part in parts)
-        return Step("mma", name, cycles, "tensor", port, after, done, wait=False)
+        chosen = tuple(of[part] for part in parts)
+        return mma_step(machine, "mma", name, chosen, *after, wait=False)
 
     yield mma("P", ("P", "P RoPE"), ("P read", 1), ("gather", 0))
     yield mma("dKV0 S", ("dKV0 S",), ("S ready", 1), ("part 2 read", 1))
@@ -132,7 +133,7 @@ def steps(plan: BwdPlan, machine: Machine, reduction: Reduction) -> Iterator[Ste
     yield Step("load", "gather", gather, "gather", 0, (("dQ", 1),), arrives, wait=False)
 
     # A warp of each scheduler: clocks are instructions, or exponentials where those take longer.
-    issue = COUNTED_INSTRUCTIONS["softmax"] / 4
+    issue = COUNTED_INSTRUCTIONS["softmax"] * SASS_PER_PTX / 4
     send = plan.partial_bytes / machine.dsmem_rate.value
     heard = machine.dsmem_latency.value + bar
     exps = B_TOPK * 128 / machine.exp_rate.value
@@ -143,24 +144,25 @@ def steps(plan: BwdPlan, machine: Machine, reduction: Reduction) -> Iterator[Ste
         cycles = max(share * issue, least)
         return Step("softmax", name, cycles, "", 0, after, latency)
 
-    def sending(name: str, *after: tuple[str, int]) -> Step:
-        return Step("softmax", name, send, "dsmem", 0, after, heard, wait=False)
+    def sending(name: str, *after: tuple[str, int]) -> tuple[Step, ...]:
+        return transfer("softmax", name, send, DSMEM, *after, latency=heard)
 
     yield softmax("P read", 0.1, ("P", 0), latency=bar)
-    yield sending("send P", ("add dP", 1))
+    yield from sending("send P", ("P read", 0), ("add dP", 1))
     yield softmax("add P", 0.4, ("send P", 0), least=exps)
     yield softmax("dP read", 0.1, ("dP", 0))
-    yield sending("send dP", ("add P", 0))
+    yield from sending("send dP", ("dP read", 0))
     yield softmax("S ready", 0.1, ("dKV2", 0), latency=bar)
     yield softmax("add dP", 0.25, ("send dP", 0))
     yield softmax("dS ready", 0.05, latency=bar)
 
+    way = BULK if reduction is Reduction.BULK else RED
     leave = reduction_cycles(plan, machine, reduction)
-    issue = COUNTED_INSTRUCTIONS["reduce"] / 4
+    issue = COUNTED_INSTRUCTIONS["reduce"] * SASS_PER_PTX / 4
     for part, mmas, share in ((0, "dKV0 dS", 0.4), (1, "dKV1", 0.4), (2, "dKV2", 0.2)):
         yield Step("reduce", f"part {part} read", 0.2 * share * issue, "", 0, ((mmas, 0),), bar)
         own = max(leave * share, 0.8 * share * issue)
-        yield Step("reduce", f"part {part} sent", own, "way out")
+        yield from transfer("reduce", f"part {part} sent", own, way)
 
 
 def reduction_cycles(plan: BwdPlan, machine: Machine, reduction: Reduction) -> float:

@@ -38,6 +38,8 @@ class Machine:
             half of the tensor core idle; 0: none do.
         operand_rate: bytes per clock that shared memory gives, to MMAs and everything else.
         bulk_read_rate: bytes per clock of that time when bulk copies and reductions read.
+        dsmem_starved, bulk_starved: shares of the rates of st.async (and, assumed, of red) and of
+            bulk reads that are left while MMAs take all that shared memory gives.
         dsmem_rate: of st.async into the peer. tmem_rate: loads and stores of tensor memory.
         red_rate: of `red.global` v4, leaving an SM. red_scalar_rate: one fp32 a lane.
         issue_rate: warp instructions per clock. exp_rate: ex2 per clock.
@@ -61,6 +63,8 @@ class Machine:
     half_rate_m: Constant
     operand_rate: Constant
     bulk_read_rate: Constant
+    dsmem_starved: Constant
+    bulk_starved: Constant
     dsmem_rate: Constant
     tmem_rate: Constant
     red_rate: Constant
@@ -123,6 +127,8 @@ H200 = Machine(
     half_rate_m=_published(0, "rows", "wgmma has M = 64 only (PTX ISA)"),
     operand_rate=_measured(128, "B/clk/SM", "m64n32k16 SS at 24 clocks; " + _RATES),
     bulk_read_rate=_measured(32, "B/clk/SM", "bulk reads beside wgmma; " + _RATES),
+    dsmem_starved=_measured(5.5 / 19.7, "", "st.async beside m64n64k16 SS; " + _RATES),
+    bulk_starved=_measured(0.84 / 25, "", "bulk reads beside m64n64k16 SS; " + _RATES),
     dsmem_rate=_measured(19.7, "B/clk/SM", "st.async.v4; " + _RATES),
     tmem_rate=_published(0, "B/clk/SM", "Hopper has no tensor memory"),
     red_rate=_measured(21, "B/clk/SM", "red.v4, one SM alone; " + _RATES),
@@ -145,8 +151,8 @@ H200 = Machine(
     barrier_latency=_assumed(60, "clk", _DESIGN),
     mma_latency=_assumed(120, "clk", _DESIGN),
     dsmem_latency=_published(180, "clk", _HOPPER_PAPER),
-    l2_latency=_published(263, "clk", _HOPPER_PAPER),
-    hbm_latency=_published(479, "clk", _HOPPER_PAPER),
+    l2_latency=_published(297, "clk", "263 at 1.755 GHz; " + _HOPPER_PAPER),
+    hbm_latency=_published(540, "clk", "479 at 1.755 GHz; " + _HOPPER_PAPER),
     release_latency=_measured(
         1500, "clk", "fence.acq_rel.gpu (benchmarks/results/indexer/NOTES.md)"
     ),
@@ -167,6 +173,8 @@ B200 = Machine(
         "SS with N < 128 is bound by 128 B/clk (SemiAnalysis, Dissecting Blackwell)",
     ),
     bulk_read_rate=_assumed(32, "B/clk/SM", _CARRIED),
+    dsmem_starved=_assumed(5.5 / 19.7, "", _CARRIED),
+    bulk_starved=_assumed(0.84 / 25, "", _CARRIED),
     dsmem_rate=_assumed(19.7, "B/clk/SM", _CARRIED),
     tmem_rate=_assumed(512, "B/clk/SM", "four warps of 32 lanes of 4 bytes a clock"),
     red_rate=_assumed(21, "B/clk/SM", _CARRIED),
@@ -184,8 +192,8 @@ B200 = Machine(
     barrier_latency=_assumed(60, "clk", _DESIGN),
     mma_latency=_assumed(120, "clk", _DESIGN),
     dsmem_latency=_assumed(300, "clk", _DESIGN),
-    l2_latency=_assumed(263, "clk", _CARRIED),
-    hbm_latency=_assumed(479, "clk", _CARRIED),
+    l2_latency=_assumed(277, "clk", "the H200's 150 ns"),
+    hbm_latency=_assumed(505, "clk", "the H200's 273 ns"),
     release_latency=_assumed(1500, "clk", _CARRIED),
     launch=_assumed(4.0e-6, "s", _CARRIED),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashdsa.analysis.model.machine import Machine
@@ -28,7 +28,7 @@ class Work:
     traffic: Traffic
     units: float
     steps: tuple[Step, ...] = ()
-    footprint: Footprint = Footprint()
+    footprint: Footprint = field(default_factory=Footprint)
     sms: float | None = None
 
 

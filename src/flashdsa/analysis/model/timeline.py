@@ -11,6 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.traffic import Matmul
+
+TENSOR, DSMEM, BULK, RED = "tensor", "dsmem", "bulk reads", "red"
+SATURATED = 0.9
+"""Of shared memory's time: MMAs that take more starve whoever else reads it for the network."""
+PIECES = 4
 UNITS = 48
 """Units simulated; the period is that of the later half."""
 ROUNDS = 6
@@ -22,10 +29,11 @@ class Step:
     """One thing that a role does in every unit.
 
     Attributes:
-        busy: clocks for which it occupies what it is named after: "tensor", "dsmem", "gather";
-            or "" for the role itself only.
+        cycles: for which it occupies its unit: TENSOR, DSMEM, BULK, any other name; "" is none but
+            the role itself.
         port: clocks of shared memory that an MMA's operands take within them.
         after: (step, how many units ago), all of which must be done.
+        starves: (unit, share of its time that it loses while this step runs).
         latency: from done to known to others. wait: whether the role waits until it is known.
     """
 
@@ -37,6 +45,7 @@ class Step:
     after: tuple[tuple[str, int], ...] = ()
     latency: float = 0
     wait: bool = True
+    starves: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass
@@ -56,6 +65,50 @@ def period(steps: tuple[Step, ...], other_port: float = 0) -> float:
     for _ in range(ROUNDS):
         found = _simulate(steps, min(other_port / found, 0.9))
     return found
+
+
+def mma_step(
+    machine: Machine,
+    role: str,
+    name: str,
+    matmuls: tuple[Matmul, ...],
+    *after: tuple[str, int],
+    wait: bool = True,
+    known_late: bool = True,
+) -> Step:
+    """A role's MMAs, one after the other.
+
+    Args:
+        known_late: whether somebody has to hear that they are done.
+    """
+    cycles = sum(matmul.cycles(machine) for matmul in matmuls)
+    port = sum(matmul.port_cycles(machine) for matmul in matmuls)
+    latency = machine.mma_latency.value if known_late else 0.0
+    lost: tuple[tuple[str, float], ...] = ()
+    if port > SATURATED * cycles:
+        stores = 1 - machine.dsmem_starved.value  # of threads: they leave the SM the same way
+        lost = ((DSMEM, stores), (RED, stores), (BULK, 1 - machine.bulk_starved.value))
+    return Step(role, name, cycles, TENSOR, port, after, latency, wait, lost)
+
+
+def transfer(
+    role: str,
+    name: str,
+    cycles: float,
+    unit: str,
+    *after: tuple[str, int],
+    latency: float = 0,
+) -> tuple[Step, ...]:
+    """A long transfer in pieces, so that what starves its unit meanwhile is felt.
+
+    Args:
+        role: whose threads issue it: they wait for room, until the last piece is on its way.
+    """
+    pieces = [
+        Step(role, f"{name}, piece {piece}", cycles / PIECES, unit, 0, after if piece == 0 else ())
+        for piece in range(PIECES - 1)
+    ]
+    return (*pieces, Step(role, name, cycles / PIECES, unit, 0, (), latency, wait=False))
 
 
 def slowed(step: Step, taken: float) -> float:
@@ -81,6 +134,9 @@ def _simulate(steps: tuple[Step, ...], taken: float) -> float:
         end = start + slowed(step, taken)
         if step.unit:
             run.free[step.unit] = end
+        for unit_name, share in step.starves:
+            lost = share * (end - start)
+            run.free[unit_name] = max(run.free.get(unit_name, 0.0), start) + lost
         known = end + step.latency
         run.known[step.name, unit] = known
         run.role_free[role] = known if step.wait else start
@@ -92,8 +148,8 @@ def _simulate(steps: tuple[Step, ...], taken: float) -> float:
 def _next(
     roles: Mapping[str, list[Step]], place: Mapping[str, int], run: _Run
 ) -> tuple[str, float]:
-    """The role that can go on first, and when."""
-    best: tuple[float, str] | None = None
+    """The role that can go on first, of several the one furthest behind, and when."""
+    best: tuple[float, int, str] | None = None
     for role, own in roles.items():
         unit, index = divmod(place[role], len(own))
         if unit >= UNITS:
@@ -104,8 +160,8 @@ def _next(
             continue
         times = [time for time in awaited if time is not None]
         start = max([run.role_free.get(role, 0.0), run.free.get(step.unit, 0.0), *times])
-        if best is None or start < best[0]:
-            best = start, role
+        if best is None or (start, unit) < best[:2]:
+            best = start, unit, role
     if best is None:
         raise ValueError("every role waits for another one: the timeline has a cycle")
-    return best[1], best[0]
+    return best[2], best[0]

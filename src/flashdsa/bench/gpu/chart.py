@@ -32,9 +32,10 @@ def draw_gpu_chart(result: GpuBenchResult, path: Path) -> None:
     commit = str((result.git or {}).get("commit") or "no commit")[:9]
     changed = " + changes" if (result.git or {}).get("dirty") else ""
     best = max(result.read_gbps, key=lambda name: result.read_gbps[name])
+    stopped = f"\nstopped at {result.stopped}" if result.stopped else ""
     figure.suptitle(
         f"dsa_topk_indexer, {result.gpu['name']}, {commit}{changed}, {result.date[:10]}; "
-        f"reads at {result.read_gbps[best]:.0f} GB/s ({best})",
+        f"reads at {result.read_gbps[best]:.0f} GB/s ({best}){stopped}",
         fontsize=9,
         color=_GREY,
     )
@@ -51,8 +52,9 @@ def _times(axes: Axes, rows: list[GpuRow]) -> None:
         axes.barh(place - 0.2, row.us_median, color=_OURS, height=0.36)
         _write(axes, row.us_median, place - 0.2, f"{row.us_median:.1f}")
     _names(axes, rows)
-    axes.set_xscale("log")
-    axes.set_xlim(right=2.2 * axes.get_xlim()[1])
+    _log_scale(axes, (5, 10, 20, 50, 100, 200, 500, 1000))
+    times = [row.us_median for row in rows]
+    axes.set_xlim(min(times) / 2, 3 * max(times))
     axes.set_title("Microseconds: ours (blue), best pair (grey)", fontsize=9, loc="left")
 
 
@@ -74,7 +76,7 @@ def _over_floor(axes: Axes, rows: list[GpuRow]) -> None:
         axes.barh(place, row.over_floor - 1, left=1, color=_OURS, height=0.6)
         _write(axes, row.over_floor, place, f"{row.over_floor:.2f}x of {row.floor_us:.1f} us")
     _names(axes, rows, shown=False)
-    axes.set_xscale("log")
+    _log_scale(axes, (1, 2, 5, 10, 20, 50, 100))
     axes.set_xlim(1, 12 * max(row.over_floor for row in rows))
     axes.set_title("Ours / bytes floor", fontsize=9, loc="left")
 
@@ -91,6 +93,12 @@ def _data(axes: Axes, rows: list[GpuRow]) -> None:
     axes.set_xlim(0, 1.6 * max([2.0, *(row.over_random or 0 for row in rows)]))
     axes.set_xlabel(f"dotted: {PLATEAU_OVER_RANDOM}, the limit of equal and two", fontsize=8)
     axes.set_title("Adversarial scores / random", fontsize=9, loc="left")
+
+
+def _log_scale(axes: Axes, ticks: tuple[int, ...]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
 
 
 def _names(axes: Axes, rows: list[GpuRow], shown: bool = True) -> None:

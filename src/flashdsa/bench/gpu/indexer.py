@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,12 +17,13 @@ from flashdsa.bench.gpu.cases import IndexerCase
 from flashdsa.bench.gpu.device import clocks, describe_gpu, gpu_versions
 from flashdsa.bench.gpu.inputs import IndexerInputs, make_inputs
 from flashdsa.bench.gpu.judge import judge_ids, judge_peer
-from flashdsa.bench.gpu.peers import LOGITS, PAIRS, Peers, in_a_line
+from flashdsa.bench.gpu.peers import CONTENDERS, LOGITS, PAIRS, TOP_KS, Peers, in_a_line
 from flashdsa.bench.gpu.protocol import PROTOCOL, GpuHangError, GpuTimes, Timer, read_bandwidths
 from flashdsa.bench.gpu.result import GpuBenchResult, GpuRow, PeerTime
 from flashdsa.bench.gpu.thresholds import LAUNCH, OPERATION, geometric_mean, judge_thresholds
 from flashdsa.problem import INDEX_TOKEN_BYTES
 
+logger = logging.getLogger("flashdsa.bench")
 OURS = "flashdsa"
 OnProgress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what runs now)."""
@@ -70,6 +72,7 @@ def run_indexer_bench(
             on_progress(done, total, case.name)
             result.rows.append(_row(case, options, timer, peers, max(read.values())))
             _compare_with_random(result.rows)
+            logger.info("%s: %.1f us", case.name, result.rows[-1].us_median)
     except GpuHangError as error:
         stopped = f"{case.name}: {error}" if result.host_us else str(error)
     result.gpu.update(clocks_before=before, clocks_after=clocks())
@@ -77,6 +80,7 @@ def run_indexer_bench(
     return replace(
         result,
         geometric_mean=geometric_mean(result.rows),
+        apart_geometric_mean=geometric_mean(result.rows, apart=True),
         thresholds=judge_thresholds(result.rows, result.host_us),
         stopped=stopped,
     )
@@ -97,12 +101,10 @@ def _row(
         findings.append("other ids in a later run")
     for name in ready:
         found[name] = _with_times(found[name], times[name])
-    medians = {
-        name: found[name].us_median or 0.0
-        for name in PAIRS
-        if name in ready and not found[name].findings
-    }
-    best = min(medians, key=lambda name: medians[name], default=None)
+    best, pair_us = _fastest(found, PAIRS)
+    _, top_k_us = _fastest(found, TOP_KS)
+    _, logits_us = _fastest(found, (LOGITS,))
+    apart_us = logits_us + top_k_us if logits_us and top_k_us else None
     ours = times[OURS]
     size = case.tokens * INDEX_TOKEN_BYTES
     floor = size / gbps / 1e3
@@ -123,10 +125,23 @@ def _row(
         achieved_gbps=size / ours.us.median / 1e3,
         peers=found,
         best_pair=best,
-        ratio=medians[best] / ours.us.median if best else None,
+        ratio=pair_us / ours.us.median if pair_us else None,
+        apart_us=apart_us,
+        apart_ratio=apart_us / ours.us.median if apart_us else None,
         over_random=None,
         findings=findings,
     )
+
+
+def _fastest(peers: dict[str, PeerTime], names: tuple[str, ...]) -> tuple[str | None, float | None]:
+    """The fastest of the named that was timed and selects rightly, and its microseconds."""
+    us = {
+        name: peers[name].us_median or 0.0
+        for name in names
+        if name in peers and peers[name].us_median and not peers[name].findings
+    }
+    best = min(us, key=lambda name: us[name], default=None)
+    return best, us[best] if best else None
 
 
 def _ready_peers(
@@ -138,12 +153,12 @@ def _ready_peers(
     try:
         calls = peers.calls(inputs)
     except Exception as error:  # a peer's refusal must not cost the rest of the run
-        return {}, found | {n: _refused(error) for n in (LOGITS, *PAIRS) if n not in found}
+        return {}, found | {n: _refused(error) for n in CONTENDERS if n not in found}
     for name, call in calls.items():
         try:
             picked = call()
             timer.synchronize(name)
-            wrong = judge_peer(inputs, picked) if name in PAIRS else []
+            wrong = judge_peer(inputs, picked) if name != LOGITS else []
         except GpuHangError:
             raise
         except Exception as error:

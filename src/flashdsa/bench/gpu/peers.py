@@ -17,6 +17,11 @@ LOGITS = "DeepGEMM logits"
 CUDNN_PAIR = "DeepGEMM + cuDNN Frontend"
 TORCH_PAIR = "DeepGEMM + torch.topk"
 PAIRS = (CUDNN_PAIR, TORCH_PAIR)
+CUDNN_TOP_K = "cuDNN Frontend top-k"
+TORCH_TOP_K = "torch.topk"
+TOP_KS = (CUDNN_TOP_K, TORCH_TOP_K)
+"""Alone, of scores that lie in device memory: logits and one of these are the pair timed apart."""
+CONTENDERS = (LOGITS, *TOP_KS, *PAIRS)
 _LOGITS_ALIGNMENT = 256
 """DeepGEMM pads its rows to this; other widths would be copied by the top-k that follows."""
 
@@ -35,17 +40,21 @@ class Peers:
             return {}
         logits = self._logits_call(inputs)
         lengths, topk = inputs.seq_lens, inputs.ids.shape[1]
+        scores = logits()
         calls: dict[str, Callable[[], Tensor]] = {LOGITS: logits}
         top_k = self.cudnn_top_k
         if top_k is not None:
+            calls[CUDNN_TOP_K] = lambda: top_k(scores, lengths, topk, return_val=False)["indices"]
             calls[CUDNN_PAIR] = lambda: top_k(logits(), lengths, topk, return_val=False)["indices"]
-        longest = max(inputs.case.lengths)
-        width = -(-longest // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
+        width = scores.shape[1]
         k = min(topk, width)
         if set(inputs.case.lengths) == {width}:
+            calls[TORCH_TOP_K] = lambda: scores.topk(k).indices
             calls[TORCH_PAIR] = lambda: logits().topk(k).indices
         else:
             beyond = torch.arange(width, device=lengths.device) >= lengths[:, None]
+            masked = scores.masked_fill(beyond, -torch.inf)
+            calls[TORCH_TOP_K] = lambda: masked.topk(k).indices
             calls[TORCH_PAIR] = lambda: logits().masked_fill_(beyond, -torch.inf).topk(k).indices
         return calls
 
@@ -81,13 +90,15 @@ def load_peers() -> Peers:
     try:
         deep_gemm = import_module("deep_gemm")
     except Exception as error:
-        missing |= dict.fromkeys((LOGITS, *PAIRS), f"deep_gemm: {in_a_line(error)}")
+        missing |= dict.fromkeys(CONTENDERS, f"deep_gemm: {in_a_line(error)}")
     try:
         top_k = import_module("cudnn.deepseek_sparse_attention").indexer_top_k_wrapper
     except Exception as error:
-        missing.setdefault(CUDNN_PAIR, f"cudnn: {in_a_line(error)}")
+        for name in (CUDNN_TOP_K, CUDNN_PAIR):
+            missing.setdefault(name, f"cudnn: {in_a_line(error)}")
     return Peers(deep_gemm, top_k, missing)
 
 
 def in_a_line(error: Exception) -> str:
+    """Type and message of an error, as a reason for a row."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

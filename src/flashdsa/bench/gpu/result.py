@@ -47,7 +47,10 @@ class GpuRow:
     peers: dict[str, PeerTime]
     best_pair: str | None
     ratio: float | None
-    """Time of the best pair over ours."""
+    """Time of the best pair, both kernels in one sample, over ours."""
+    apart_us: float | None
+    """The logits' time and the faster top-k's, each timed alone and so with an L2 of its own."""
+    apart_ratio: float | None
     over_random: float | None
     """An adversarial case's time over that of the same shape's random data."""
     findings: list[str]
@@ -82,6 +85,7 @@ class GpuBenchResult:
     rows: list[GpuRow] = field(default_factory=list)
     geometric_mean: float | None = None
     """Of `ratio` over the nine shapes."""
+    apart_geometric_mean: float | None = None
     thresholds: list[Threshold] = field(default_factory=list)
     stopped: str | None = None
     """Where and why the run ended early; None: every case was run."""

@@ -13,9 +13,12 @@ LAUNCH, OPERATION = "raw launch", "torch op"
 HOST_US = {LAUNCH: 6.0, OPERATION: 16.0}
 
 
-def geometric_mean(rows: list[GpuRow]) -> float | None:
+APART = "timed apart"
+
+
+def geometric_mean(rows: list[GpuRow], apart: bool = False) -> float | None:
     """Of the nine shapes' ratios; None unless all of them have one."""
-    ratios = _shape_ratios(rows)
+    ratios = _shape_ratios(rows, apart)
     if ratios is None:
         return None
     return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
@@ -24,35 +27,47 @@ def geometric_mean(rows: list[GpuRow]) -> float | None:
 def judge_thresholds(rows: list[GpuRow], host_us: dict[str, float]) -> list[Threshold]:
     """Every line with what was found."""
     by_name = {row.name: row for row in rows}
-    ratios = _shape_ratios(rows)
-    ragged, contest = by_name.get(RAGGED), by_name.get(CONTEST)
-    largest = by_name.get(shape_name(*SHAPES[-1]))
+    ragged = by_name.get(RAGGED)
+    largest_name = shape_name(*SHAPES[-1])
+    largest = by_name.get(largest_name)
     plateaus = [row.over_random for row in rows if row.data in PLATEAUS]
     known = [times for times in plateaus if times is not None]
+    wrong = len([row for row in rows if row.findings]) if rows else None
     return [
-        _at_least("nine shapes, geometric mean", GEOMETRIC_MEAN, geometric_mean(rows)),
-        _at_least("nine shapes, the lowest", LEAST_RATIO, min(ratios) if ratios else None),
-        _at_least(f"{CONTEST}: ratio", LEAST_RAGGED, contest.ratio if contest else None),
-        _at_least(f"{RAGGED}: ratio", LEAST_RAGGED, ragged.ratio if ragged else None),
+        *_ratio_lines(rows, apart=False),
+        *_ratio_lines(rows, apart=True),
         _at_most(f"{RAGGED}: over floor", RAGGED_OVER_FLOOR, ragged.over_floor if ragged else None),
         _at_most("plateaus over random, the worst", PLATEAU_OVER_RANDOM, max(known, default=None)),
         _at_most(
-            f"{shape_name(*SHAPES[-1])}: over floor",
+            f"{largest_name}: over floor",
             LARGEST_OVER_FLOOR,
             largest.over_floor if largest else None,
         ),
-        *(
-            _at_most(f"host, {name}", most, host_us.get(name), "us")
-            for name, most in HOST_US.items()
-        ),
-        _at_most(
-            "rows with wrong ids", 0, len([r for r in rows if r.findings]) if rows else None, ""
-        ),
+        *(_at_most(f"host, {name}", us, host_us.get(name), " us") for name, us in HOST_US.items()),
+        _at_most("rows with wrong ids", 0, wrong, ""),
     ]
 
 
-def _shape_ratios(rows: list[GpuRow]) -> list[float] | None:
-    found = [row.ratio for row in rows if row.kind == "shape" and row.ratio is not None]
+def _ratio_lines(rows: list[GpuRow], apart: bool) -> list[Threshold]:
+    how = f", {APART}" if apart else ""
+    ratios = _shape_ratios(rows, apart)
+    lines = [
+        _at_least(f"nine shapes, geometric mean{how}", GEOMETRIC_MEAN, geometric_mean(rows, apart)),
+        _at_least(f"nine shapes, the lowest{how}", LEAST_RATIO, min(ratios) if ratios else None),
+    ]
+    for name in (CONTEST, RAGGED):
+        found = [_ratio(row, apart) for row in rows if row.name == name]
+        lines.append(_at_least(f"{name}: ratio{how}", LEAST_RAGGED, found[0] if found else None))
+    return lines
+
+
+def _ratio(row: GpuRow, apart: bool) -> float | None:
+    return row.apart_ratio if apart else row.ratio
+
+
+def _shape_ratios(rows: list[GpuRow], apart: bool) -> list[float] | None:
+    ratios = [_ratio(row, apart) for row in rows if row.kind == "shape"]
+    found = [ratio for ratio in ratios if ratio is not None]
     return found if len(found) == len(SHAPES) else None
 
 
@@ -61,5 +76,4 @@ def _at_least(name: str, least: float, found: float | None) -> Threshold:
 
 
 def _at_most(name: str, most: float, found: float | None, unit: str = "x") -> Threshold:
-    wanted = f"<= {most:g}{unit if unit in ('', 'x') else f' {unit}'}"
-    return Threshold(name, wanted, found, None if found is None else found <= most)
+    return Threshold(name, f"<= {most:g}{unit}", found, None if found is None else found <= most)

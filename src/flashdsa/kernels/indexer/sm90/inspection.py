@@ -1,4 +1,4 @@
-"""What `flashdsa inspect` knows of the indexer: its roles' files, and their variables as counted."""
+"""What `flashdsa inspect` knows of the indexer: its roles' files and variables."""
 
 from __future__ import annotations
 

@@ -1,0 +1,214 @@
+"""What `flashdsa model` shows, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from flashdsa.analysis.model import backward_sm100
+from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
+from flashdsa.analysis.model.machine import B200, MACHINES, Machine
+from flashdsa.analysis.model.predict import CHIP, Prediction, predict
+from flashdsa.analysis.model.shapes import QUERIES, TOPK
+from flashdsa.analysis.model.traffic import Traffic
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The Blackwell backward on a shape.
+
+    Attributes:
+        traffic: of a block of 32 keys and CTA. predictions: by the way dKV takes, ours first.
+        fast_bulk: ours, were bulk reads not slower on shared memory than loads. slow_dsmem: ours,
+            were the exchange half as fast, as both CTAs send at once.
+    """
+
+    queries: int
+    topk: int
+    s_kv: int
+    traffic: Traffic
+    predictions: tuple[Prediction, ...]
+    fast_bulk: Prediction
+    slow_dsmem: Prediction
+
+    @property
+    def ours(self) -> Prediction:
+        """With the bulk reduction."""
+        return self.predictions[0]
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "queries": self.queries,
+            "topk": self.topk,
+            "s_kv": self.s_kv,
+            "a_block_and_cta": counts(self.traffic, B200),
+            "predictions": [one.to_json_dict() for one in self.predictions],
+            "with_bulk_reads_at_full_rate": self.fast_bulk.to_json_dict(),
+            "with_dsmem_at_half_rate": self.slow_dsmem.to_json_dict(),
+        }
+
+
+def backward(
+    queries: int = QUERIES,
+    topk: int = TOPK,
+    s_kv: int = backward_sm100.S_KV,
+) -> Backward:
+    """Predict our backward on B200 with each way of dKV."""
+
+    def on(machine: Machine, reduction: backward_sm100.Reduction) -> Prediction:
+        work = backward_sm100.work(
+            machine, reduction=reduction, queries=queries, topk=topk, s_kv=s_kv
+        )
+        return predict(work, machine)
+
+    return Backward(
+        queries=queries,
+        topk=topk,
+        s_kv=s_kv,
+        traffic=backward_sm100.traffic(BwdPlan()),
+        predictions=tuple(on(B200, reduction) for reduction in backward_sm100.Reduction),
+        fast_bulk=on(_with_fast_bulk_reads(B200), backward_sm100.Reduction.BULK),
+        slow_dsmem=on(_with_slow_dsmem(B200), backward_sm100.Reduction.BULK),
+    )
+
+
+def _with_fast_bulk_reads(machine: Machine) -> Machine:
+    return replace(machine, bulk_read_rate=machine.operand_rate, bulk_starved=machine.dsmem_starved)
+
+
+def _with_slow_dsmem(machine: Machine) -> Machine:
+    rate = machine.dsmem_rate
+    return replace(machine, dsmem_rate=replace(rate, value=rate.value / 2))
+
+
+def counts(traffic: Traffic, machine: Machine) -> dict[str, float]:
+    """What a unit moves and computes."""
+    return {
+        "useful_flop": traffic.useful_flop,
+        "tensor_core_cycles": traffic.tensor_cycles(machine),
+        "operand_bytes": traffic.operand_bytes,
+        "other_shared_memory_bytes": traffic.shared_bytes,
+        "bulk_read_bytes": traffic.bulk_read_bytes,
+        "dsmem_bytes": traffic.dsmem_bytes,
+        "tensor_memory_bytes": traffic.tmem_bytes,
+        "gathered_bytes": traffic.read_bytes,
+        "reduced_bytes": traffic.reduce_bytes,
+        "exponentials": traffic.exps,
+        "warp_instructions": traffic.instructions,
+    }
+
+
+Rows = list[tuple[str, ...]]
+Table = tuple[str, list[tuple[str, str]], Rows]
+"""Title, columns as `cli.console.new_table` takes them, rows."""
+
+
+def backward_tables(found: Backward) -> list[Table]:
+    """Traffic, demands and predictions."""
+    moved: Rows = [
+        (name.replace("_", " "), f"{value:,.0f}")
+        for name, value in counts(found.traffic, B200).items()
+    ]
+    ours = found.ours
+    demands = sorted((ours.demands | {CHIP: ours.chip_cycles}).items(), key=lambda d: -d[1])
+    per_clock = found.traffic.useful_flop * B200.sms.value * B200.clock.value / 1e12
+    limits: Rows = [
+        (name, f"{cycles:,.0f}", f"{per_clock / cycles:,.0f}") for name, cycles in demands if cycles
+    ]
+    rows: Rows = [
+        (name, f"{one.cycles:,.0f}", f"{one.seconds * 1e3:.2f}", f"{one.tflops:.0f}", one.bound)
+        for name, one in [
+            *((one.name.partition(", ")[2], one) for one in found.predictions),
+            ("ours, were bulk reads as fast as loads", found.fast_bulk),
+            ("ours, were DSMEM half as fast", found.slow_dsmem),
+        ]
+    ]
+    number, text = "right", "left"
+    title = f"mla_bwd, sm_100a: S={found.queries}, H=128, topk={found.topk}, S_kv={found.s_kv}"
+    return [
+        (
+            f"{title}: a block of 32 keys in one CTA",
+            [("what", text), ("count", number)],
+            moved,
+        ),
+        (
+            "Bounds on B200",
+            [("resource", text), ("clk a block", number), ("TFLOPS at most", number)],
+            limits,
+        ),
+        (
+            "Predicted on B200, by the way dKV takes",
+            [
+                ("dKV", "wrap"),
+                ("clk a block", number),
+                ("ms", number),
+                ("TFLOPS", number),
+                ("bound", "wrap"),
+            ],
+            rows,
+        ),
+    ]
+
+
+def comparison_tables(found: list[Comparison]) -> list[Table]:
+    """A table a group, and why what misses its aim does."""
+    tables: list[Table] = []
+    for group in dict.fromkeys(one.group for one in found):
+        rows: Rows = [
+            (
+                one.name,
+                one.unit,
+                f"{one.predicted:,.1f}",
+                f"{one.measured:,.1f}",
+                f"{100 * one.error:+.1f}%" + ("" if one.within else " *"),
+                one.bound,
+            )
+            for one in found
+            if one.group == group
+        ]
+        columns = [
+            ("kernel", "wrap"),
+            ("unit", "left"),
+            ("predicted", "right"),
+            ("measured", "right"),
+            ("error", "right"),
+            ("bound", "wrap"),
+        ]
+        tables.append((group, columns, rows))
+    return tables
+
+
+def missed(found: list[Comparison]) -> list[str]:
+    """A sentence for each comparison beyond its aim."""
+    return [
+        f"* {one.name}: {100 * one.error:+.1f}%, aim {100 * one.aim:.0f}%: {one.why}"
+        for one in found
+        if not one.within
+    ]
+
+
+def machine_tables() -> list[Table]:
+    """Every constant with its source."""
+    columns = [("constant", "left"), ("value", "right"), ("unit", "left")]
+    tables: list[Table] = []
+    for machine in MACHINES.values():
+        rows: Rows = [
+            (name, f"{c.value:g}", c.unit, c.basis.value, c.source)
+            for name, c in machine.constants().items()
+        ]
+        tables.append((machine.name, [*columns, ("basis", "left"), ("source", "wrap")], rows))
+    return tables
+
+
+def document() -> dict[str, Any]:
+    """Everything, for --json."""
+    return {
+        "backward": backward().to_json_dict(),
+        "comparisons": [one.to_json_dict() for one in all_comparisons()],
+        "machines": {
+            name: {key: asdict(c) for key, c in machine.constants().items()}
+            for name, machine in MACHINES.items()
+        },
+    }

@@ -1,0 +1,129 @@
+"""`flashdsa inspect`: forms of output, our kernels against their plans, errors in one line."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flashdsa.analysis.kernels import inspected_kernel
+from flashdsa.cli.main import cli
+from flashdsa.plan.variables import RoleEstimate, RoleVariable
+from flashdsa.toolchain import nvdisasm
+from flashdsa.toolchain.nvdisasm import Disassembler
+from flashdsa.toolchain.ptxas import Assembler
+from tests.analysis.ptx_texts import roles_of, sums_of
+
+needs_dsl = pytest.mark.skipif(
+    find_spec("cutlass") is None, reason="needs CuTe DSL, which compiles the kernel"
+)
+
+
+def run(*arguments: object) -> Result:
+    """`flashdsa inspect` in this process."""
+    return CliRunner().invoke(cli, ["inspect", *map(str, arguments)])
+
+
+@pytest.fixture
+def ptx(tmp_path: Path) -> Path:
+    """A file with two roles."""
+    path = tmp_path / "k.ptx"
+    path.write_text(roles_of(60, 200) + "\0")
+    return path
+
+
+def test_forms_of_output(assembler: Assembler, disassembler: Disassembler, ptx: Path) -> None:
+    text = run(ptx)
+    assert text.exit_code == 0, text.output
+    assert max(map(len, text.stdout.splitlines())) <= 100
+    for word in ("registers at launch", "setmaxnreg 200", "PTX:", "synchronisation", "- before"):
+        assert word in text.stdout
+    document = json.loads(run(ptx, "--json", "--arch", "sm_90a").stdout)
+    (kernel,) = document["kernels"]
+    assert [role["budget"] for role in kernel["roles"]] == [128, 200, 24]
+    markdown = run(ptx, "--markdown").stdout
+    assert "| registers at launch | 128 |" in markdown
+    assert all(line.startswith("| ") for line in markdown.splitlines() if "---" in line)
+
+
+def test_exit_code_1_when_a_role_spills(
+    assembler: Assembler, disassembler: Disassembler, tmp_path: Path
+) -> None:
+    path = tmp_path / "k.cubin"
+    spilling = sums_of(100, directive=".reqntid 128 .maxnreg 64")
+    path.write_bytes(assembler.assemble(spilling, "sm_90a").image)
+    result = run(path)
+    assert result.exit_code == 1
+    assert "lie in local memory" in result.stdout
+
+
+@needs_dsl
+@pytest.mark.parametrize("name", ["indexer", "mla_bwd"])
+def test_our_kernels_have_the_roles_of_their_plans(disassembler: Disassembler, name: str) -> None:
+    result = run(name, "--json")
+    kernel = json.loads(result.stdout)["kernels"][0]
+    planned = inspected_kernel(name, None)
+    assert [role["name"] for role in kernel["roles"]] == [r.role.name for r in planned.roles]
+    assert [role["budget"] for role in kernel["roles"]] == [r.role.registers for r in planned.roles]
+    assert kernel["threads"] == sum(role.role.threads for role in planned.roles)
+    assert kernel["dynamic_shared_bytes"] == planned.smem_bytes
+    assert (kernel["lines"], kernel["local_stores"], kernel["stack_bytes"]) == ("source", 0, 0)
+    for role in kernel["roles"]:
+        assert role["live"] <= role["named"] <= role["budget"]
+        assert role["estimate"] == sum(
+            v["registers"] for v in role["variables"] if role["estimate_phase"] in v["phases"]
+        )
+    assert result.exit_code == 0
+
+
+def test_errors_are_one_line(
+    assembler: Assembler, disassembler: Disassembler, ptx: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.cubin"
+    text.write_text("no ELF")
+    cubin = tmp_path / "k.cubin"
+    cubin.write_bytes(assembler.assemble(sums_of(8), "sm_90a").image)
+    for arguments, message in {
+        (text,): "no ELF file",
+        (cubin, "--arch", "sm_100a"): "made for sm_90a; got --arch sm_100a",
+        (cubin, "--kernel", "nothing"): "--kernel nothing: not in sums",
+        (ptx, "--arch", "sm_100a"): "refuses it for sm_100a",
+        ("nothing",): "kernels: indexer",
+        ("indexer", "--arch", "sm_100a"): "written for sm_90a; got --arch sm_100a",
+        (tmp_path / "absent.ptx",): "No such file",
+        (ptx, "--json", "--markdown"): "not together",
+    }.items():
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_nvdisasm_says_what_to_install(monkeypatch: pytest.MonkeyPatch, ptx: Path) -> None:
+    monkeypatch.setattr(nvdisasm, "find_disassembler", lambda: None)
+    result = run(ptx)
+    assert result.exit_code == 2
+    assert "pip install nvidia-cuda-nvdisasm" in result.stderr
+
+
+def test_estimates_count_the_phase_with_the_most() -> None:
+    estimate = RoleEstimate(
+        "r",
+        ("a", "b", "c"),
+        (
+            RoleVariable("whole", 3),
+            RoleVariable("bf16", 5, 16, "a", "a"),
+            RoleVariable("b and c", 4, first="b"),
+            RoleVariable("c", 1, last="c", first="c"),
+        ),
+        temporaries=2,
+    )
+    assert [estimate.registers(phase) for phase in "abc"] == [2 + 3 + 3, 2 + 3 + 4, 2 + 3 + 4 + 1]
+    assert (estimate.peak, estimate.peak_phase) == (10, "c")
+    with pytest.raises(ValueError, match="no phase 'd'"):
+        RoleEstimate("r", ("a",), (RoleVariable("v", 1, first="d"),))
+    with pytest.raises(ValueError, match="ends before it begins"):
+        RoleEstimate("r", ("a", "b"), (RoleVariable("v", 1, first="b", last="a"),))

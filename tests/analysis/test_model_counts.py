@@ -1,0 +1,107 @@
+"""What the model has recorded of emulated runs, counted again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from flashdsa import reference
+from flashdsa.analysis.model import backward_sm100, indexer_sm90
+from flashdsa.backends.sm100.sparse_mla import run
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BwdPlan
+from flashdsa.verify import emulated_backward, emulated_indexer
+from flashdsa.verify.warp_path import Path, WarpPaths
+from ptxemu.cutedsl import emulate
+from ptxemu.trace.counters import Counters
+from tests.kernels.indexer.exact_inputs import make_inputs
+
+for package in ("cutlass", "llvmlite", "tvm_ffi"):
+    pytest.importorskip(package)
+
+ROLES = ("softmax", "load", "reduce", "mma")
+
+
+def executed(path: Path) -> indexer_sm90.Executed:
+    return indexer_sm90.Executed(
+        path.instructions, path.global_trips, path.shared_trips, path.shuffles, path.barriers
+    )
+
+
+def test_indexer_counts() -> None:
+    """The smallest of the shapes that several CTAs share."""
+    (shape,) = (shape for shape in indexer_sm90.shapes() if shape.name == "32/4K")
+    plan, inputs = IndexerPlan(), make_inputs([shape.tokens])
+    heard: list[WarpPaths] = []
+
+    def listen(_: Any) -> WarpPaths:
+        heard.append(WarpPaths())
+        return heard[-1]
+
+    arrivals = torch.zeros(1, dtype=torch.int32)
+    lists = torch.zeros((plan.slots(shape.ctas), plan.slot_words), dtype=torch.int32)
+    function = emulated_indexer._compiled(plan)
+    with emulate(arch="sm_90a", on_launch=listen, check=False):
+        cache = inputs.k_index_cache_fp8.view(torch.uint8)
+        q, _, weights, lengths, table = inputs
+        function(
+            q, cache, weights, lengths, table, inputs.output(2048), arrivals, lists, shape.ctas
+        )
+    paths = heard[0].slowest()
+    assert len(paths) == shape.ctas
+    until, after = max(paths.values(), key=lambda p: p[0].instructions + p[1].instructions)
+    assert abs(until.instructions / shape.scoring.instructions - 1) < 0.05
+    assert abs(after.instructions / shape.ranking.instructions - 1) < 0.05
+    assert abs(executed(after).barriers - shape.ranking.barriers) <= 2
+    first = executed(heard[0].until_first_copy())
+    assert abs(first.instructions / indexer_sm90.FIRST_COPY.instructions - 1) < 0.05
+
+
+@pytest.mark.slow
+def test_backward_counts() -> None:
+    """Two blocks more."""
+    (less, few), (more, many) = (_counted(topk) for topk in (64, 128))
+    moved = {name: (more[name] - less[name]) / 4 for name in backward_sm100.COUNTED}
+    assert moved == pytest.approx(backward_sm100.COUNTED, rel=0.01)
+    executed_ = {role: (many[role] - few[role]) / 4 for role in ROLES}
+    for role, instructions in backward_sm100.COUNTED_INSTRUCTIONS.items():
+        assert executed_[role] == pytest.approx(instructions, rel=0.05), role
+
+
+def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
+    """Bytes by path, and instructions by role, of one query: two CTAs."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16()
+
+    q, kv, gradient = random(1, B_H, 576), random(256, 576), random(1, B_H, 512)
+    indices = torch.randperm(256, generator=generator)[:topk].view(1, -1).int()
+    out, lse = reference.sparse_mla_fwd(q, kv, indices)
+    heard: list[Counters] = []
+
+    def listen(_: Any) -> Counters:
+        heard.append(Counters())
+        return heard[-1]
+
+    function = emulated_backward.compiled(BwdPlan())
+    with emulate(arch="sm_100a", on_launch=listen, check=False):
+        run(
+            function,
+            (q, kv, gradient, lse.float(), out.bfloat16()),
+            indices,
+            sm_scale=576**-0.5,
+            topk_length=None,
+            attn_sink=None,
+            deterministic=False,
+            dkv_dtype=torch.float32,
+        )
+    moved: Counter[str] = Counter()
+    instructions: Counter[str] = Counter()
+    for warp in heard[-1].by_role({}):
+        moved.update(warp.bytes)
+        instructions[ROLES[warp.warps[0] // 4]] += sum(warp.instructions.values())
+    return moved, instructions

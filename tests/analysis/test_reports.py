@@ -1,0 +1,101 @@
+"""Reports of small kernels whose need of registers is known, on both architectures."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashdsa.analysis.advice import Grade
+from flashdsa.analysis.inspect import inspect_ptx
+from flashdsa.analysis.report import KernelReport, RoleReport
+from flashdsa.toolchain.nvdisasm import Disassembler
+from flashdsa.toolchain.ptxas import Assembler
+from tests.analysis.ptx_texts import roles_of, sums_of
+
+ADDRESSES = 8
+"""Registers that the loop counter and the addresses may take on top of the values."""
+
+
+@pytest.fixture(autouse=True)
+def tools(assembler: Assembler, disassembler: Disassembler) -> None:
+    """Both are needed, or the test is skipped."""
+
+
+def only(ptx: str, arch: str) -> KernelReport:
+    """The report of a module's only kernel."""
+    (report,) = inspect_ptx(ptx, arch)
+    return report
+
+
+def role(report: KernelReport, start: str) -> RoleReport:
+    """The role whose name starts so."""
+    (found,) = [one for one in report.roles if one.name.startswith(start)]
+    return found
+
+
+@pytest.mark.parametrize(("count", "arch"), [(8, "sm_90a"), (100, "sm_90a"), (40, "sm_100a")])
+def test_live_registers_are_the_values_and_their_addresses(count: int, arch: str) -> None:
+    report = only(sums_of(count, arch), arch)
+    (whole,) = report.roles
+    assert (report.arch, report.threads, whole.threads) == (arch, 128, 128)
+    assert count <= whole.live <= count + ADDRESSES
+    assert whole.live <= whole.named <= report.registers
+    assert whole.grade is Grade.OK
+    assert (report.local_stores, report.spill_stores, report.stack_bytes) == (0, 0, 0)
+    assert report.mix["floating point"] >= count
+
+
+def test_a_kernel_without_room_spills() -> None:
+    report = only(sums_of(100, directive=".reqntid 128 .maxnreg 64"), "sm_90a")
+    (whole,) = report.roles
+    assert report.grade is whole.grade is Grade.SPILLS
+    assert (report.registers, report.register_limit, whole.budget) == (64, 64, 64)
+    assert report.spill_stores and report.spill_loads
+    assert 100 - 64 < report.stack_bytes / 4 < 100
+    assert whole.local_stores == report.mix["local memory"] - whole.local_loads > 0
+    assert f"{-(-report.stack_bytes // 4)} values of a thread lie in local memory" in whole.advice
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_roles_are_held_against_their_setmaxnreg(arch: str) -> None:
+    report = only(roles_of(150, 216, target=arch), arch)
+    assert (report.registers, report.register_limit, report.threads) == (128, 128, 512)
+    large, small = role(report, "setmaxnreg 216"), role(report, "setmaxnreg 24")
+    assert (large.budget, large.budget_from) == (216, "setmaxnreg")
+    assert 150 <= large.live <= 150 + ADDRESSES
+    assert small.live < ADDRESSES
+    assert role(report, "before").budget == 128
+    assert "setmaxnreg 176 would do" in large.advice
+    assert report.grade is Grade.OK
+
+
+def test_only_the_role_without_room_spills() -> None:
+    report = only(roles_of(150, 136), "sm_90a")
+    assert role(report, "setmaxnreg 136").grade is Grade.SPILLS
+    assert role(report, "setmaxnreg 24").grade is Grade.OK
+    assert role(report, "setmaxnreg 24").local_stores == 0
+
+
+def test_a_role_with_hardly_any_room_is_tight() -> None:
+    report = only(roles_of(150, 160), "sm_90a")
+    large = role(report, "setmaxnreg 160")
+    assert large.grade is report.grade is Grade.TIGHT
+    assert f"{160 - large.live} left" in large.advice
+
+
+def test_lines_of_ptx_without_loc_are_its_own() -> None:
+    ptx = sums_of(40)
+    report = only(ptx, "sm_90a")
+    assert report.lines == "PTX"
+    texts = ptx.splitlines()
+    for holder in report.roles[0].peak.holders:
+        assert any(word in texts[holder.line - 1] for word in ("fma", "ld.", "mov", "mul", "add"))
+
+
+def test_what_a_called_function_holds_counts_at_the_call() -> None:
+    division = "div.rn.f32 %f0, %f1, %f2;"
+    ptx = sums_of(40).replace("add.u32 %r2", division + "\nadd.u32 %r2")
+    report = only(ptx, "sm_90a")
+    assert report.mix["control flow"] > 3
+    assert any("called function" in note for note in report.notes)
+    (whole,) = report.roles
+    assert 40 <= whole.live <= whole.named <= report.registers

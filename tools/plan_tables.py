@@ -1,0 +1,59 @@
+"""Writes the tables of `flashdsa plan`, and its picture, into the kernels' pages of the docs.
+
+    python tools/plan_tables.py [--check]
+
+A page says where: the lines between `<!-- plan KERNEL: TITLE -->` and `<!-- end -->` become the
+table whose title begins so. With --check nothing is written; exit code 1 if a page is old.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from flashdsa.cli import plan, plan_backward
+from flashdsa.cli.plan_picture import draw_plan
+from flashdsa.cli.plan_tables import PlanTable, table_as_markdown
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURE = DOCS / "assets" / "mla-bwd-sm100.png"
+BLOCK = re.compile(r"(<!-- plan (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def tables_of(kernel: str) -> list[PlanTable]:
+    """The plan's tables, as the command shows them without options."""
+    if kernel == "indexer":
+        return plan.tables(plan.describe(IndexerPlan(), "sm_90a"))
+    return plan_backward.tables(plan_backward.describe(BwdPlan(), "sm_100a"))
+
+
+def updated(text: str) -> str:
+    """A page with its tables as they are now."""
+
+    def table(found: re.Match[str]) -> str:
+        start, kernel, title, _, end = found.groups()
+        one = next(t for t in tables_of(kernel) if t.title.startswith(title))
+        return f"{start}\n{table_as_markdown(one)}\n\n{end}"
+
+    return BLOCK.sub(table, text)
+
+
+def main() -> int:
+    """Update the pages, or say which are old."""
+    pages = sorted((DOCS / "kernels").glob("*.md"))
+    old = [page for page in pages if updated(page.read_text()) != page.read_text()]
+    if "--check" in sys.argv[1:]:
+        for page in old:
+            print(f"{page}: not what `flashdsa plan` says; run tools/plan_tables.py")
+        return 1 if old else 0
+    for page in old:
+        page.write_text(updated(page.read_text()))
+    draw_plan(BwdPlan(), PICTURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
