@@ -20,7 +20,7 @@ import flashdsa
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops import indexer as indexer_ops
 from flashdsa.verify.emulated_indexer import EmulatedLaunch, emulate_indexer
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.exact_inputs import KEY_BYTES, PAGE_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
 SORTED = IndexerPlan(sorted=True)
@@ -166,3 +166,20 @@ def test_rows_of_the_table_may_lie_apart() -> None:
     table = wide[:, : inputs.block_table.shape[1]]
     assert not table.is_contiguous()
     assert_as_the_cpu(MODEL, inputs._replace(block_table=table))
+
+
+def test_a_plateau_that_holds_the_first_token_ends_where_it_must() -> None:
+    """The cut-off is token 0, the last place of the last step: its end is 2**32 - 1."""
+    length, low = 3000, 953
+    inputs = make_inputs([length], values="equal")
+    inputs.q_index_fp8.copy_(torch.ones(inputs.q_index_fp8.shape))
+    inputs.weights.fill_(1)
+    pages = inputs.k_index_cache_fp8.view(-1, PAGE_BYTES)
+    pages[:, :KEY_BYTES] = torch.ones(KEY_BYTES).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.ones(inputs.block_table.shape[1] * 64)
+    scales[: low - 1] = 0.5
+    scales[length - 2] = 0.5  # an even distance from token 0
+    table = inputs.block_table[0].long()
+    pages[table, KEY_BYTES:] = scales.view(len(table), 64).view(torch.uint8)
+    assert int((scales[:length] == 1).sum()) == MODEL.topk - 1
+    assert_as_the_cpu(MODEL, inputs, num_ctas=1)

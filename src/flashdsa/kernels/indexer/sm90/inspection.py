@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
@@ -69,9 +67,9 @@ def _inspected(
     def compile_plan() -> object:
         from flashdsa.kernels.indexer.sm90 import build
 
-        fused = partial(build.compile_indexer, plan)
-        parts = isinstance(plan, LogitsPlan | TopkPlan)
-        return build.compile_part(plan) if parts else fused()
+        if isinstance(plan, LogitsPlan | TopkPlan):
+            return build.compile_part(plan)
+        return build.compile_indexer(plan)
 
     return InspectedKernel(
         name=name,

@@ -241,7 +241,8 @@ def refine(
     consumer_sync(plan)
     chosen, above, within = find_bin(ranking, rank, thread, plan)
     low = base + (Uint32(chosen) << Uint32(shift))
-    high = cutlass.min(low + ((Uint32(1) << Uint32(shift)) - 1), top)
+    # Not min(low + step, top): that sum wraps around in the last bin below 2**32.
+    high = low + cutlass.min((Uint32(1) << Uint32(shift)) - 1, top - low)
     narrowed = Range(
         low=range_.low if by_place else low,
         high=range_.high if by_place else high,
