@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from flashdsa.analysis.report import KernelReport, report_kernel
 from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.inspected import InspectedKernel
-from flashdsa.toolchain.nvdisasm import disassembler
+from flashdsa.toolchain.nvdisasm import OldCubinError, disassembler
 from flashdsa.toolchain.ptxas import assembler
+
+logger = logging.getLogger("flashdsa.inspect")
 
 _PROPERTIES = re.compile(
     r"Function properties for (\S+)\s*\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -30,7 +33,8 @@ def inspect_target(
         target: a name of `kernel_names`, or the path of a .cubin or .ptx file.
         arch: that it is for; None: what the name or the file says.
         kernel: report only kernels with this in their names.
-        reassemble: kernels by name: with the ptxas found here, not the one inside CuTe DSL.
+        reassemble: kernels by name: with the ptxas found here, not the one inside CuTe DSL; done
+            unasked where the latter is of CUDA 12.
 
     Raises:
         ArgumentValueError: no such kernel or file, not a cubin, another architecture.
@@ -52,10 +56,13 @@ def inspect_target(
 def _inspect_ours(kernel: InspectedKernel, reassemble: bool) -> list[KernelReport]:
     reports = []
     for kept in compile_and_keep(kernel):
-        if reassemble:
-            reports += inspect_ptx(kept.ptx, kernel.arch, kernel)
-        else:
-            reports += inspect_cubin(kept.cubin, kernel)
+        if not reassemble:
+            try:
+                reports += inspect_cubin(kept.cubin, kernel)
+                continue
+            except OldCubinError:  # CuTe DSL with the libraries of CUDA 12
+                logger.info("%s: its ptxas is older than this needs; assembled anew", kernel.name)
+        reports += inspect_ptx(kept.ptx, kernel.arch, kernel)
     return reports
 
 

@@ -18,6 +18,10 @@ MISSING = (
 )
 
 
+class OldCubinError(ArgumentValueError):
+    """A cubin of a ptxas before CUDA 13, of which nvdisasm prints no live ranges."""
+
+
 @dataclass(frozen=True)
 class Disassembler:
     """An nvdisasm.
@@ -33,6 +37,7 @@ class Disassembler:
         """What it prints of a cubin.
 
         Raises:
+            OldCubinError: the cubin has an older layout than this needs.
             ArgumentValueError: it cannot read the cubin; says why.
         """
         with tempfile.TemporaryDirectory() as folder:
@@ -48,9 +53,13 @@ class Disassembler:
         if run.returncode:
             lines = [line for line in run.stderr.splitlines() if "warning" not in line]
             said = next((line.split(":", 1)[-1].strip() for line in lines if line), "no message")
-            if "life ranges" in said:  # of a ptxas before CUDA 13, with the ELF layout of then
-                said += "; made by an older ptxas, so inspect its .ptx, which is assembled anew"
-            raise ArgumentValueError(f"nvdisasm {self.version} cannot read the cubin: {said}")
+            message = f"nvdisasm {self.version} cannot read the cubin: {said}"
+            if "life ranges" in said:
+                raise OldCubinError(
+                    f"{message}; made by an older ptxas, so inspect its .ptx, which is assembled "
+                    "anew"
+                )
+            raise ArgumentValueError(message)
         return run.stdout
 
 
