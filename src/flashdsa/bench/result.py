@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashdsa.errors import ArgumentValueError
+from flashdsa.bench.document import (
+    parse_fields,
+    read_json,
+    require_schema,
+    to_json,
+    write_text,
+)
 
 SCHEMA = "flashdsa-bench/1"
 
@@ -62,13 +67,12 @@ class BenchResult:
 
     def to_json(self) -> str:
         """The document as indented JSON text."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return to_json(self)
 
 
 def write_result(result: BenchResult, path: Path) -> None:
     """Write the document, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(result.to_json(), encoding="utf-8")
+    write_text(result.to_json(), path)
 
 
 def read_result(path: Path) -> BenchResult:
@@ -77,11 +81,7 @@ def read_result(path: Path) -> BenchResult:
     Raises:
         ArgumentValueError: the file is no result file of this schema.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ArgumentValueError(f"{path}: expected JSON; got {error}") from None
-    return parse_result(document, str(path))
+    return parse_result(read_json(path), str(path))
 
 
 def parse_result(document: Any, where: str = "result") -> BenchResult:
@@ -90,20 +90,12 @@ def parse_result(document: Any, where: str = "result") -> BenchResult:
     Raises:
         ArgumentValueError: another schema, or a missing or unknown field.
     """
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise ArgumentValueError(f"{where}: expected schema {SCHEMA!r}; got {found!r}")
+    require_schema(document, SCHEMA, where)
     values = dict(document)
     for name, kind in (("rows", TimingRow), ("memory", MemoryRow)):
-        rows = [_parse(row, kind, f"{where}: {name}[{i}]") for i, row in enumerate(values[name])]
+        rows = [
+            parse_fields(row, kind, f"{where}: {name}[{i}]") for i, row in enumerate(values[name])
+        ]
         values[name] = rows
-    parsed: BenchResult = _parse(values, BenchResult, where)
+    parsed: BenchResult = parse_fields(values, BenchResult, where)
     return parsed
-
-
-def _parse(values: dict[str, Any], kind: type[Any], where: str) -> Any:
-    expected = {f.name for f in fields(kind)}
-    if set(values) != expected:
-        wrong = sorted(expected ^ set(values))
-        raise ArgumentValueError(f"{where}: missing or unknown fields: {', '.join(wrong)}")
-    return kind(**values)

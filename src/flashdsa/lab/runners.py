@@ -16,7 +16,6 @@ from ptxemu import Policy
 from ptxemu.check import Finding
 
 CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
-PLACES = ("emulator", "gpu")
 
 
 @dataclass(frozen=True)

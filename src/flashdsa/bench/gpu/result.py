@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashdsa.errors import ArgumentValueError
+from flashdsa.bench.document import (
+    parse_fields,
+    read_json,
+    require_schema,
+    to_json,
+    write_text,
+)
 
 SCHEMA = "flashdsa-gpu-bench/1"
 
@@ -93,13 +98,12 @@ class GpuBenchResult:
 
     def to_json(self) -> str:
         """The document as indented JSON text."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return to_json(self)
 
 
 def write_gpu_result(result: GpuBenchResult, path: Path) -> None:
     """Write the document, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(result.to_json(), encoding="utf-8")
+    write_text(result.to_json(), path)
 
 
 def read_gpu_result(path: Path) -> GpuBenchResult:
@@ -108,11 +112,7 @@ def read_gpu_result(path: Path) -> GpuBenchResult:
     Raises:
         ArgumentValueError: the file is no result file of this schema.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ArgumentValueError(f"{path}: expected JSON; got {error}") from None
-    return parse_gpu_result(document, str(path))
+    return parse_gpu_result(read_json(path), str(path))
 
 
 def parse_gpu_result(document: Any, where: str = "result") -> GpuBenchResult:
@@ -121,25 +121,18 @@ def parse_gpu_result(document: Any, where: str = "result") -> GpuBenchResult:
     Raises:
         ArgumentValueError: another schema, or a missing or unknown field.
     """
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise ArgumentValueError(f"{where}: expected schema {SCHEMA!r}; got {found!r}")
+    require_schema(document, SCHEMA, where)
     rows = []
     for i, row in enumerate(document["rows"]):
         at = f"{where}: rows[{i}]"
-        peers = {n: _parse(p, PeerTime, f"{at}: {n}") for n, p in row.get("peers", {}).items()}
-        rows.append(_parse({**row, "peers": peers}, GpuRow, at))
+        peers = {
+            n: parse_fields(p, PeerTime, f"{at}: {n}") for n, p in row.get("peers", {}).items()
+        }
+        rows.append(parse_fields({**row, "peers": peers}, GpuRow, at))
     lines = [
-        _parse(line, Threshold, f"{where}: thresholds[{i}]")
+        parse_fields(line, Threshold, f"{where}: thresholds[{i}]")
         for i, line in enumerate(document["thresholds"])
     ]
     values = {**document, "rows": rows, "thresholds": lines}
-    parsed: GpuBenchResult = _parse(values, GpuBenchResult, where)
+    parsed: GpuBenchResult = parse_fields(values, GpuBenchResult, where)
     return parsed
-
-
-def _parse(values: dict[str, Any], kind: type[Any], where: str) -> Any:
-    wrong = {f.name for f in fields(kind)} ^ set(values)
-    if wrong:
-        raise ArgumentValueError(f"{where}: missing or unknown fields: {', '.join(sorted(wrong))}")
-    return kind(**values)
