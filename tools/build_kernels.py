@@ -1,4 +1,4 @@
-"""`make kernels`: compile every kernel into the shared object that package and wheel carry."""
+"""`make kernels`: compile every kernel into the shared objects that package and wheel carry."""
 
 from __future__ import annotations
 
@@ -6,31 +6,43 @@ import argparse
 import time
 from pathlib import Path
 
-from flashdsa.jit.functions import INSTALLED
+from flashdsa.jit.functions import installed_object
 from flashdsa.jit.shared_object import build_shared_object, is_from
 from flashdsa.jit.sources import source_hash
-from flashdsa.jit.variants import sm90_variants
+from flashdsa.jit.variants import VARIANTS
 
 
 def main() -> None:
-    """Build, unless the object is there and of these sources."""
+    """Build what is not there, or not of these sources."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", type=Path, default=INSTALLED, help=f"default: {INSTALLED}")
+    parser.add_argument("--arch", choices=tuple(VARIANTS), help="default: all of them")
+    parser.add_argument("--target", type=Path, help="with --arch; default: in the package")
     parser.add_argument("--only", default="", help="names that contain this")
     arguments = parser.parse_args()
-    sources = source_hash()
-    if not arguments.only and is_from(arguments.target, sources):
-        print(f"{arguments.target} is up to date")
+    if arguments.target and not arguments.arch:
+        parser.error("--target: needs --arch")
+    for arch in [arguments.arch] if arguments.arch else VARIANTS:
+        build(arch, arguments.target or installed_object(arch), arguments.only)
+
+
+def build(arch: str, target: Path, only: str) -> None:
+    """One architecture's object, unless it is there and of these sources."""
+    sources = source_hash(arch=arch)
+    if not only and is_from(target, sources):
+        print(f"{target} is up to date")
         return
     start = time.perf_counter()
-    variants = {n: make for n, make in sm90_variants().items() if arguments.only in n}
+    variants = {name: make for name, make in VARIANTS[arch]().items() if only in name}
+    if not variants:
+        print(f"{arch}: no name contains {only!r}")
+        return
     compiled = {}
     for number, (name, compile_now) in enumerate(variants.items(), 1):
         compiled[name] = compile_now()
         print(f"{number}/{len(variants)} {name} {time.perf_counter() - start:.0f} s", flush=True)
-    build_shared_object(arguments.target, compiled, sources)
-    size = arguments.target.stat().st_size / 1e6
-    print(f"{arguments.target}: {size:.1f} MB in {time.perf_counter() - start:.0f} s")
+    build_shared_object(target, compiled, sources)
+    size = target.stat().st_size / 1e6
+    print(f"{target}: {size:.1f} MB in {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

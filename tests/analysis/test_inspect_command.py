@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flashdsa.analysis.kernels import inspected_kernel
+from flashdsa.analysis.kernels import inspected_kernel, kernel_names
 from flashdsa.cli.main import cli
 from flashdsa.plan.variables import RoleEstimate, RoleVariable
 from flashdsa.toolchain import nvdisasm
@@ -77,6 +77,35 @@ def test_our_kernels_have_the_roles_of_their_plans(disassembler: Disassembler, n
             v["registers"] for v in role["variables"] if role["estimate_phase"] in v["phases"]
         )
     assert result.exit_code == 0
+
+
+@needs_dsl
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("majorness", "sm_90a"), ("majorness", "sm_100a"), ("operand_form", "sm_100a")],
+)
+def test_kernels_without_roles_are_reported_whole(
+    disassembler: Disassembler, name: str, arch: str
+) -> None:
+    (kernel,) = json.loads(run(name, "--arch", arch, "--json").stdout)["kernels"]
+    planned = inspected_kernel(name, arch)
+    assert planned.entry in kernel["name"] and kernel["arch"] == arch
+    assert [role["name"] for role in kernel["roles"]] == ["whole kernel"]
+    assert kernel["dynamic_shared_bytes"] == planned.smem_bytes
+    assert (kernel["lines"], kernel["local_stores"], kernel["stack_bytes"]) == ("source", 0, 0)
+
+
+@needs_dsl
+def test_all_kernels_of_a_name_are_reported(disassembler: Disassembler) -> None:
+    kernels = json.loads(run("mla_bwd_deterministic", "--json").stdout)["kernels"]
+    entries = ("backward_kernel", "ordered_sum_kernel", "delta_kernel")  # the largest first
+    assert all(entry in kernel["name"] for entry, kernel in zip(entries, kernels, strict=True))
+    assert {kernel["grade"] for kernel in kernels} == {"ok"}
+
+
+def test_help_names_every_kernel() -> None:
+    text = run("--help").stdout
+    assert all(name in text for name in kernel_names())
 
 
 def test_errors_are_one_line(

@@ -11,13 +11,12 @@ import torch
 from flashdsa import reference
 from flashdsa.analysis.model import backward_sm100, indexer_sm90
 from flashdsa.backends.sm100.sparse_mla import run
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BwdPlan
-from flashdsa.verify import emulated_backward, emulated_indexer
-from flashdsa.verify.warp_path import Path, WarpPaths
+from flashdsa.verify import emulated_backward
+from flashdsa.verify.indexer_paths import count_row
+from flashdsa.verify.warp_path import Path
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
-from tests.kernels.indexer.exact_inputs import make_inputs
 
 for package in ("cutlass", "llvmlite", "tvm_ffi"):
     pytest.importorskip(package)
@@ -32,31 +31,14 @@ def executed(path: Path) -> indexer_sm90.Executed:
 
 
 def test_indexer_counts() -> None:
-    """The smallest of the shapes that several CTAs share."""
+    """The smallest of the shapes whose rows several CTAs share."""
     (shape,) = (shape for shape in indexer_sm90.shapes() if shape.name == "32/4K")
-    plan, inputs = IndexerPlan(), make_inputs([shape.tokens])
-    heard: list[WarpPaths] = []
-
-    def listen(_: Any) -> WarpPaths:
-        heard.append(WarpPaths())
-        return heard[-1]
-
-    arrivals = torch.zeros(1, dtype=torch.int32)
-    lists = torch.zeros((plan.slots(shape.ctas), plan.slot_words), dtype=torch.int32)
-    function = emulated_indexer._compiled(plan)
-    with emulate(arch="sm_90a", on_launch=listen, check=False):
-        cache = inputs.k_index_cache_fp8.view(torch.uint8)
-        q, _, weights, lengths, table = inputs
-        function(
-            q, cache, weights, lengths, table, inputs.output(2048), arrivals, lists, shape.ctas
-        )
-    paths = heard[0].slowest()
-    assert len(paths) == shape.ctas
-    until, after = max(paths.values(), key=lambda p: p[0].instructions + p[1].instructions)
-    assert abs(until.instructions / shape.scoring.instructions - 1) < 0.05
-    assert abs(after.instructions / shape.ranking.instructions - 1) < 0.05
-    assert abs(executed(after).barriers - shape.ranking.barriers) <= 2
-    first = executed(heard[0].until_first_copy())
+    assert shape.ctas > 1
+    found = count_row(shape.tokens, shape.ctas)
+    assert abs(found.scoring.instructions / shape.scoring.instructions - 1) < 0.05
+    assert abs(found.ranking.instructions / shape.ranking.instructions - 1) < 0.05
+    assert abs(executed(found.ranking).barriers - shape.ranking.barriers) <= 2
+    first = executed(found.first_copy)
     assert abs(first.instructions / indexer_sm90.FIRST_COPY.instructions - 1) < 0.05
 
 

@@ -11,7 +11,13 @@ _KERNELS = {
     ("indexer", "sm_90a"): "indexer.sm90.inspection:indexer",
     ("indexer_logits", "sm_90a"): "indexer.sm90.inspection:indexer_logits",
     ("topk_indices", "sm_90a"): "indexer.sm90.inspection:topk_indices",
+    ("quantize_index", "sm_90a"): "indexer.sm90.inspection:quantize_index",
+    ("write_index_k_cache", "sm_90a"): "indexer.sm90.inspection:write_index_k_cache",
     ("mla_bwd", "sm_100a"): "sparse_mla.sm100.bwd.inspection:mla_bwd",
+    ("mla_bwd_deterministic", "sm_100a"): "sparse_mla.sm100.bwd.inspection:mla_bwd_deterministic",
+    ("majorness", "sm_90a"): "majorness.inspection:sm90",
+    ("majorness", "sm_100a"): "majorness.inspection:sm100",
+    ("operand_form", "sm_100a"): "operand_forms.sm100.inspection:operand_form",
 }
 """(name, architecture) -> module in flashdsa.kernels, function that gives the InspectedKernel."""
 

@@ -117,6 +117,7 @@ _SM100_BACKWARD = Features(
     d_v=OneOf((512,)),
     attn_sink=True,
     topk_length=True,
+    deterministic=True,
     capability=(10, 0),
 )
 registry.register(

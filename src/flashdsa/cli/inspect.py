@@ -38,7 +38,9 @@ def inspect(
     \b
     Kernels
       indexer indexer_logits topk_indices      sm_90a
-      mla_bwd                                  sm_100a
+      mla_bwd mla_bwd_deterministic            sm_100a
+      majorness                                sm_90a, sm_100a: of `flashdsa lab majorness`
+      operand_form                             sm_100a: of `flashdsa lab forms`
 
     A thread has the registers of its launch until setmaxnreg changes them; the threads of a CTA
     share 65,536, and a thread takes 255 at most. What does not fit is spilled to local memory,

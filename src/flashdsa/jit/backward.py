@@ -9,21 +9,25 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.jit.functions import function_named
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
-NAME = "mla_bwd_sm100"
-"""The exported name."""
+
+def backward_name(deterministic: bool) -> str:
+    """The exported name of a variant."""
+    return "mla_bwd" + ("_deterministic" if deterministic else "")
 
 
 @lru_cache
-def backward_function() -> Any:
+def backward_function(deterministic: bool = False) -> Any:
     """The function that `compile_backward` describes; compiles it once a user and version.
 
     Raises:
         UnsupportedError: it must be compiled and nvidia-cutlass-dsl is not installed.
     """
-    return function_named(NAME, lambda: compile_backward(BwdPlan()))
+    return function_named(
+        backward_name(deterministic), lambda: compile_backward(BwdPlan(), deterministic), "sm100"
+    )
 
 
-def compile_backward(plan: BwdPlan) -> Any:
+def compile_backward(plan: BwdPlan, deterministic: bool = False) -> Any:
     """Compile with CuTe DSL; seconds."""
     try:
         from flashdsa.kernels.sparse_mla.sm100.bwd import build
@@ -32,4 +36,4 @@ def compile_backward(plan: BwdPlan) -> Any:
             "compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'; "
             f"or install a wheel that carries them ({error})"
         ) from error
-    return build.compile_backward(plan)
+    return build.compile_backward(plan, deterministic)

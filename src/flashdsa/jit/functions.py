@@ -19,7 +19,12 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 logger = logging.getLogger("flashdsa.jit")
 
 INSTALLED = PACKAGE / "_kernels" / "sm90.so"
-"""Made by `make kernels`, carried by wheels."""
+"""Hopper's kernels, made by `make kernels`, carried by wheels."""
+
+
+def installed_object(arch: str) -> Path:
+    """Where an architecture's kernels are; those of others lie beside Hopper's."""
+    return INSTALLED if arch == "sm90" else INSTALLED.with_name(f"{arch}.so")
 
 
 def indexer_name(plan: IndexerPlan) -> str:
@@ -36,20 +41,22 @@ def indexer_function(plan: IndexerPlan) -> Any:
     return function_named(indexer_name(plan), lambda: compile_plan(plan))
 
 
-def function_named(name: str, compile_now: Callable[[], Any]) -> Any:
+def function_named(name: str, compile_now: Callable[[], Any], arch: str = "sm90") -> Any:
     """An exported function: installed, else of this user's cache, else compiled and kept there.
 
     Args:
         compile_now: compiles it, as `cute.compile` with `--enable-tvm-ffi` does.
+        arch: whose object has it, and whose sources it is compiled from.
     """
-    installed = _installed(INSTALLED)
+    path, sources = installed_object(arch), source_hash(arch=arch)
+    installed = _installed(path, sources)
     if installed is not None:
         try:
             return installed(name)
         except AttributeError:
-            logger.info("%s is not in %s", name, INSTALLED)
-    cached = cache_folder() / f"{name}-{source_hash()}.so"
-    if is_from(cached, source_hash()):
+            logger.info("%s is not in %s", name, path)
+    cached = cache_folder() / f"{name}-{sources}.so"
+    if is_from(cached, sources):
         return load_shared_object(cached)(name)
     logger.info("compiling %s, once; it will be in %s", name, cached.parent)
     start = time.perf_counter()
@@ -59,7 +66,7 @@ def function_named(name: str, compile_now: Callable[[], Any]) -> Any:
         logger.info("no C compiler: %s serves this process only", name)
         return compiled
     try:
-        build_shared_object(cached, {name: compiled}, source_hash())
+        build_shared_object(cached, {name: compiled}, sources)
     except OSError as error:
         logger.warning("%s serves this process only: %s", name, error)
         return compiled
@@ -79,11 +86,11 @@ def compile_plan(plan: IndexerPlan) -> Any:
 
 
 @lru_cache
-def _installed(path: Path) -> Callable[[str], Any] | None:
+def _installed(path: Path, sources: str) -> Callable[[str], Any] | None:
     """The functions of the installed object; None where there is none of these sources."""
     if not path.exists():
         return None
-    if not is_from(path, source_hash()):
+    if not is_from(path, sources):
         logger.warning("%s was built from other sources and is not used: make kernels", path)
         return None
     return load_shared_object(path)

@@ -20,6 +20,7 @@ from flashdsa.reference.quant import (
 )
 from flashdsa.reference.sparse_mla import (
     mla_bwd,
+    mla_bwd_dkv_spread,
     mla_bwd_magnitude,
     mla_bwd_sink_magnitude,
     sparse_mla_fwd,
@@ -34,6 +35,7 @@ __all__ = [
     "indexer_logits",
     "indexer_score_magnitude",
     "mla_bwd",
+    "mla_bwd_dkv_spread",
     "mla_bwd_magnitude",
     "mla_bwd_sink_magnitude",
     "quantize_index_k",

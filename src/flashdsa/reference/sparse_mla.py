@@ -213,6 +213,31 @@ def mla_bwd_magnitude(
     return dQ, dKV.reshape(kv.shape)
 
 
+def mla_bwd_dkv_spread(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> Tensor:
+    """`[S_kv]` float64: of each dKV row the root of the sum of squares of what is summed into it.
+
+    Independent relative errors of rms r in every P and dS move the row by r times this.
+    """
+    scale = _scale(q, sm_scale)
+    squares = torch.zeros(kv.shape[0], dtype=torch.float64)
+    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
+        ds = one.p * (one.dp - one.delta[:, None]) * scale
+        squares.index_add_(0, one.rows, (ds**2).T @ (one.q**2).sum(dim=-1))
+        squares.index_add_(0, one.rows, (one.p**2).T @ (one.do**2).sum(dim=-1))
+    return squares.sqrt()
+
+
 def mla_bwd_sink_magnitude(
     q: Tensor,
     kv: Tensor,

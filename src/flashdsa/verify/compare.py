@@ -106,13 +106,17 @@ def _rows(x: Tensor, row_ndim: int) -> Tensor:
     return x.reshape(x.shape[:row_ndim].numel(), x.shape[row_ndim:].numel())
 
 
-def _row_errors(difference: Tensor, ref: Tensor, magnitude: Tensor | None, ndim: int) -> Tensor:
-    """Each row's `||error||` relative to the size that the contract's row rule gives it."""
+def _row_errors(
+    difference: Tensor, ref: Tensor, magnitude: Tensor | None, ndim: int, least: Tensor | None
+) -> Tensor:
+    """Each row's `||error||` relative to the size that the row rule gives it, `least` or more."""
     size = _norms(_rows(ref, ndim))
     if magnitude is not None:
         summed = _norms(_rows(_finite(magnitude.double()), ndim))
         largest = summed.max() if summed.numel() else torch.tensor(0.0)
         size = torch.maximum(size, torch.maximum(ROW_CANCELLATION * summed, ROW_FLOOR * largest))
+    if least is not None:
+        size = torch.maximum(size, least)
     return _ratio(_norms(_rows(difference, ndim)), size)
 
 
@@ -128,6 +132,7 @@ def compare(
     *,
     norm_tolerance: float | None,
     magnitude: Tensor | None = None,
+    rounding: Tensor | None = None,
     row_tolerance: float | None = ROW_TOLERANCE,
     row_ndims: tuple[int, ...] = (1,),
     zero_rows: Tensor | None = None,
@@ -136,6 +141,7 @@ def compare(
     """Judge `out` by the norm rule (None: not judged), the row rule, and exact zeros.
 
     ref: float64, out's shape.  magnitude: what was summed into each element, same shape.
+    rounding: `||error||` that a row, named by its first coordinate, may have in any case.
     row_ndims: how many leading coordinates name a row; several mean that each must hold.
     zero_rows: bool over leading coordinates, True where every element must be exactly 0.
     dtype: the dtype that out must have, if that is judged.
@@ -156,7 +162,8 @@ def compare(
 
     row_error, worst_row = 0.0, None
     for ndim in row_ndims:
-        errors = _row_errors(difference, ref64, magnitude, ndim)
+        least = None if rounding is None or not row_tolerance else rounding / row_tolerance
+        errors = _row_errors(difference, ref64, magnitude, ndim, least)
         if errors.numel() == 0:
             continue
         worst = int(errors.argmax())

@@ -26,7 +26,8 @@ class EmulatedBackward:
 
     Attributes:
         gradients: dQ, dKV, d_sink. findings: of the check. setups: delta's launch and the
-            backward's; none where there was nothing to launch.
+            backward's, and where it is deterministic that of the sum; none where there was nothing
+            to launch.
     """
 
     gradients: tuple[Tensor, Tensor, Tensor]
@@ -70,7 +71,7 @@ def emulate_backward(
     Raises:
         ptxemu.HazardError: with on_finding "raise", the check found an error.
     """
-    function = compiled(plan)
+    function = compiled(plan, bool(options["deterministic"]))
     from ptxemu.cutedsl import emulate
 
     setups: list[LaunchSetup] = []
@@ -83,7 +84,7 @@ def emulate_backward(
 
 
 @lru_cache(maxsize=8)
-def compiled(plan: BwdPlan) -> Any:
+def compiled(plan: BwdPlan, deterministic: bool = False) -> Any:
     """The plan's function; its PTX is kept for the emulator.
 
     Raises:
@@ -94,4 +95,4 @@ def compiled(plan: BwdPlan) -> Any:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
-    return compile_backward(plan)
+    return compile_backward(plan, deterministic)

@@ -7,7 +7,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.verify.compare import Comparison, compare, compare_lse
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
-from flashdsa.verify.tolerances import tolerance
+from flashdsa.verify.tolerances import BF16_OPERANDS, BF16_ROUNDING, tolerance
 
 PER_QUERY_AND_PER_HEAD = (1, 2)
 """Rows of O. Those of dQ are per query only: of a single head with a single key, dS is nothing but
@@ -80,16 +80,22 @@ def judge_backward(
     lse: Tensor,
     gradients: dict[str, Tensor],
     operation: str = "mla_bwd",
+    *,
+    bf16_operands: bool = False,
 ) -> list[Comparison]:
     """The verdicts on gradients named as in the tolerance table, given O and lse.
 
     The names are dQ, dKV (or "dKV:bf16"), d_sink; or q.grad, kv.grad, attn_sink.grad.
+    bf16_operands: P and dS went to a tensor core in bf16; see `tolerances`.
     """
     case = inputs.case
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     ref_dQ, ref_dKV, ref_d_sink = reference.mla_bwd(*operands, **inputs.options)
     dQ_size, dKV_size = reference.mla_bwd_magnitude(*operands, **inputs.options)
     d_kv_dtype = accumulator_dtype(inputs)
+    rounding = None
+    if bf16_operands and case.dtype == torch.bfloat16:
+        rounding = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
     verdicts = []
     for name, gradient in gradients.items():
         limits = tolerance(operation, name, case.dtype)
@@ -112,6 +118,7 @@ def judge_backward(
                 ref_dKV,
                 norm_tolerance=norm,
                 magnitude=dKV_size,
+                rounding=rounding,
                 zero_rows=unnamed_rows(inputs),
                 dtype=dtypes[name],
             )
@@ -164,7 +171,8 @@ def check_backward(
         **inputs.options,
     )
     names = ["dQ", "dKV:bf16" if dkv_dtype == torch.bfloat16 else "dKV", "d_sink"]
-    return judge_backward(inputs, O, lse, dict(zip(names, results, strict=False)))
+    gradients = dict(zip(names, results, strict=False))
+    return judge_backward(inputs, O, lse, gradients, bf16_operands=backend in BF16_OPERANDS)
 
 
 def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
@@ -186,4 +194,11 @@ def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
         gradients["attn_sink.grad"] = sink.grad
     present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
     assert present.keys() == gradients.keys(), f"no gradient for {gradients.keys() - present}"
-    return verdicts + judge_backward(inputs, O.detach(), lse, present, operation="sparse_mla")
+    return verdicts + judge_backward(
+        inputs,
+        O.detach(),
+        lse,
+        present,
+        operation="sparse_mla",
+        bf16_operands=backend in BF16_OPERANDS,
+    )

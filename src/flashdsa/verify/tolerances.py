@@ -16,6 +16,14 @@ Where the numbers come from
             1e-6 * largest ||magnitude row||)`.  One lost contribution among n like ones moves a
             row by about 1/sqrt(n) of itself: 1e-2 sees one among ten thousand.  The second term is
             what cancellation allows: 1e-4 of what was summed.
+    bf16 P  Kernels that hand P and dS to a tensor core in bf16 (BF16_OPERANDS) cannot keep the row
+            rule where a dKV row cancels: each P and dS is off by up to 2^-8 of itself, 1.7e-3 rms,
+            and of a hundred heads' terms that is more than 1e-4 of their sum.  With logits near
+            +-1e4 (a column of 2.6e5 in q) these roundings alone, all else in float64, put some row
+            beyond the rule for each of 20 seeds, by up to 6 times.  Such kernels may besides be off
+            by 2 * 2^-8 of the root of the sum of squares of what is summed into the row: the
+            roundings are independent, so this is 4.6 times their rms.  One lost contribution among
+            16,000 like ones is still seen.
     lse     1e-4 + 4e-7 |ref|: an absolute part for the sum of fp32 exponentials, and a few fp32
             ulps (6e-8) for a logit that is itself a long dot product.
     scores  c * scale * sum_h |w_h| relu(q_h . k): c is fp32 accumulation over 128 and over 64
@@ -31,6 +39,10 @@ ROW_CANCELLATION = 1e-2
 """Share of the magnitude row that counts as the row's own size."""
 ROW_FLOOR = 1e-6
 """Share of the largest magnitude row that counts as any row's size."""
+BF16_OPERANDS = ("sm100", "emulate-sm100")
+"""Backends whose backward hands P and dS to the tensor cores in bf16."""
+BF16_ROUNDING = 2 * 2.0**-8
+"""Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
 UNDERFLOW = 1e8
 """Times an output dtype's smallest normal number: what is smaller may have become 0 on the way."""
 

@@ -210,7 +210,7 @@ class Checker(Observer):
             held = tokens[token] = _new_token(tokens, token)
         if scope in ("", "relaxed"):
             if isinstance(actor, WarpActor):
-                relaxed.release(actor, held)
+                relaxed.release(actor, held, at_mbarrier=_is_mbarrier(token))
             return
         held.unite(actor.know)
         if isinstance(actor, WarpActor):
@@ -231,8 +231,9 @@ class Checker(Observer):
 
     def _signal(self, actor: Actor, token: Hashable, *, arrives: bool) -> None:
         """An arrival at an mbarrier or a wait for it: may the agent use the object?"""
-        if not isinstance(token, tuple) or token[0] != "mbarrier":
+        if not _is_mbarrier(token):
             return
+        assert isinstance(token, tuple)
         _, cta, offset, _ = token
         instruction = actor.instruction
         action = "arrival" if arrives else "wait"
@@ -362,6 +363,10 @@ class Checker(Observer):
             level=level,
             about="" if instruction is not None else message,
         )
+
+
+def _is_mbarrier(token: Hashable) -> bool:
+    return isinstance(token, tuple) and token[0] == "mbarrier"
 
 
 def _new_token(tokens: dict[Hashable, Knowledge], token: Hashable) -> Knowledge:

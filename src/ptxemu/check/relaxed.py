@@ -19,13 +19,20 @@ if TYPE_CHECKING:
     from ptxemu.check.actors import WarpActor
 
 
-def release(warp: WarpActor, held: Knowledge) -> None:
-    """A relaxed arrival: leave at a token what earlier fences released."""
+def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
+    """A relaxed arrival: leave at a token what earlier fences released.
+
+    Args:
+        at_mbarrier: who sees the phase knows that arrivals at this object have happened. Of a
+            barrier of the CTA or the cluster that says nothing of arrivals at mbarriers before.
+    """
     held.unite_row(warp.know, MBARRIER_INIT)
     held.unite_row(warp.know, TCGEN05)
     mine, left = warp.know.parts[warp.home], held.parts[warp.home]
     left.done |= mine.tcgen05
-    left.clocks[ARRIVED, warp.slot] = max(left.clocks.item(ARRIVED, warp.slot), warp.clock)
+    left.handed_on |= mine.tcgen05
+    if at_mbarrier:
+        left.clocks[ARRIVED, warp.slot] = max(left.clocks.item(ARRIVED, warp.slot), warp.clock)
     if warp.released_by_fence is not None:
         held.unite(warp.released_by_fence[0])
     warp.tick()
@@ -59,6 +66,7 @@ def before_thread_sync(warp: WarpActor, tcgen05: int) -> None:
     """tcgen05.fence::before_thread_sync; `tcgen05`: which operations are tcgen05 instructions."""
     mine = warp.know.parts[warp.home]
     mine.tcgen05 |= mine.done & tcgen05
+    mine.handed_on |= mine.tcgen05
     np.maximum(mine.clocks[TCGEN05], mine.clocks[GENERIC], out=mine.clocks[TCGEN05])
     warp.tick()
 
@@ -70,5 +78,6 @@ def after_thread_sync(warp: WarpActor, tcgen05: int) -> None:
         return
     mine = warp.know.parts[warp.home]
     mine.done |= seen.done & tcgen05
+    mine.handed_on |= seen.handed_on
     for row in (GENERIC, TCGEN05):
         np.maximum(mine.clocks[TCGEN05], seen.clocks[row], out=mine.clocks[TCGEN05])

@@ -72,6 +72,17 @@ def note(first: Event, second: Event) -> tuple[str, str] | None:
             "hardware executes the two in order, but the ISA names no such pair: needs "
             "tcgen05.commit and a wait on its mbarrier"
         )
-    if other.unfenced_tcgen05 and (one.cta, one.warp) != (other.cta, other.warp):
+    if (one.cta, one.warp) == (other.cta, other.warp):
+        return None
+    if other.unfenced_tcgen05:
         return "missing-tcgen05-fence", "needs tcgen05.fence::after_thread_sync"
+    if kind_of(one) in ("tcgen05.ld", "tcgen05.st") and not _is_handed_on(one, other):
+        return "missing-tcgen05-fence", "needs tcgen05.fence::before_thread_sync"
     return None
+
+
+def _is_handed_on(one: Actor, other: Actor) -> bool:
+    """Whether a tcgen05.fence::before_thread_sync came before the arrivals by which `other` knows
+    of `one`; for MMAs tcgen05.commit implies it."""
+    known = other.know.parts.get(one.home)
+    return known is not None and bool(known.handed_on >> one.slot & 1)

@@ -36,7 +36,7 @@ class Part:
     one event, known when its bit is set.
     """
 
-    __slots__ = ("clocks", "done", "fenced", "reads", "tcgen05", "touched", "used")
+    __slots__ = ("clocks", "done", "fenced", "handed_on", "reads", "tcgen05", "touched", "used")
 
     def __init__(self, width: int) -> None:
         self.clocks: NDArray[np.int32] = np.zeros((ROWS, width), dtype=np.int32)
@@ -50,6 +50,8 @@ class Part:
         """Of those the ones whose registers were needed, which is no order for the ISA."""
         self.tcgen05 = 0
         """tcgen05 operations done before the last tcgen05.fence::before_thread_sync."""
+        self.handed_on = 0
+        """Those and what others let this agent know of theirs."""
         self.fenced = 0
         """Operations done whose generic-proxy writes are ordered for the async proxy too."""
 
@@ -59,7 +61,7 @@ class Part:
         new.clocks = self.clocks.copy()
         new.done, new.reads, new.fenced = self.done, self.reads, self.fenced
         new.touched, new.used = self.touched, self.used
-        new.tcgen05 = self.tcgen05
+        new.tcgen05, new.handed_on = self.tcgen05, self.handed_on
         return new
 
     def unite(self, other: Part) -> None:
@@ -70,6 +72,7 @@ class Part:
         self.fenced |= other.fenced
         self.touched |= other.touched
         self.used |= other.used
+        self.handed_on |= other.handed_on
 
 
 class Knowledge:

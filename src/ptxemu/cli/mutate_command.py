@@ -13,8 +13,16 @@ from ptxemu.cli.launch_command import prepare
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.errors import PtxEmuError
 from ptxemu.launch_setup import LaunchSetup
-from ptxemu.mutate import CATEGORIES, Replay, Report, Result, mutate
-from ptxemu.mutate.runner import CAUGHT, Equivalents
+from ptxemu.mutate import (
+    CATEGORIES,
+    Equivalents,
+    Replay,
+    Report,
+    Result,
+    mutate,
+    mutations_of,
+)
+from ptxemu.mutate.runner import CAUGHT
 from ptxemu.saved_launch import load_launch
 
 _HELP = """\
@@ -32,8 +40,9 @@ knew already, or learnt again before it did anything. A survivor that you have u
 harmless goes into a file for --equivalent, a line each:
   1234 removed: the barrier behind it orders the same accesses
   gemm.py:849 true at once: producer tail; nothing outlives a one-CTA cluster
-(PTX line or source line, name of the mutation as listed or *, the reason). "of reached" is caught /
-reached, "share" is caught / (reached - redundant - equivalent).
+  barrier#3 removed: the third barrier of the kernel; ...
+(PTX line, source line or category#number as listed, name of the mutation as listed or *, the
+reason). "of reached" is caught / reached, "share" is caught / (reached - redundant - equivalent).
 
 categories for --only:
 {categories}
@@ -81,6 +90,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--equivalent", type=Path, metavar="FILE", help="mutants known to be equivalent"
     )
+    parser.add_argument(
+        "--notes",
+        action="store_true",
+        help="a new finding of level note catches a mutant too: for a kernel that is to have none",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report there too; - for stdout")
     parser.set_defaults(carry_out=carry_out)
 
@@ -93,6 +107,9 @@ def carry_out(options: argparse.Namespace) -> int:
         raise PtxEmuError("no launch was chosen: see --kernel and --launch")
     reports = []
     for replay in replays:
+        function = replay.module.syntax.functions[replay.kernel]
+        for stranger in equivalents.strangers(mutations_of(function)):
+            sys.stderr.write(f"{options.equivalent}: {replay.kernel} has no mutant {stranger!r}\n")
         progress = _Progress(replay.kernel, quiet=options.quiet)
         baseline, results = mutate(
             replay,
@@ -101,6 +118,7 @@ def carry_out(options: argparse.Namespace) -> int:
             limit=options.limit,
             jobs=options.jobs,
             equivalents=equivalents,
+            notes=options.notes,
             on_result=progress,
         )
         progress.finish()

@@ -1,20 +1,24 @@
 """Mutation testing of synchronisation: remove or weaken one instruction, and see who notices."""
 
+from ptxemu.mutate.equivalents import Equivalents
 from ptxemu.mutate.mutations import Mutation, mutations_of
 from ptxemu.mutate.replay import Replay
 from ptxemu.mutate.report import Report
-from ptxemu.mutate.runner import Outcome, Result, mutate
+from ptxemu.mutate.runner import Outcome, Result, Trial, measure, mutate
 from ptxemu.mutate.sites import CATEGORIES, Site, find_sites
 
 __all__ = [
     "CATEGORIES",
+    "Equivalents",
     "Mutation",
     "Outcome",
     "Replay",
     "Report",
     "Result",
     "Site",
+    "Trial",
     "find_sites",
+    "measure",
     "mutate",
     "mutations_of",
 ]

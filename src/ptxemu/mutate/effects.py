@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ptxemu.check.actors import Actor, OperationActor
+from ptxemu.check.actors import Actor, OperationActor, WarpActor
 from ptxemu.check.checker import Checker
 from ptxemu.check.vector_clock import (
     ASYNC_GLOBAL,
@@ -29,6 +29,7 @@ from ptxemu.check.vector_clock import (
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, Agent, Space
 from ptxemu.mutate.groups import Groups
+from ptxemu.mutate.tcgen05_fences import Tcgen05Fences
 from ptxemu.syntax.ast import Register
 
 if TYPE_CHECKING:
@@ -104,6 +105,10 @@ class EffectRecorder(Checker):
         """By agent its last mbarrier.try_wait, until it succeeds."""
         self._without: dict[int, WgmmaFences] = {}
         """By wgmma.fence (pc) the rule of wgmma.fence, followed as if this one were not there."""
+        self._tcgen05_fences = Tcgen05Fences()
+        self._load_waits: dict[int, int] = {}
+        """By warp its last tcgen05.wait::ld, until something depends on it besides registers: the
+        ISA keeps true dependencies on registers without a wait, and the next one would do too."""
         self._groups: Groups | None = None
         self._learnt: dict[int, _Learnt] = {}
         """By agent what it has learnt since it last did something."""
@@ -150,6 +155,8 @@ class EffectRecorder(Checker):
         for fences in self._without.values():
             fences.executed(agent.agent_id, instruction.pc)
         kind = instruction.modifiers[:2]
+        if kind == ("tcgen05", "wait::ld"):
+            self._load_waits.pop(agent.agent_id, None)
         if kind == ("mbarrier", "try_wait"):
             self._open_waits[agent.agent_id] = instruction
         elif kind == ("mbarrier", "test_wait"):
@@ -165,6 +172,10 @@ class EffectRecorder(Checker):
         self._settle(access.agent.agent_id)
         if actor.is_warp and self._groups is not None:
             self._groups.accessed(access.agent.agent_id, access.space)
+        if actor.is_warp and access.space is Space.TMEM:
+            self._note_effect(self._tcgen05_fences.used(access.agent.agent_id))
+        if access.space is Space.TMEM or access.order != "weak":
+            self._handed_on(access.agent.agent_id)
         rows = list(_ALL_ROWS)
         if access.space is Space.SHARED:
             rows.append(ASYNC_SHARED)
@@ -185,6 +196,7 @@ class EffectRecorder(Checker):
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """An arrival happens; bar.sync's own does not count, for it goes with its wait."""
         self._settle(agent.agent_id)
+        self._handed_on(agent.agent_id)
         if self._groups is not None:
             self._groups.handed_on(agent.agent_id)
         actor = self._actors[agent.agent_id]
@@ -217,6 +229,7 @@ class EffectRecorder(Checker):
         """What the warps know when they exit counts too."""
         for warp in cta.warps:
             self._settle(warp.agent_id)
+            self._handed_on(warp.agent_id)
             if self._groups is not None:
                 self._groups.handed_on(warp.agent_id)
         super().cta_exited(cta)
@@ -244,9 +257,14 @@ class EffectRecorder(Checker):
     def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
         """Compare what is known for each proxy before and after."""
         self._settle(agent.agent_id)
+        self._handed_on(agent.agent_id)
         actor = self._actors[agent.agent_id]
         before = actor.know.copy()
-        had_learnt = actor.unfenced_tcgen05
+        has_learnt = actor.unfenced_tcgen05
+        if kind == "tcgen05.before_thread_sync" and isinstance(actor, WarpActor):
+            operations = self._tcgen05.get(actor.home, 0)
+            effect = self._tcgen05_fences.has_effect_before(agent.agent_id, actor, operations)
+            self._note(instruction.pc, accesses=effect, arrivals=effect)
         super().fenced(agent, kind, instruction)
         if not kind.startswith(_WITHOUT_EFFECT):
             effect = True
@@ -256,7 +274,9 @@ class EffectRecorder(Checker):
                     fences.fenced(agent.agent_id)
             return  # whether it had an effect is seen when products start
         elif kind.startswith("tcgen05"):
-            effect = had_learnt or "after" not in kind
+            if kind == "tcgen05.after_thread_sync":
+                self._tcgen05_fences.after(agent.agent_id, instruction.pc, has_learnt)
+            return
         else:
             effect = any(self._gains(before, actor.know, *range(1, ROWS)))
         self._note(instruction.pc, accesses=effect, arrivals=effect)
@@ -264,6 +284,8 @@ class EffectRecorder(Checker):
     def async_issued(self, operation: Any, issuer: Agent) -> None:
         """An operation of the tensor core is ordered by its issue."""
         self._settle(issuer.agent_id)
+        if operation.kind != "tcgen05.ld":
+            self._handed_on(issuer.agent_id)
         if self._groups is not None:
             if operation.kind != "wgmma":  # a product hands nothing on: it writes registers
                 self._groups.handed_on(issuer.agent_id)
@@ -274,8 +296,9 @@ class EffectRecorder(Checker):
                 if fences.started(issuer.agent_id, operation.instruction, registers) is not None:
                     self._note(pc, accesses=True, arrivals=True)
         warp = self._actors[issuer.agent_id]
-        if operation.kind.startswith("tcgen05"):
+        if operation.kind.startswith("tcgen05") and isinstance(warp, WarpActor):
             self._happens(warp, _ALL_ROWS)
+            self._note_effect(self._tcgen05_fences.issued(issuer.agent_id, warp))
         super().async_issued(operation, issuer)
         actor = self._actors[operation.agent_id]
         if isinstance(actor, OperationActor) and not actor.uses_async_proxy:
@@ -291,14 +314,26 @@ class EffectRecorder(Checker):
         if actor.instruction is None:
             return
         effect = any(self._gains(before, actor.know, *range(ROWS)))
-        if operation.issuer is agent and operation.kind in ("wgmma", "tcgen05.ld"):
+        if operation.issuer is agent and operation.kind == "wgmma":
             effect = True
+        elif operation.issuer is agent and operation.kind == "tcgen05.ld":
+            self._load_waits[agent.agent_id] = actor.instruction.pc
+            return
         self._note(actor.instruction.pc, accesses=effect, arrivals=effect)
 
     def _note(self, pc: int, *, accesses: bool, arrivals: bool) -> None:
         for has_effect, noted in zip((accesses, arrivals), self._ordered, strict=True):
             if has_effect:
                 noted.add(pc)
+
+    def _note_effect(self, pc: int | None) -> None:
+        if pc is not None:
+            self._note(pc, accesses=True, arrivals=True)
+
+    def _handed_on(self, agent_id: int) -> None:
+        """Others may learn of the loads that the warp has waited for, or it overwrites what they
+        read."""
+        self._note_effect(self._load_waits.pop(agent_id, None))
 
     def _happens(self, actor: Actor, rows: Iterable[int]) -> None:
         if not actor.is_warp:

@@ -135,7 +135,7 @@ def _place(result: Result) -> str:
     span = site.instruction.span
     guard = site.instruction.guard
     guarded = "" if guard is None else f"@{'!' if guard.negated else ''}{guard.register.name} "
-    return f"{span}: {result.mutation.name}: {guarded}{site.instruction.text}"
+    return f"{site.name} {result.mutation.name}: {span}: {guarded}{site.instruction.text}"
 
 
 def _facts(result: Result) -> dict[str, Any]:
@@ -143,6 +143,7 @@ def _facts(result: Result) -> dict[str, Any]:
     policy = result.policy
     return {
         "category": result.mutation.site.category,
+        "number": result.mutation.site.number,
         "mutation": result.mutation.name,
         "ptx_line": span.ptx_line,
         "source_file": span.source_file,
@@ -152,5 +153,6 @@ def _facts(result: Result) -> dict[str, Any]:
         "how": result.how,
         "message": result.message,
         "policy": None if policy is None else f"{policy.asynchronous}/{policy.warps}/{policy.seed}",
+        "launch": result.launch,
         "seconds": round(result.seconds, 3),
     }

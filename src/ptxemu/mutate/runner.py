@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import multiprocessing
-import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +21,7 @@ from ptxemu.errors import (
     UnsupportedInstructionError,
 )
 from ptxemu.mutate.effects import Effects
+from ptxemu.mutate.equivalents import Equivalents
 from ptxemu.mutate.groups import ONE_MORE, family_of
 from ptxemu.mutate.mutations import REMOVED, Mutation, mutations_of
 from ptxemu.sched.policy import Policy
@@ -40,7 +38,6 @@ _ENDLESS_AT_LEAST = 200_000
 _SHOWN_MESSAGE = 200
 
 _T = TypeVar("_T")
-_EQUIVALENT = re.compile(r"(?P<place>\S+)\s+(?P<name>[^:]+?)\s*:\s*(?P<reason>.+)")
 
 CAUGHT, NOTED, SURVIVED = "caught", "noted", "survived"
 REDUNDANT, EQUIVALENT, NOT_REACHED = "redundant", "equivalent", "not reached"
@@ -48,13 +45,13 @@ REDUNDANT, EQUIVALENT, NOT_REACHED = "redundant", "equivalent", "not reached"
 _REASONS = {
     "mbarrier-wait": "all that it waits for had happened before it by other ways",
     "group-wait": "nothing was pending that was not known to be done",
-    "tcgen05-wait": "nothing was pending",
+    "tcgen05-wait": "nothing was pending, or nothing depends on it until the next one",
     "barrier": "nobody learnt of anything by it",
     "cluster-barrier": "nobody learnt of anything by it",
     "proxy-fence": "no access was waiting for it to be ordered for the other proxy",
     "init-fence": "no initialisation was waiting for it",
     "wgmma-fence": "the fences before it order all that the products behind it use",
-    "tcgen05-fence": "nothing was learnt since the fence before it",
+    "tcgen05-fence": "the fences around it order all that it orders",
     "order": "nobody learnt of an access by it",
 }
 """Why an instruction without effect had none; the other categories always count as needed."""
@@ -126,10 +123,13 @@ class Result:
     """caught, noted (only a note says so), redundant (its instruction had no effect in the
     original), equivalent (as somebody explained), survived, not reached."""
     how: str = ""
-    """deadlock, error, finding, warning or wrong result; why it is redundant or equivalent."""
+    """deadlock, error, finding, warning, wrong result or note; why it is redundant or
+    equivalent."""
     message: str = ""
     policy: Policy | None = None
     seconds: float = 0.0
+    launch: int | None = None
+    """Of the launches the one (from 0) in which it was caught or noted."""
 
 
 @dataclass(slots=True)
@@ -149,45 +149,6 @@ class Baseline:
     """Of one run (of every launch)."""
 
 
-class Equivalents:
-    """Mutants that are known to be as good as the original, with the reasons."""
-
-    def __init__(self, entries: Sequence[tuple[str, str, str]] = ()) -> None:
-        """Entries of place, name of the mutation (or *) and reason.
-
-        A place is a PTX line, or file:line of the source, the file without its folders.
-        """
-        self._reasons = {(place, name): reason for place, name, reason in entries}
-
-    @classmethod
-    def parse(cls, text: str) -> Equivalents:
-        """Lines of "place mutation: reason" and # comments.
-
-        Raises:
-            ValueError: naming the line.
-        """
-        entries = []
-        for line in text.splitlines():
-            content = line.split("#", 1)[0].strip()
-            match = _EQUIVALENT.fullmatch(content)
-            if match is not None:
-                entries.append((match["place"], match["name"], match["reason"]))
-            elif content:
-                raise ValueError(f"expected 'place mutation: reason'; got {line!r}")
-        return cls(entries)
-
-    def reason(self, mutation: Mutation) -> str | None:
-        """Why a mutant is equivalent, or None."""
-        span = mutation.site.instruction.span
-        places = [str(span.ptx_line)]
-        if span.source_file is not None:
-            places.append(f"{os.path.basename(span.source_file)}:{span.source_line}")
-        for key in itertools.product(places, (mutation.name, "*")):
-            if key in self._reasons:
-                return self._reasons[key]
-        return None
-
-
 def mutate(
     subject: Subject,
     *,
@@ -197,6 +158,7 @@ def mutate(
     jobs: int = 1,
     policies: Sequence[Policy] = POLICIES,
     equivalents: Equivalents | None = None,
+    notes: bool = False,
     on_result: Callable[[int, int, Result], None] | None = None,
 ) -> tuple[Baseline, list[Result]]:
     """Try every mutant of a kernel.
@@ -207,6 +169,7 @@ def mutate(
         only: categories (`sites.CATEGORIES`); all by default.
         limit: at most so many mutants, spread evenly over the kernel.
         jobs: processes.
+        notes: a new note is enough to catch a mutant: for a kernel that is to have none.
         on_result: called with (done, all, result).
 
     Raises:
@@ -227,7 +190,7 @@ def mutate(
         _baseline([outcomes[first + k] for k in range(len(policies))])
         for first in range(0, len(runs), len(policies))
     ]
-    trial = _Trial(subjects, baselines, policies, equivalents or Equivalents(), chosen)
+    trial = Trial(subjects, baselines, policies, chosen, equivalents or Equivalents(), notes)
     results: dict[int, Result] = {}
     for index, result in _in_processes(trial.judge, len(chosen), jobs):
         results[index] = result
@@ -293,23 +256,26 @@ def _run_current(index: int) -> tuple[int, Any]:
     return index, _current(index)
 
 
-class _Trial:
-    """The mutants of one kernel on trial."""
+class Trial:
+    """The mutants of one kernel on trial; `mutate` runs one, tests run some of one's mutants."""
 
     def __init__(
         self,
         subjects: Sequence[Subject],
         baselines: Sequence[Baseline],
         policies: Sequence[Policy],
-        equivalents: Equivalents,
         mutations: Sequence[Mutation],
+        equivalents: Equivalents,
+        notes: bool = False,
     ) -> None:
+        """For each subject its `measure`d original; the others as in `mutate`."""
         self._subjects = list(zip(subjects, baselines, strict=True))
         self.merged = functools.reduce(_merged, baselines)
         """What the originals do, all launches taken together."""
         self._policies = policies
         self._equivalents = equivalents
         self._mutations = mutations
+        self._notes = notes
 
     def judge(self, index: int) -> Result:
         """Try one mutant."""
@@ -317,8 +283,8 @@ class _Trial:
         started = time.monotonic()
         if mutation.site.line not in self.merged.reached:
             return Result(mutation, NOT_REACHED)
-        note = ""
-        for subject, baseline in self._subjects:
+        note, noted_in = "", None
+        for launch, (subject, baseline) in enumerate(self._subjects):
             if mutation.site.line not in baseline.reached:
                 continue
             for policy in self._policies:
@@ -327,17 +293,20 @@ class _Trial:
                 if noticed is not None:
                     how, message = noticed
                     seconds = time.monotonic() - started
-                    return Result(mutation, CAUGHT, how, _short(message), policy, seconds)
-                note = note or next(
-                    (outcome.faults[f] for f in _new(outcome, baseline, "note")), ""
-                )
+                    return Result(mutation, CAUGHT, how, _short(message), policy, seconds, launch)
+                notes = _new(outcome, baseline, "note")
+                if notes and noted_in is None:
+                    note, noted_in = outcome.faults[notes[0]], launch
         verdict, how = NOTED if note else SURVIVED, ""
         idle, reason = self._why_redundant(mutation), self._equivalents.reason(mutation)
-        if idle is not None and not note:
+        if note and self._notes:
+            verdict, how = CAUGHT, "note"
+        elif idle is not None and not note:
             verdict, how = REDUNDANT, idle
         elif reason is not None:
             verdict, how = EQUIVALENT, reason
-        return Result(mutation, verdict, how, _short(note), None, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Result(mutation, verdict, how, _short(note), None, seconds, noted_in)
 
     def _why_redundant(self, mutation: Mutation) -> str | None:
         site = mutation.site

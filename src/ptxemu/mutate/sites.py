@@ -6,6 +6,7 @@ warp run in step here), barrier.red (its result would have to be invented).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ptxemu.syntax.ast import Function, Instruction
@@ -36,6 +37,13 @@ class Site:
 
     category: str
     instruction: Instruction
+    number: int
+    """Among those of its category, from 1: unlike lines it stays when other code changes."""
+
+    @property
+    def name(self) -> str:
+        """For lists of equivalent mutants: "barrier#3"."""
+        return f"{self.category}#{self.number}"
 
     @property
     def line(self) -> int:
@@ -45,11 +53,13 @@ class Site:
 
 def find_sites(function: Function) -> list[Site]:
     """The sites of a kernel in program order; an arrive.expect_tx is a site of two categories."""
-    return [
-        Site(category, instruction)
-        for instruction in function.instructions
-        for category in categories_of(instruction)
-    ]
+    sites: list[Site] = []
+    counts: Counter[str] = Counter()
+    for instruction in function.instructions:
+        for category in categories_of(instruction):
+            counts[category] += 1
+            sites.append(Site(category, instruction, counts[category]))
+    return sites
 
 
 def categories_of(instruction: Instruction) -> list[str]:

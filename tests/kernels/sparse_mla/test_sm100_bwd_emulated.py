@@ -21,7 +21,12 @@ from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.emulated_backward import EmulatedBackward, compiled, emulate_backward
-from flashdsa.verify.judge_sparse_mla import check_backward, forward_results, judge_backward
+from flashdsa.verify.judge_sparse_mla import (
+    check_backward,
+    empty_queries,
+    forward_results,
+    judge_backward,
+)
 from ptxemu import Policy
 
 PLAN = BwdPlan()
@@ -35,10 +40,10 @@ CASES = [
 ]
 EVERY_FEATURE = SparseMlaCase(
     "every feature",
-    2,
+    3,
     60,
     HEADS,
-    70,
+    40,
     duplicates=True,
     invalid=True,
     empty_rows=True,
@@ -86,8 +91,21 @@ def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
 
 
 def test_the_public_operation_takes_every_feature() -> None:
-    """Two queries, the first without a valid slot; lengths, sinks, gaps, a width not of 32."""
+    """Lengths, sinks, gaps, a width not of 32; only the last of three queries has valid slots."""
     inputs = make_sparse_mla_inputs(EVERY_FEATURE, 0, "cpu")
+    assert empty_queries(inputs).tolist() == [True, True, False]
+    assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_where_rows_of_dkv_cancel_it_is_off_by_the_rounding_of_p_and_ds_only() -> None:
+    """Logits near -1e4: a column of 2.6e5 in Q, whose share of dKV all but cancels over the heads.
+
+    The contract allows a row 1e-4 of what was summed; P and dS in bf16, rounded once each, take
+    more, whatever else is exact (tests/verify/test_bf16_operands.py). What is allowed besides is
+    derived from that rounding: twice 2^-8 of the root of the sum of squares of a row's terms.
+    """
+    case = SparseMlaCase("logits near -1e4", 1, 60, HEADS, 64, logit_shift=-1e4)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
     assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
@@ -107,9 +125,6 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
     with pytest.raises(UnsupportedError, match="num_heads: needs 64, has 128"):
         check_backward(inputs, "emulate-sm100")
-    inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
-    with pytest.raises(UnsupportedError, match="deterministic"):
-        check_backward(inputs, "emulate-sm100", deterministic=True)
 
 
 def test_the_raw_kernel_insists_on_whole_blocks() -> None:
@@ -181,10 +196,17 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path) ->
     assert spills == [("0", "0"), ("0", "0")]
 
 
+MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
+
+
+def test_the_models_topk() -> None:
+    launch(MODELS_TOPK, policy=Policy(asynchronous="eager"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_models_topk() -> None:
-    launch(SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True))
+def test_the_models_topk_at_random_moments() -> None:
+    launch(MODELS_TOPK)
 
 
 @pytest.mark.slow

@@ -89,3 +89,14 @@ def test_a_relaxed_arrival_that_was_seen_came_before_the_exit(waited: bool) -> N
         relaxed_wait(run, owner)
     run.exit(run.ctas[0])
     assert levels(run) == ([] if waited else [("signal-after-exit", "warning")])
+
+
+@pytest.mark.parametrize("relaxed", [True, False])
+def test_a_relaxed_cluster_barrier_does_not_order_arrivals_before_the_exit(relaxed: bool) -> None:
+    """PTX ISA, "barrier.cluster": .relaxed says nothing of accesses before it."""
+    run = FakeRun(ctas=2, warps=1)
+    peer = run.warps[1]
+    run.arrive(peer)
+    run.cluster_barrier(relaxed=relaxed)
+    run.exit(run.ctas[0])
+    assert levels(run) == ([("signal-after-exit", "warning")] if relaxed else [])

@@ -73,6 +73,31 @@ def test_without_the_fence_behind_the_wait_there_is_a_note(run: FakeRun) -> None
     assert levels(run) == [("missing-tcgen05-fence", "note")]
 
 
+@pytest.mark.parametrize("fence", ["none", "too late", "of the third warp", "in time"])
+def test_without_the_fence_before_the_arrival_there_is_a_note(fence: str) -> None:
+    """A tcgen05.ld is waited for and handed on, by a third warp, to who overwrites the columns."""
+    run = FakeRun(warps=3)
+    reader, third, issuer = run.warps
+    run.access(reader, "tcgen05.st", "write", ROWS[:32], 4, space=TMEM)
+    run.join(reader, tmem_load(run, reader))
+    if fence == "in time":
+        run.fence(reader, "tcgen05.before_thread_sync")
+    run.barrier(reader, third)
+    if fence == "too late":
+        run.fence(reader, "tcgen05.before_thread_sync")
+    if fence == "of the third warp":
+        run.fence(third, "tcgen05.before_thread_sync")
+    run.barrier(third, issuer, number=1)
+    run.fence(issuer, "tcgen05.after_thread_sync")
+    store = run.issue(issuer, "tcgen05.st.sync.aligned [a], {r}", kind="tcgen05.st")
+    run.write(store, ROWS[:32], 4, space=TMEM)
+    if fence in ("none", "too late"):
+        assert levels(run) == [("missing-tcgen05-fence", "note")]
+        assert "needs tcgen05.fence::before_thread_sync" in run.findings[0].message
+    else:
+        assert levels(run) == []
+
+
 def test_a_commit_includes_what_earlier_commits_of_its_thread_tracked(run: FakeRun) -> None:
     issuer, reader = run.warps
     first = commit(run, issuer, [mma(run, issuer)])
@@ -116,6 +141,7 @@ def test_an_mma_may_read_what_st_wrote_behind_wait_st(run: FakeRun, waited: bool
     run.write(store, ROWS[:32], 256, space=TMEM)
     if waited:
         run.join(writer, store)
+    run.fence(writer, "tcgen05.before_thread_sync")
     run.barrier(writer, issuer)
     run.fence(issuer, "tcgen05.after_thread_sync")
     product = run.issue(issuer, MMA, kind="tcgen05.mma")
@@ -134,6 +160,7 @@ def test_an_mma_may_overwrite_what_ld_read_behind_wait_ld(run: FakeRun, waited: 
     load = tmem_load(run, reader)
     if waited:
         run.join(reader, load)
+    run.fence(reader, "tcgen05.before_thread_sync")
     run.barrier(reader, issuer)
     run.fence(issuer, "tcgen05.after_thread_sync")
     mma(run, issuer, after=[first])
@@ -217,6 +244,7 @@ def test_an_mma_overwrites_what_was_loaded_behind_wait_ld_only(run: FakeRun, how
         run.use(reader, load)
     elif how == "wait":
         run.join(reader, load)
+    run.fence(reader, "tcgen05.before_thread_sync")
     run.barrier(reader, issuer)
     run.fence(issuer, "tcgen05.after_thread_sync")
     mma(run, issuer)

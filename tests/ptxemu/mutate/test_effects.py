@@ -106,6 +106,83 @@ def test_what_was_not_executed_is_not_idle():
     assert not found.is_idle(wait, waits=True)
 
 
+TCGEN05 = """
+    mov.u32 %r2, smem;
+    shr.u32 %r1, %r0, 5;
+    setp.ne.u32 %p0, %r1, 0;
+    @%p0 bra ALLOCATED;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+    ALLOCATED:
+    tcgen05.fence::before_thread_sync;
+    bar.sync 0;
+    tcgen05.fence::after_thread_sync;
+    ld.shared.b32 %r3, [%r2];
+    shl.b32 %r4, %r1, 21;
+    add.u32 %r4, %r4, %r3;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%r0};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+    tcgen05.fence::before_thread_sync;
+    bar.sync 1;
+    tcgen05.fence::after_thread_sync;
+    bar.sync 2;
+    tcgen05.fence::after_thread_sync;
+    @%p0 bra END;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;
+    END:
+"""
+
+
+def test_a_tcgen05_fence_has_an_effect_if_no_other_orders_the_same():
+    """The second and the third have one, and the last, for the one before it is not used."""
+    text = source(TID + TCGEN05, {"out": None}, shared=1024, arch="sm_100a")
+    module = api.load(text)
+    setup = LaunchSetup(module, "k", 1, 64, (np.zeros(64, np.uint32),), GlobalMemory())
+    _, results = mutate(Replay(setup), only=["tcgen05-fence"], notes=True)
+    assert [(r.mutation.site.instruction.opcode.split("::")[1], r.verdict) for r in results] == [
+        ("before_thread_sync", "redundant"),
+        ("after_thread_sync", "survived"),
+        ("before_thread_sync", "survived"),
+        ("before_thread_sync", "redundant"),
+        ("after_thread_sync", "redundant"),
+        ("after_thread_sync", "caught"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("between", "verdict"),
+    [
+        ("", "redundant"),
+        ("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%r0};", "noted"),
+        ("bar.sync 1;", "survived"),
+    ],
+)
+def test_a_wait_for_loads_is_redundant_if_only_registers_matter_until_the_next(between, verdict):
+    body = """
+        mov.u32 %r2, smem;
+        tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32;
+        tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+        ld.shared.b32 %r4, [%r2];
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r4], {%r0};
+        tcgen05.wait::st.sync.aligned;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r5}, [%r4];
+        tcgen05.wait::ld.sync.aligned;
+        add.u32 %r5, %r5, 1;
+        st.shared.b32 [%r2+64], %r5;
+        BETWEEN
+        tcgen05.wait::st.sync.aligned;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r4];
+        tcgen05.wait::ld.sync.aligned;
+        tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r4, 32;
+    """.replace("BETWEEN", between)
+    text = source(TID + body, {"out": None}, shared=1024, arch="sm_100a")
+    setup = LaunchSetup(api.load(text), "k", 1, 32, (np.zeros(64, np.uint32),), GlobalMemory())
+    _, results = mutate(Replay(setup), only=["tcgen05-wait"])
+    loads = [r.verdict for r in results if "wait::ld" in r.mutation.site.instruction.text]
+    assert loads[0] == verdict
+
+
 def test_launches_of_one_kernel_are_judged_together():
     """Of the two barriers each launch needs one, and does not reach the other."""
     body = EXCHANGE.replace(
@@ -128,11 +205,11 @@ def test_launches_of_one_kernel_are_judged_together():
 
     def verdicts_of(*subjects):
         _, results = mutate(subjects[0], also=subjects[1:])
-        return [result.verdict for result in results]
+        return [(result.verdict, result.launch) for result in results]
 
-    assert verdicts_of(subject(0)) == ["caught", "not reached"]
-    assert verdicts_of(subject(1)) == ["not reached", "caught"]
-    assert verdicts_of(subject(0), subject(1)) == ["caught", "caught"]
+    assert verdicts_of(subject(0)) == [("caught", 0), ("not reached", None)]
+    assert verdicts_of(subject(1)) == [("not reached", None), ("caught", 0)]
+    assert verdicts_of(subject(0), subject(1)) == [("caught", 0), ("caught", 1)]
 
 
 def test_launches_of_other_kernels_are_refused():

@@ -111,10 +111,10 @@ def test_a_replay_starts_from_the_inputs_of_its_making():
     assert arrays[1][0] == producer_consumer.THREADS
 
 
-def run(body, *, block=64, size=64):
+def run(body, *, block=64, size=64, **how):
     text = source(TID + body, {"out": None}, shared=1024)
     subject = replay(text, [np.zeros(size, np.uint32)], block=block)
-    return Report("k", *mutate(subject))
+    return Report("k", *mutate(subject, **how))
 
 
 def test_a_survivor_is_listed_and_lowers_the_share():
@@ -124,6 +124,23 @@ def test_a_survivor_is_listed_and_lowers_the_share():
     assert result.verdict == "survived"
     assert report.share() == 0.0
     assert "survivors:" in report.lines()
+
+
+@pytest.mark.parametrize(
+    ("notes", "verdict", "how"), [(False, "noted", ""), (True, "caught", "note")]
+)
+def test_a_note_is_enough_where_there_is_to_be_none(notes, verdict, how):
+    write_seven = "mov.u32 %r1, smem; mov.u32 %r2, 7; st.shared.u32 [%r1], %r2;"
+    in_warp = "shr.u32 %r3, %r0, 5; setp.eq.u32 %p0, %r3, {}; @!%p0 bra END{};"
+    body = f"""
+        {in_warp.format(0, 0)} {write_seven}
+        END0: bar.sync 0;
+        {in_warp.format(1, 1)} {write_seven}
+        END1:
+    """
+    (result,) = run(body, notes=notes).results
+    assert (result.verdict, result.how) == (verdict, how)
+    assert "same-value-race" in result.message
 
 
 def test_a_line_that_the_launch_does_not_execute_is_not_reached():

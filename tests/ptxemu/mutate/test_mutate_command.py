@@ -19,7 +19,7 @@ def test_survivors_are_listed_with_their_line_and_set_the_exit_code(tmp_path, ca
     out = capsys.readouterr().out
     line = producer_consumer.line_of("wait_group")
     assert code == 1
-    assert f"PTX line {line}: .read: cp.async.bulk.wait_group 0" in out
+    assert f"group-wait#1 .read: PTX line {line}: cp.async.bulk.wait_group 0" in out
 
 
 def test_explained_survivors_do_not(tmp_path, capsys):
@@ -31,6 +31,18 @@ def test_explained_survivors_do_not(tmp_path, capsys):
     assert code == 0
     assert kernel["share"] == 1.0
     assert {m["verdict"] for m in kernel["mutants"]} == {"caught", "equivalent"}
+
+
+def test_an_explanation_of_what_the_kernel_does_not_have_is_named(tmp_path, capsys):
+    known = tmp_path / "known.txt"
+    known.write_text("group-wait#1 .read: it ends\n# a comment\nbarrier#9 *: gone # since then\n")
+    code = main(
+        ["mutate", write(tmp_path), *LAUNCH, "--only", "group-wait", "--equivalent", str(known)]
+    )
+    told = capsys.readouterr()
+    assert code == 0
+    assert told.err == f"{known}: k has no mutant 'barrier#9 *'\n"
+    assert "-- it ends" in told.out
 
 
 def test_progress_goes_to_stderr(tmp_path, capsys):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.sparse_mla import sink_backward
+from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.errors import ArgumentValueError
 from flashdsa.jit.backward import backward_function
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
@@ -17,7 +18,7 @@ ALIGNMENT = 16
 """Bytes, of the addresses that TMA and bulk copies take."""
 
 Launch = Callable[..., Any]
-"""The compiled function: see `kernels.sparse_mla.sm100.bwd.kernel.launch_backward`."""
+"""A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
 
 
 def backward(
@@ -27,6 +28,8 @@ def backward(
     lse: Tensor,
     O: Tensor,
     indices: Tensor,
+    *,
+    deterministic: bool,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink.
@@ -37,9 +40,9 @@ def backward(
 
     def launch(*arguments: Any) -> None:
         with torch.cuda.device(q.device):
-            backward_function()(*arguments)
+            backward_function(deterministic)(*arguments)
 
-    return run(launch, (q, kv, dO, lse, O), indices, **options)
+    return run(launch, (q, kv, dO, lse, O), indices, deterministic=deterministic, **options)
 
 
 def run(
@@ -56,9 +59,9 @@ def run(
     """The operation by a compiled function, on the operands' device.
 
     Args:
-        operands: q, kv, dO, lse, O. indices: padded with -1 to a multiple of B_TOPK.
+        launch: compiled for what `deterministic` says.
+        operands: q, kv, dO, lse, O. indices: padded here with -1 to a multiple of B_TOPK.
     """
-    assert not deterministic, "the features say so: rows are added in any order"
     q, kv, dO, lse, O = operands
     num_queries, num_heads, _ = q.shape
     topk = indices.shape[1]
@@ -72,7 +75,8 @@ def run(
             topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
         padded = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
         delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
-        launch_raw(
+        launch_all = launch_in_parts if deterministic else launch_raw
+        launch_all(
             launch,
             readable(q),
             readable(kv),
@@ -91,6 +95,48 @@ def run(
     return dq, dkv.to(dkv_dtype), d_sink
 
 
+def launch_in_parts(
+    launch: Launch,
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    topk_length: Tensor,
+    *outputs_and_scale: Any,
+) -> None:
+    """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
+
+    Args:
+        outputs_and_scale: as for `launch_raw`.
+    """
+    delta, dq, dkv, sm_scale = outputs_and_scale
+    num_queries, topk = indices.shape
+    at_a_time = queries_at_a_time(num_queries, topk)
+    slots = torch.empty(at_a_time * topk, kv.shape[1], dtype=torch.float32, device=q.device)
+    for first in range(0, num_queries, at_a_time):
+        part = slice(first, first + at_a_time)
+        order, starts = slot_order(indices[part], topk_length[part], kv.shape[0])
+        launch_raw(
+            launch,
+            q[part],
+            kv,
+            dO[part],
+            lse[part],
+            O[part],
+            indices[part],
+            topk_length[part],
+            delta[part],
+            dq[part],
+            dkv,
+            slots[: order.shape[0]],
+            order,
+            starts,
+            sm_scale,
+        )
+
+
 def launch_raw(
     launch: Launch,
     q: Tensor,
@@ -105,7 +151,8 @@ def launch_raw(
     """The kernel's own rules, then the kernel: tensors without gaps, topk a multiple of B_TOPK.
 
     Args:
-        outputs_and_scale: delta (S, H) and dq, written; dkv, added to; sm_scale.
+        outputs_and_scale: delta (S, H) and dq, written; dkv, added to; where the kernel is
+            deterministic its slots, their order and starts; sm_scale.
 
     Raises:
         ArgumentValueError: names the argument that does not fit.
@@ -115,7 +162,8 @@ def launch_raw(
         raise ArgumentValueError(
             f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
         )
-    delta, dq, dkv, sm_scale = outputs_and_scale
+    delta, dq, *dkv_and_slots, sm_scale = outputs_and_scale
+    dkv = dkv_and_slots[0]
     for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
         if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
             raise ArgumentValueError(
@@ -134,7 +182,7 @@ def launch_raw(
         topk_length,
         delta,
         dq.view(rows, -1),
-        dkv,
+        *dkv_and_slots,
         sm_scale,
     )
 

@@ -7,7 +7,10 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import launch_backward
+from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import (
+    launch_backward,
+    launch_deterministic_backward,
+)
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, D_QK, D_V, BwdPlan
 
 TMA_ALIGNMENT = 16
@@ -19,12 +22,24 @@ def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = TMA_ALIGNMENT) -> A
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
-def compile_backward(plan: BwdPlan) -> Any:
-    """A TVM-FFI function (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale) on
-    torch's current stream; needs no GPU."""
+def compile_backward(plan: BwdPlan, deterministic: bool = False) -> Any:
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
+
+    (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale), or where it is
+    deterministic (..., dkv, slots, order, starts, sm_scale); see `launch_backward` and
+    `launch_deterministic_backward`.
+    """
     rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
+    of_slots = []
+    if deterministic:
+        slots, bounds = cute.sym_int32(), cute.sym_int32()
+        of_slots = [
+            _tensor(Float32, (slots, D_QK)),
+            _tensor(Int32, (slots,), 4),
+            _tensor(Int32, (bounds,), 4),
+        ]
     return cute.compile(
-        launch_backward,
+        launch_deterministic_backward if deterministic else launch_backward,
         _tensor(BFloat16, (rows, D_QK)),
         _tensor(BFloat16, (keys, D_QK)),
         _tensor(BFloat16, (rows, D_V)),
@@ -35,6 +50,7 @@ def compile_backward(plan: BwdPlan) -> Any:
         _tensor(Float32, (queries, B_H), 4),
         _tensor(BFloat16, (rows, D_QK)),
         _tensor(Float32, (keys, D_QK)),
+        *of_slots,
         Float32(1.0),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -81,17 +81,22 @@ def estimates() -> dict[str, RoleEstimate]:
     }
 
 
-def mla_bwd() -> InspectedKernel:
+def mla_bwd_deterministic() -> InspectedKernel:
+    """The variant that adds nothing in memory, and the sum that follows it."""
+    return mla_bwd(deterministic=True)
+
+
+def mla_bwd(deterministic: bool = False) -> InspectedKernel:
     """The backward of sparse MLA."""
     plan, estimated = BwdPlan(), estimates()
 
     def compile_plan() -> object:
         from flashdsa.kernels.sparse_mla.sm100.bwd.build import compile_backward
 
-        return compile_backward(plan)
+        return compile_backward(plan, deterministic)
 
     return InspectedKernel(
-        name="mla_bwd",
+        name="mla_bwd" + ("_deterministic" if deterministic else ""),
         arch="sm_100a",
         compile=compile_plan,
         entry="backward_kernel",

@@ -22,6 +22,7 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.static import Static
 from flashdsa.kernels.sparse_mla.delta import launch_delta
+from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
 from flashdsa.kernels.sparse_mla.sm100.bwd.dq import DqWriter, write_dq
 from flashdsa.kernels.sparse_mla.sm100.bwd.load import Loader, load_blocks, load_query
@@ -31,6 +32,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     B_TOPK,
     BOX_DIMS,
     CLUSTER,
+    D_QK,
     WARPGROUP_SIZE,
     BwdPlan,
 )
@@ -63,10 +65,11 @@ def backward_kernel(
     indices: cute.Tensor,
     topk_length: cute.Tensor,
     dkv: cute.Tensor,
+    slots: Any,
     scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of a pair; arguments as in `launch_backward`."""
+    """One CTA of a pair; arguments as in `launch_pairs`."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     arena = SmemAllocator().allocate(plan.smem.total, 1024)
     hold = cute.recast_ptr(arena + plan.smem.offset("tmem_start"), dtype=Int32)
@@ -112,7 +115,10 @@ def backward_kernel(
     elif group == REDUCE:
         cute.arch.setmaxregister_increase(plan.reduce.registers)
         c, _ = locate(topk_length, indices, arena, plan)
-        reducer = Reducer(c, dkv)
+        first_slot = None
+        if cutlass.const_expr(slots is not None):
+            first_slot = slots.iterator + Int64(c.query) * indices.shape[1] * D_QK
+        reducer = Reducer(c, dkv, first_slot)
         store_do(c)
         reduce_all(reducer)
         write_dq(DqWriter(c, dq_map.get_ptr(), dq_rope_map.get_ptr()), 1)
@@ -158,7 +164,7 @@ def locate(
 
 
 @cute.jit
-def launch_backward(
+def launch_pairs(
     q: cute.Tensor,
     kv: cute.Tensor,
     do: cute.Tensor,
@@ -169,16 +175,19 @@ def launch_backward(
     delta: cute.Tensor,
     dq: cute.Tensor,
     dkv: cute.Tensor,
+    slots: Any,
     scale: Float32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the kernel for delta, then the backward, on `stream`.
+    """Launch the kernel for delta, then a pair of CTAs a query, on `stream`.
 
     Args:
         q: (S * 128, 576) bf16. kv: (S_kv, 576) bf16. do, out: (S * 128, 512) bf16.
         lse: (S, 128) fp32. indices: (S, topk) int32, topk a multiple of 32. topk_length: (S,).
         delta: (S, 128) fp32, written. dq: as q, written. dkv: as kv in fp32, added to.
+        slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
+            dKV, if the slot is valid, and dkv nothing. None: dkv gets all.
     """
     launch_delta(do, out, delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
@@ -196,6 +205,7 @@ def launch_backward(
         indices,
         topk_length,
         dkv,
+        slots,
         scale,
         plan,
     ).launch(
@@ -205,3 +215,56 @@ def launch_backward(
         stream=stream,
         min_blocks_per_mp=1,
     )
+
+
+@cute.jit
+def launch_backward(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    do: cute.Tensor,
+    lse: cute.Tensor,
+    out: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    delta: cute.Tensor,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    scale: Float32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """dQ and dKV, whose rows are added in any order; arguments as in `launch_pairs`."""
+    launch_pairs(
+        q, kv, do, lse, out, indices, topk_length, delta, dq, dkv, None, scale, plan, stream
+    )
+
+
+@cute.jit
+def launch_deterministic_backward(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    do: cute.Tensor,
+    lse: cute.Tensor,
+    out: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    delta: cute.Tensor,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    slots: cute.Tensor,
+    order: cute.Tensor,
+    starts: cute.Tensor,
+    scale: Float32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """dQ and dKV, the same bits every time (docs/decisions/0012).
+
+    Args:
+        slots: (S * topk, 576) fp32, overwritten. order, starts: see `launch_ordered_sum`; of the
+            valid slots, numbered as in `slots`. The others as in `launch_pairs`.
+    """
+    launch_pairs(
+        q, kv, do, lse, out, indices, topk_length, delta, dq, dkv, slots, scale, plan, stream
+    )
+    launch_ordered_sum(slots, order, starts, dkv, stream)

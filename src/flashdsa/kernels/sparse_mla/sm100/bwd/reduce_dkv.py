@@ -1,7 +1,8 @@
 """Role reduce: dO into TMEM; each part of dKV to global memory as soon as it is computed.
 
 A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
-one bulk reduce-add for each valid row. Nothing else writes to dKV.
+one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
+to a row of the slot's own instead, where nothing is added: see `ordered_sum.py`.
 """
 
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ class Reducer(NamedTuple):
 
     c: Context
     dkv: Any  # (S_kv, 576) fp32, device memory
+    slots: Any  # pointer to the row of the query's first slot, or None: add to dkv
 
 
 @cute.jit
@@ -62,24 +64,32 @@ def store_do(c: Context) -> None:
 
 @cute.jit
 def send_slice(
-    r: Reducer, slot: Int32, place: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
+    r: Reducer, slot: Int32, block: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
 ) -> None:
-    """The first warp: a slice's rows, lane = key, each with one bulk reduce-add."""
+    """The first warp: a slice's rows, lane = key, each with one bulk copy or reduce-add."""
     c = r.c
-    key = c.thread % 32
+    key, place = c.thread % 32, block % c.plan.index_stages
     if c.thread < 32:
         if key < keys:
             rows = cute.recast_ptr(c.arena + c.plan.smem.offset("rows"), dtype=Int32)
             row = (rows + place * B_TOPK + first_key + key).load()
             if row >= 0:
                 ring = c.arena + c.plan.smem.offset("ring")
-                prims.cp_reduce_async_bulk_global_shared_cta(
-                    (r.dkv.iterator + Int64(row) * D_QK + first_dim).to_llvm_ptr(),
-                    (ring + slot * c.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
-                    dims * FP32,
-                    op=prims.CpReduceOp.ADD,
-                    type=prims.CpReduceType.F32,
-                )
+                if cutlass.const_expr(r.slots is None):
+                    prims.cp_reduce_async_bulk_global_shared_cta(
+                        (r.dkv.iterator + Int64(row) * D_QK + first_dim).to_llvm_ptr(),
+                        (ring + slot * c.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
+                        dims * FP32,
+                        op=prims.CpReduceOp.ADD,
+                        type=prims.CpReduceType.F32,
+                    )
+                else:
+                    own = Int64(block * B_TOPK + first_key + key)
+                    prims.cp_async_bulk_global_shared_cta(
+                        (r.slots + own * D_QK + first_dim).to_llvm_ptr(),
+                        (ring + slot * c.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
+                        dims * FP32,
+                    )
         cute.arch.cp_async_bulk_commit_group()
 
 
@@ -113,7 +123,7 @@ def send_part(
         if c.thread < 32:
             cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
         cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
-        send_slice(r, slot, block % plan.index_stages, first_key, keys, dims, first_dim)
+        send_slice(r, slot, block, first_key, keys, dims, first_dim)
         slot += 1
         if slot == plan.ring_slots:
             slot = Int32(0)

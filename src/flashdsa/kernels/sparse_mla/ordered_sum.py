@@ -1,0 +1,51 @@
+"""dKV from a row for each slot: the rows of a key are added one after another, in slots' order.
+
+Float additions do not commute with rounding; the same order every time gives the same bits.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int64, cute
+from cutlass.experimental import primitives as prims
+
+UNIT = 4
+"""fp32 of one 16-byte load, and of one thread."""
+AHEAD = 8
+"""Loads that a thread may have in flight."""
+
+
+@cute.kernel
+def ordered_sum_kernel(
+    slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor
+):
+    """A CTA a key, a thread four dims; arguments as in `launch_ordered_sum`."""
+    thread, _, _ = cute.arch.thread_idx()
+    key, _, _ = cute.arch.block_idx()
+    width, dim = dkv.shape[1], thread * UNIT
+    first, last = starts[key], starts[key + 1]
+    if first < last:
+        at = (dkv.iterator + Int64(key) * width + dim).to_llvm_ptr()
+        total = prims.load_ext(at, dtype=Float32, count=UNIT)
+        for place in cutlass.range(first, last, unroll=AHEAD):
+            row = slots.iterator + Int64(order[place]) * width + dim
+            total = total + prims.load_ext(row.to_llvm_ptr(), dtype=Float32, count=UNIT)
+        prims.store_ext(total, at)
+
+
+@cute.jit
+def launch_ordered_sum(
+    slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor, stream: Any
+):
+    """Launch on `stream`.
+
+    Args:
+        slots: (slots, dims) fp32. order: (slots,) int32, numbers of slots, those of a key together.
+        starts: (keys + 1,) int32: key k has order[starts[k]:starts[k + 1]].
+        dkv: (keys, dims) fp32, added to.
+    """
+    ordered_sum_kernel(slots, order, starts, dkv).launch(
+        grid=[dkv.shape[0], 1, 1],
+        block=[dkv.shape[1] // UNIT, 1, 1],
+        stream=stream,
+    )
