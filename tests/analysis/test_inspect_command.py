@@ -82,7 +82,13 @@ def test_our_kernels_have_the_roles_of_their_plans(disassembler: Disassembler, n
 @needs_dsl
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [("majorness", "sm_90a"), ("majorness", "sm_100a"), ("operand_form", "sm_100a")],
+    [
+        ("quantize_index", "sm_90a"),
+        ("write_index_k_cache", "sm_90a"),
+        ("majorness", "sm_90a"),
+        ("majorness", "sm_100a"),
+        ("operand_form", "sm_100a"),
+    ],
 )
 def test_kernels_without_roles_are_reported_whole(
     disassembler: Disassembler, name: str, arch: str

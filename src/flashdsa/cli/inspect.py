@@ -38,6 +38,7 @@ def inspect(
     \b
     Kernels
       indexer indexer_logits topk_indices      sm_90a
+      quantize_index write_index_k_cache       sm_90a
       mla_bwd mla_bwd_deterministic            sm_100a
       majorness                                sm_90a, sm_100a: of `flashdsa lab majorness`
       operand_form                             sm_100a: of `flashdsa lab forms`

@@ -14,6 +14,8 @@ REGISTER_STEP = 8
 """Registers are allocated in steps of this many a thread."""
 MOST_REGISTERS = 255
 """Of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+LARGEST_CLUSTER = 16
+"""CTAs; more than 8 need the launch to allow non-portable sizes."""
 SM_PARTITIONS = 4
 """Of a streaming multiprocessor, each with its own warps and registers."""
 
@@ -27,6 +29,7 @@ class Arrives(StrEnum):
     EVERY_LANE_OF_ONE_WARP = "the lanes of one warp"
     COMMIT = "tcgen05.commit"
     WARPS_OF_ONE_GROUP = "a lane of each warp of one warpgroup"
+    EVERY_CTA = "a thread of each CTA of the largest cluster"
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Barrier:
             Arrives.EVERY_WARP: role.warps,
             Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
             Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
+            Arrives.EVERY_CTA: LARGEST_CLUSTER,
         }[self.arrives]
 
 

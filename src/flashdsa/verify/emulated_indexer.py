@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
+from flashdsa.backends.sm90.clusters import Clusters
 from flashdsa.backends.sm90.indexer import require_layout
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.functions import compile_plan
@@ -19,10 +20,10 @@ from flashdsa.settings import Settings
 from ptxemu.check import Finding
 from ptxemu.launch_setup import LaunchSetup
 
-NUM_CTAS = 4
-"""CTAs of an emulated launch: enough to share rows, few enough to wait for."""
+CLUSTERS = Clusters(number=2, size=2, teams=1)
+"""Of an emulated launch: few enough to wait for, enough to deal rows to and to share them."""
 POISON = 0x7F7F7F7F
-"""What workspaces hold that the kernel must not rely on."""
+"""What device memory between CTAs holds that the kernel must not rely on."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +77,24 @@ def emulate_indexer(
     block_table: Tensor,
     topk_indices: Tensor,
     *,
-    num_ctas: int = NUM_CTAS,
+    clusters: tuple[int, int, int] = CLUSTERS,
     seed: int = 0,
 ) -> EmulatedLaunch:
-    """One checked launch of the plan's kernel on `num_ctas` CTAs, written into `topk_indices`.
+    """One checked launch of the plan's kernel, written into `topk_indices`.
 
     Args:
+        clusters: how many, CTAs of each, clusters of each row of `plan.team_pages` pages or more.
         seed: of the order in which warps and asynchronous work take turns.
 
     Raises:
         ptxemu.HazardError: the check found an error.
     """
-    function = _compiled(plan)
+    function = compiled(plan)
     from ptxemu.cutedsl import emulate
 
     arrivals = torch.zeros(len(seq_lens), dtype=torch.int32)
-    lists = torch.full((plan.slots(num_ctas), plan.slot_words), POISON, dtype=torch.int32)
+    number, size, _ = clusters
+    slots = torch.full((number * size, plan.slot_words), POISON, dtype=torch.int32)
     setups: list[LaunchSetup] = []
     with emulate(arch="sm_90a", seed=seed, on_launch=setups.append) as run:
         function(
@@ -102,15 +105,16 @@ def emulate_indexer(
             block_table,
             topk_indices,
             arrivals,
-            lists,
-            num_ctas,
+            slots,
+            *clusters,
         )
     (setup,) = setups
     return EmulatedLaunch(tuple(run.findings), setup, arrivals)
 
 
 @lru_cache(maxsize=8)
-def _compiled(plan: IndexerPlan) -> Any:
+def compiled(plan: IndexerPlan) -> Any:
+    """The plan's function, made so that the emulator has its PTX; needs no GPU."""
     for package in ("cutlass", "llvmlite", "tvm_ffi"):
         if find_spec(package) is None:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")

@@ -20,11 +20,12 @@ from flashdsa.jit.parts import Part, compile_part
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.verify.emulated_indexer import CLUSTERS
 
 NUM_CTAS = 4
-"""CTAs of an emulated launch: enough to share rows, few enough to wait for."""
+"""CTAs of an emulated launch that shares rows out by pages: few enough to wait for."""
 POISON = 0x7F7F7F7F
-"""What workspaces hold that the kernel must not rely on."""
+"""What outputs hold that the kernel must write."""
 
 
 def launch(plan: Part, *arguments: Any, seed: int = 0) -> list[Any]:
@@ -91,15 +92,15 @@ def emulate_topk(
     lengths: Tensor,
     positions: Tensor,
     *,
-    num_ctas: int = NUM_CTAS,
+    clusters: tuple[int, int] = CLUSTERS[:2],
     seed: int = 0,
 ) -> list[Any]:
-    """One checked launch of the plan's kernel on `num_ctas` CTAs, written into `positions`."""
-    arrivals = torch.zeros(len(lengths), dtype=torch.int32)
-    lists = torch.full((plan.slots(num_ctas), plan.slot_words), POISON, dtype=torch.int32)
-    findings = launch(plan, scores, lengths, positions, arrivals, lists, num_ctas, seed=seed)
-    assert not arrivals.any(), "the kernel left counters behind"
-    return findings
+    """One checked launch of the plan's kernel, written into `positions`.
+
+    Args:
+        clusters: how many, and CTAs of each. seed: as in `emulate_indexer`.
+    """
+    return launch(plan, scores, lengths, positions, *clusters, seed=seed)
 
 
 def quantize_index_k(k: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,15 +6,20 @@ them is the answer, id for id.
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.backends.sm90.clusters import SIZES, cluster_capacity, clusters_for
+from flashdsa.backends.sm90.workspace import allocate
+from flashdsa.jit.functions import indexer_function
+from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, IndexerPlan
 from tests.kernels.indexer.exact_inputs import KEY_BYTES, Inputs, make_inputs
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -105,6 +110,55 @@ def test_ragged_batches_are_exact() -> None:
         assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
 
 
+@pytest.mark.parametrize("rows", [2, 7, 8, 9, 15, 17, 22, 30, 39, 66, 67, 119, 120, 132, 133, 400])
+def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    lengths = torch.randint(1, 9000, (rows,), generator=generator).tolist()
+    inputs = make_inputs(lengths, seed=rows).to("cuda")
+    assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
+
+
+@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
+@pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
+def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
+    """Fewer clusters than rows, parts that are compacted, parts of one page or none."""
+    plan = IndexerPlan(topk=512, sorted=by_score)
+    function, untouched = indexer_function(plan), allocate(0, plan, 1)
+    for values in ("random", "two", "ascending"):
+        inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
+        ids = inputs.output(512)
+        function(*inputs, ids, *untouched, 2, size, 1)
+        assert torch.equal(ids, expected_ids(inputs, 512, by_score))
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("clusters", [(7, 16, 7), (15, 8, 15), (6, 16, 3), (4, 1, 2), (14, 3, 7)])
+def test_teams_of_every_shape_are_exact(values: str, clusters: tuple[int, int, int]) -> None:
+    """Rows that several clusters share, beside rows of one; counters end at 0 for the next call."""
+    rows = clusters[0] // clusters[2]
+    inputs = make_inputs([150_000, 70_000][:rows], values=values).to("cuda")
+    plan = IndexerPlan()
+    arrivals, slots = allocate(0, plan, clusters[0] * clusters[1])
+    expected = expected_ids(inputs, 2048)
+    for _ in range(3):
+        ids = inputs.output(2048)
+        indexer_function(plan)(*inputs, ids, arrivals, slots, *clusters)
+        assert torch.equal(ids, expected)
+    assert not torch.from_dlpack(arrivals).any()
+
+
+def test_the_driver_says_how_many_clusters_run(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "flashdsa.sm90"):
+        capacity = cluster_capacity(0)
+    assert not caplog.records
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    assert set(capacity) == {1, *SIZES}
+    assert capacity[1] == sms
+    assert all(size * count <= sms for size, count in capacity.items())
+    assert capacity[8] > 1
+    assert clusters_for(0, 1).size > 8, "clusters of more than 8 CTAs are refused"
+
+
 def test_normal_data_selects_by_scores_within_the_tolerance() -> None:
     """Of scores that are not exact: nothing that was left out is better by more than an error."""
     torch.manual_seed(0)
@@ -190,9 +244,27 @@ def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
         assert torch.equal(ids, expected_ids(held, 2048))
 
 
+def test_a_graph_of_one_row_replays_with_and_without_teams() -> None:
+    """Rows of 65,536 tokens or more are shared by several clusters, if there are few rows."""
+    lengths = [200_000, 65_536, 65_535, 3000, 0, 65_600, 200_000]
+    held = make_inputs([max(lengths)]).to("cuda")
+    ids = held.output(2048)
+    flashdsa.dsa_topk_indexer_launch(*held, ids)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        flashdsa.dsa_topk_indexer_launch(*held, ids)
+    for length in lengths:
+        held.seq_lens.fill_(length)
+        ids.fill_(-99)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(ids, expected_ids(held, 2048))
+
+
 def test_graphs_on_two_streams_do_not_meet() -> None:
     work = []
-    for seed, lengths in enumerate(([30_000, 5000], [4000, 40_000])):
+    for seed, lengths in enumerate(([130_000, 5000], [4000, 90_000])):
         inputs = make_inputs(lengths, seed=seed).to("cuda")
         ids = inputs.output(2048)
         graph = torch.cuda.CUDAGraph()
@@ -210,18 +282,21 @@ def test_graphs_on_two_streams_do_not_meet() -> None:
 
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
-def test_100_runs_are_bit_identical(by_score: bool) -> None:
+@pytest.mark.parametrize(
+    "lengths", [[100_000, 5000, 3000, 2049] * 5, [300_000]], ids=["20 rows", "one long row"]
+)
+def test_100_runs_are_bit_identical(lengths: list[int], by_score: bool) -> None:
     torch.manual_seed(0)
-    inputs = make_inputs([100_000, 5000, 3000, 2049] * 5).to("cuda")
+    inputs = make_inputs(lengths).to("cuda")
     inputs.weights.normal_()  # scores that are not exact: the order of additions would show
     ids = select(inputs, 2048, by_score)
     for _ in range(100):
         assert torch.equal(select(inputs, 2048, by_score), ids)
 
 
-def test_two_streams_at_once() -> None:
+def test_several_streams_at_once() -> None:
     work = []
-    for seed, lengths in enumerate(([50_000, 3000], [2500] * 40)):
+    for seed, lengths in enumerate(([250_000], [2500] * 40, [100_000, 70_000])):
         inputs = make_inputs(lengths, seed=seed).to("cuda")
         ids = [inputs.output(2048) for _ in range(50)]
         work.append((torch.cuda.Stream(), inputs, ids, expected_ids(inputs, 2048)))
@@ -268,10 +343,21 @@ def bad_inputs() -> Inputs:
     return inputs
 
 
+def long_bad_inputs() -> Inputs:
+    """A row of teams, most of its pages outside the cache: fewer tokens than topk are left."""
+    inputs = make_inputs([150_000, 70_000])
+    inputs.block_table[0, 20:], inputs.block_table[1, 100:900] = -1, 2**31 - 1
+    return inputs
+
+
 @pytest.mark.parametrize("pattern", [0x7F, 0xFF], ids=["NaN keys", "-1 and NaN"])
-@pytest.mark.parametrize("bad", [False, True], ids=["good input", "bad input"])
-def test_nothing_outside_the_buffers_is_touched(bad: bool, pattern: int) -> None:
-    inputs = bad_inputs() if bad else make_inputs(EDGES)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: make_inputs(EDGES), bad_inputs, long_bad_inputs],
+    ids=["good input", "bad input", "long bad rows"],
+)
+def test_nothing_outside_the_buffers_is_touched(make: Callable[[], Inputs], pattern: int) -> None:
+    inputs = make()
     guarded = [Guarded(x, pattern) for x in inputs]
     operands = Inputs(*(g.tensor for g in guarded))
     ids = Guarded(operands.output(2048), pattern)
@@ -321,11 +407,11 @@ def test_gaps_and_unaligned_addresses_are_named() -> None:
     inputs = make_inputs([3000, 200]).to("cuda")
     shifted = torch.zeros(2 * 64 + 1, device="cuda")[1:].view(2, 64)
     strided = torch.zeros(2, 2 * 47, dtype=torch.int32, device="cuda")[:, ::2]
-    for change, message in (
-        ({"weights": shifted}, "weights: .* aligned to 16 bytes"),
-        ({"block_table": strided}, "block_table: .* contiguous"),
+    for change, kind, message in (
+        ({"weights": shifted}, NotImplementedError, "weights: .* aligned to 16 bytes"),
+        ({"block_table": strided}, ValueError, "block_table: .* contiguous"),
     ):
-        with pytest.raises(NotImplementedError, match=message):
+        with pytest.raises(kind, match=message):
             select(inputs._replace(**change), 2048)
 
 

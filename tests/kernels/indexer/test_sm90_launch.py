@@ -1,8 +1,10 @@
-"""Which workspace a launch gets, by stream, size and graph capture; on a pretended GPU."""
+"""How many clusters of how many CTAs a launch gets, and which workspace; on a pretended GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,169 @@ import torch
 
 pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
 
-from flashdsa.backends.sm90 import indexer, workspace
+from flashdsa.backends.sm90 import clusters, indexer, topk
+from flashdsa.backends.sm90.clusters import choose_clusters, cluster_capacity, clusters_for
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+
+H200 = dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1))
+"""CTAs of a cluster -> clusters that run at once, as the driver says of an H200."""
+SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        (7, (7, 16)),
+        (8, (8, 8)),  # 9 is no choice
+        (15, (15, 8)),
+        (17, (17, 6)),
+        (22, (22, 5)),
+        (30, (30, 4)),
+        (39, (39, 3)),
+        (40, (40, 2)),
+        (66, (66, 2)),
+        (67, (66, 2)),
+        (119, (66, 2)),
+        (120, (120, 1)),
+        (132, (132, 1)),
+        (133, (132, 1)),
+        (100_000, (132, 1)),
+    ],
+)
+def test_clusters_are_the_largest_of_which_every_row_has_one(
+    rows: int, chosen: tuple[int, int]
+) -> None:
+    assert choose_clusters(H200, rows) == (*chosen, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"), [(1, (7, 16, 7)), (2, (6, 16, 3)), (3, (6, 16, 2)), (4, (4, 16, 1))]
+)
+def test_long_rows_get_as_many_clusters_as_there_are(
+    rows: int, chosen: tuple[int, int, int]
+) -> None:
+    assert choose_clusters(H200, rows) == chosen
+
+
+def test_what_teams_publish_fits_the_lists_of_the_last() -> None:
+    """A CTA of it takes the slots of as many CTAs as there are teams, next to each other."""
+    plan = IndexerPlan()
+    for capacity in (H200, {1: 132, 2: 66}, {1: 132, 2: 66, 3: 39}):
+        for rows in range(1, 70):
+            _, size, teams = choose_clusters(capacity, rows)
+            overlapping = 1 + -(-(teams - 1) // size)  # teams whose CTAs those are
+            most = min(teams, overlapping) * (plan.topk + plan.max_candidates)
+            assert teams == 1 or most <= plan.list_capacity
+
+
+def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
+    """Sizes that do not fit have 0, as on a part of a GPU; or are not in the table."""
+    for capacity in (H200, {**H200, 16: 0, 14: 0, 12: 0, 10: 0}, {1: 8, 2: 4}, {1: 2, 2: 0}):
+        for rows in range(1, 300):
+            count, size, teams = choose_clusters(capacity, rows)
+            assert 1 <= count <= capacity[size] and count <= rows * teams
+            assert count % teams == 0
+
+
+def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def pretended(device: int) -> Mapping[int, int]:
+        asked.append(device)
+        return SMALL if device else H200
+
+    monkeypatch.setattr(clusters, "_capacities", {})
+    monkeypatch.setattr(clusters, "_chosen", {})
+    monkeypatch.setattr(clusters, "cluster_capacity", pretended)
+    rows = (1, 1, 2, 9)
+    assert [clusters_for(0, count).size for count in rows] == [16, 16, 16, 8]
+    assert [clusters_for(1, count).size for count in rows] == [4, 4, 2, 1]
+    assert asked == [0, 1]
+
+
+class Driver:
+    """libcuda, as far as it is asked: returns codes, notes calls, answers about clusters."""
+
+    def __init__(self, codes: Mapping[str, int] | None = None) -> None:
+        self.codes = codes or {}
+        self.calls: list[str] = []
+        self.attributes: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cu") or self.codes.get(name) == -1:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuFuncSetAttribute":
+                self.attributes[arguments[1]] = arguments[2]
+            if name == "cuOccupancyMaxActiveClusters":
+                return self.count(*arguments)
+            return self.codes.get(name, 0)
+
+        return call
+
+    def count(self, count: Any, _: Any, launch: Any) -> int:
+        """As the H200 does, up to the portable size."""
+        asked = launch._obj
+        attribute = asked.attributes.contents
+        size = attribute.value[0]
+        plan = IndexerPlan()
+        assert (asked.block[0], asked.shared_bytes) == (plan.threads, plan.smem.total)
+        assert (attribute.id, tuple(attribute.value[1:3]), asked.num_attributes) == (4, (1, 1), 1)
+        count._obj.value = H200[size]
+        return 912 if size > 8 else self.codes.get("cuOccupancyMaxActiveClusters", 0)
+
+
+def pretend_driver(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
+    def load(name: str) -> Driver:
+        assert name == "libcuda.so.1"
+        if driver is None:
+            raise OSError("cannot open shared object file")
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+def test_capacities_are_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    pretend_driver(monkeypatch, driver)
+    sizes = (1, *clusters.SIZES)
+    assert cluster_capacity(0) == {size: H200[size] if size <= 8 else 0 for size in sizes}
+    assert driver.attributes == {8: IndexerPlan().smem.total, 14: 1}
+    assert driver.calls[-3:] == [
+        "cuModuleUnload",
+        "cuCtxPopCurrent_v2",
+        "cuDevicePrimaryCtxRelease_v2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (None, "cannot open"),
+        (Driver({"cuOccupancyMaxActiveClusters": -1}), "cuOccupancyMaxActiveClusters"),
+        (Driver({"cuModuleLoadData": 218}), "cuModuleLoadData returned 218"),
+        (Driver({"cuOccupancyMaxActiveClusters": 1}), "returned 1 for 1 CTAs"),
+    ],
+    ids=["no driver", "an old one", "refused PTX", "refused question"],
+)
+def test_without_an_answer_pairs_share_rows_and_the_log_says_why(
+    driver: Driver | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pretend_driver(monkeypatch, driver)
+    with caplog.at_level(logging.WARNING, "flashdsa.sm90"):
+        assert cluster_capacity(0) == {1: 132, 2: 66}
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    if driver is not None and "cuCtxPushCurrent_v2" in driver.calls:
+        assert driver.calls.count("cuCtxPopCurrent_v2") == 1
 
 
 @dataclass
@@ -30,7 +193,7 @@ class Gpu:
         self.launches.append(arguments)
 
     def addresses(self) -> list[tuple[int, int]]:
-        """Of the counters and the lists of every launch."""
+        """Of the counters and the slots of every launch."""
         return [
             (torch.from_dlpack(a[6]).data_ptr(), torch.from_dlpack(a[7]).data_ptr())
             for a in self.launches
@@ -42,11 +205,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     pretended = Gpu()
 
     class OnDevice:
-        def __init__(self, index: int) -> None:
+        def __init__(self, index: Any) -> None:
             self.index = index
 
         def __enter__(self) -> None:
-            self.before, pretended.device = pretended.device, self.index
+            self.before = pretended.device
+            pretended.device = self.index if isinstance(self.index, int) else 0
 
         def __exit__(self, *_: object) -> None:
             pretended.device = self.before
@@ -60,23 +224,27 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     for owner, name, value in (
         (c, "_cuda_isCurrentStreamCapturing", lambda: pretended.capturing),
         (c, "_cuda_getCurrentRawStream", lambda _: pretended.stream),
+        (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)),
         (cuda, "current_device", lambda: pretended.device),
         (cuda, "device_count", lambda: 2),
         (cuda, "device", OnDevice),
-        (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2)),
         (indexer, "indexer_function", lambda _: pretended.launched),
-        (workspace, "_kept", {}),
+        (topk, "part_function", lambda _: pretended.launched),
+        (clusters, "_capacities", {0: SMALL}),
         (torch, "zeros", here(real_zeros)),
         (torch, "empty", here(real_empty)),
+        (clusters, "_chosen", {}),
     ):
         monkeypatch.setattr(owner, name, value, raising=False)
-    indexer.prepare.cache_clear()
+    for cached in (indexer.prepare, topk._function):
+        cached.cache_clear()
     yield pretended
-    indexer.prepare.cache_clear()
+    for cached in (indexer.prepare, topk._function):
+        cached.cache_clear()
 
 
-def launch(inputs: Inputs) -> torch.Tensor:
-    prepared = indexer.prepare(torch.device("cuda", 0), 16, 512)
+def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
+    prepared = indexer.prepare(torch.device("cuda", 0), 16, 512, by_score)
     ids = inputs.output(512)
     prepared.launch(*inputs, ids)
     return ids
@@ -86,50 +254,55 @@ def rows(count: int) -> Inputs:
     return make_inputs([600] * count, num_heads=16)
 
 
-def test_launches_of_a_stream_share_a_workspace_until_more_rows_come(gpu: Gpu) -> None:
-    for count in (3, 2, 1024, 1025, 3):
-        launch(rows(count)) if count < 10 else launch(_many(count))
-    first, second, third, larger, after = gpu.addresses()
-    assert first == second == third
-    assert larger != first
-    assert after == larger
-    assert [a[8] for a in gpu.launches] == [2] * 5
+def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu) -> None:
+    for count in (1, 2, 3, 9, 2, 1):
+        launch(rows(count))
+    chosen = [(1, 4, 1), (2, 2, 1), (2, 2, 1), (4, 1, 1), (2, 2, 1), (1, 4, 1)]
+    assert [arguments[8:] for arguments in gpu.launches] == chosen
 
 
-def _many(count: int) -> Inputs:
-    one = rows(1)
-    return Inputs(*(x if x.dim() == 4 else x.repeat(count, *[1] * (x.dim() - 1)) for x in one))
+@pytest.fixture
+def teams(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """The same GPU with clusters enough for teams: one row gets two."""
+    monkeypatch.setattr(clusters, "_capacities", {0: {1: 4, 2: 2}})
+    return gpu
 
 
-def test_another_stream_gets_another_workspace(gpu: Gpu) -> None:
-    launch(rows(2))
-    gpu.stream = 8
-    launch(rows(2))
-    gpu.stream = 7
-    launch(rows(2))
-    first, other, again = gpu.addresses()
-    assert first == again
+def test_teams_share_a_workspace_a_stream(teams: Gpu) -> None:
+    for stream in (7, 7, 8, 7):
+        teams.stream = stream
+        launch(rows(1))
+    assert {arguments[8:] for arguments in teams.launches} == {(2, 2, 2)}
+    first, again, other, last = teams.addresses()
+    assert first == again == last
     assert not set(first) & set(other)
 
 
-def test_a_captured_launch_has_a_workspace_of_its_own(gpu: Gpu) -> None:
-    launch(rows(2))
-    gpu.capturing = True
-    launch(rows(2))
-    launch(rows(2))
-    gpu.capturing = False
-    launch(rows(2))
-    before, captured, captured_too, after = gpu.addresses()
+def test_a_captured_launch_of_teams_has_a_workspace_of_its_own(teams: Gpu) -> None:
+    for capturing in (False, True, True, False):
+        teams.capturing = capturing
+        launch(rows(1))
+    before, captured, captured_too, after = teams.addresses()
     assert before == after
     assert not set(before) & set(captured)
     assert captured != captured_too
 
 
-def test_variants_share_the_memory_of_a_stream(gpu: Gpu) -> None:
+def test_launches_without_teams_touch_no_workspace(teams: Gpu) -> None:
+    """Two rows, or sorted ones: what they are given serves all streams and graphs."""
     launch(rows(2))
-    other = indexer.prepare(torch.device("cuda", 0), 16, 512, True)
-    other.launch(*rows(2), rows(2).output(512))
-    assert gpu.addresses()[0] == gpu.addresses()[1]
+    teams.stream, teams.capturing = 8, True
+    launch(rows(2))
+    assert teams.addresses()[0] == teams.addresses()[1]
+    launch(rows(1), by_score=True)
+    assert [arguments[8:] for arguments in teams.launches] == [(2, 2, 1), (2, 2, 1), (1, 2, 1)]
+
+
+def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
+    for count in (1, 3):
+        lengths = torch.full((count,), 600, dtype=torch.int32)
+        topk.topk_positions(torch.zeros(count, 600), lengths, topk=512, sorted=False)
+    assert [arguments[3:] for arguments in gpu.launches] == [(1, 4), (2, 2)]
 
 
 def test_nothing_is_launched_without_rows_or_pages(gpu: Gpu) -> None:

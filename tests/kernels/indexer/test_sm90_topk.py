@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +15,17 @@ from flashdsa.errors import UnsupportedError
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
+from flashdsa.kernels.indexer.sm90.plan import ORDERED_ROWS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.verify.emulated_parts import emulate_topk
 
-WIDTH = 1700
+WIDTH = 700
+# What the check says of the right kernel, by the file of the first access.
+KNOWN_WARNINGS = {
+    # `four_at`: the list's last words are loaded as one vector with words behind its end, which are
+    # compared and then not counted.
+    ("uninitialised-read", "listing.py"),
+}
 
 
 def awkward_scores() -> dict[str, Tensor]:
@@ -44,30 +52,41 @@ def awkward_scores() -> dict[str, Tensor]:
     }
 
 
-def assert_exact(plan: TopkPlan, scores: Tensor, lengths: list[int], **launch: int) -> None:
-    """The emulated kernel gives what the CPU backend gives."""
+def assert_exact(
+    plan: TopkPlan, scores: Tensor, lengths: list[int], clusters: tuple[int, int], seed: int = 0
+) -> None:
+    """The emulated kernel gives what the CPU backend gives; nothing unknown is found.
+
+    Args:
+        clusters: how many, and CTAs of each.
+    """
     given = torch.tensor(lengths, dtype=torch.int32)
     positions = torch.full((len(lengths), plan.topk), -99, dtype=torch.int32)
-    emulate_topk(plan, scores, given, positions, **launch)
+    findings = emulate_topk(plan, scores, given, positions, clusters=clusters, seed=seed)
     clamped = given.clamp(0, scores.shape[1])
     expected = flashdsa.topk_indices(scores, clamped, plan.topk, sorted=plan.sorted, backend="cpu")
     wrong = (positions != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
+    assert {(f.code, Path(f.first.source_file or "").name) for f in findings} <= KNOWN_WARNINGS
 
 
-@pytest.mark.parametrize("by_score", [False, True], ids=["default order", "sorted"])
-def test_awkward_scores(by_score):
+def test_awkward_scores():
     rows = awkward_scores()
-    plan = TopkPlan(topk=512, sorted=by_score, shared_pages=8)
-    assert_exact(plan, torch.stack(list(rows.values())), [WIDTH] * len(rows), num_ctas=3)
+    assert_exact(TopkPlan(topk=512), torch.stack(list(rows.values())), [WIDTH] * len(rows), (1, 2))
+
+
+def test_awkward_scores_sorted():
+    rows = awkward_scores()
+    scores = torch.stack([rows[name] for name in ("two values", "NaN and infinities", "random")])
+    assert_exact(TopkPlan(topk=512, sorted=True), scores, [WIDTH] * len(scores), (1, 3))
 
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["default order", "sorted"])
 def test_any_lengths_and_distances_between_rows(by_score):
-    lengths = [0, 1, 511, 512, 513, 65, 1500, 64]
+    lengths = [0, 1, 513, 65, 1500] if by_score else [0, 1, 511, 512, 513, 65, 1500, 64]
     wide = torch.randn(len(lengths), 1600, generator=torch.Generator().manual_seed(1))
-    plan = TopkPlan(topk=512, sorted=by_score, shared_pages=8)
-    assert_exact(plan, wide[:, 3:1503], lengths, num_ctas=2)
+    plan = TopkPlan(topk=512, sorted=by_score)
+    assert_exact(plan, wide[:, 3:1503], lengths, (2, 2))
 
 
 @pytest.mark.parametrize("values", ["random", "ascending", "two"])
@@ -77,22 +96,39 @@ def test_rows_beyond_the_lists_capacity_on_one_cta_and_shared(values):
         scores = scores.sort(dim=1).values
     if values == "two":
         scores = (scores > 0).float()
-    plan = TopkPlan(topk=512, shared_pages=8)
-    assert_exact(plan, scores[:1], [14999], num_ctas=1)
-    assert_exact(plan, scores, [15000, 5000], num_ctas=3)
+    plan = TopkPlan(topk=512)
+    assert_exact(plan, scores[:1], [14999], (1, 1))
+    # A part of one CTA is longer than its list, one of two is not.
+    assert_exact(plan, scores, [15000, 5000], (1, 2))
+
+
+def test_a_part_longer_than_the_list_of_a_shared_row():
+    """Both CTAs compact before they meet, and the second has all of the best."""
+    scores = torch.arange(19_000.0)[None]
+    for sign in (1, -1):
+        assert_exact(TopkPlan(topk=512), sign * scores, [19_000], (1, 2))
+
+
+def test_more_rows_than_are_ordered():
+    """In the order of the batch: every consumer finds the place of one row, so of 512 at most."""
+    lengths = [3, 0, 1, 2, 5, 4] * 87
+    lengths[7:500:100] = [513, 700, 600, 514, 515]
+    assert len(lengths) > ORDERED_ROWS
+    scores = torch.randn(len(lengths), 700, generator=torch.Generator().manual_seed(6))
+    assert_exact(TopkPlan(topk=512), scores, lengths, (9, 1))
 
 
 def test_lengths_outside_the_scores_are_clamped():
     scores = torch.randn(3, 700, generator=torch.Generator().manual_seed(3))
-    plan = TopkPlan(topk=512, shared_pages=8)
-    assert_exact(plan, scores, [-5, 2**31 - 1, 701], num_ctas=2)
+    plan = TopkPlan(topk=512)
+    assert_exact(plan, scores, [-5, 2**31 - 1, 701], (1, 2))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_order_of_warps_and_copies_matters(seed):
     scores = torch.randn(1, 2000, generator=torch.Generator().manual_seed(4)).mul(8).round()
-    plan = TopkPlan(topk=512, shared_pages=8)
-    assert_exact(plan, scores, [2000], num_ctas=4, seed=seed)
+    plan = TopkPlan(topk=512)
+    assert_exact(plan, scores, [2000], (1, 4), seed)
 
 
 def test_public_operation_with_the_models_topk():

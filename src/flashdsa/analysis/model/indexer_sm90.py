@@ -1,8 +1,8 @@
 """Our Hopper indexer: launch, the way to the first page, the stream of pages, the ranking.
 
-What the slowest warp of the last CTA executes was counted in emulated runs of the shapes
-(`flashdsa.verify.warp_path`; tests/analysis counts one again): one row with the CTAs that a GPU of
-132 SMs gives it, since rows of a batch do not meet.
+What the slowest warp of a row's CTAs executes was counted in emulated runs of the shapes
+(tools/count_indexer_paths.py; tests/analysis counts one again): one row with the CTAs
+that an H200 gives it, since rows of a batch do not meet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
 
 KEY_BYTES = PAGE_BYTES / PAGE_SIZE
 NUM_HEADS = 64
-SASS_PER_PTX = 4432 / 3966
+SASS_PER_PTX = 4207 / 3930
 """Instructions of the cubin to those of the PTX, of which the runs are counted."""
 WARPS_OF_A_SCHEDULER = 4
 """Of the 16 that score and rank."""
@@ -50,42 +50,45 @@ class Shape:
     """A benchmark shape and its counts.
 
     Attributes:
-        ctas: that share a row. scoring: until the last page is scored. ranking: what comes behind.
+        ctas: that share a row. teams: clusters of them.
+        scoring: until the last page is scored. ranking: what comes behind.
     """
 
     name: str
     rows: int
     tokens: int
     ctas: int
+    teams: int
     scoring: Executed
     ranking: Executed
 
 
-FIRST_COPY = Executed(295, 4, 0, 17, 1)
-"""The producer's way to its first page: schedule, segment, page ids."""
+FIRST_COPY = Executed(201, 2, 0, 4, 2)
+"""A producer's way to its first page: length, segment, page ids."""
+MESSAGES = 3
+"""Of a cluster's CTAs to each other, one after the other: counts of groups, of bins, candidates."""
 
 _COUNTED = {
-    "1/8K": (43, (267, 0, 2, 3, 2), (1785, 2, 27, 34, 22)),
-    "1/32K": (74, (483, 0, 4, 7, 3), (1976, 3, 26, 34, 22)),
-    "1/128K": (128, (915, 0, 8, 15, 5), (2077, 4, 29, 36, 22)),
-    "8/16K": (16, (883, 0, 8, 15, 5), (1681, 2, 24, 36, 22)),
-    "32/4K": (4, (915, 0, 8, 15, 5), (1613, 2, 26, 36, 22)),
-    "32/16K": (4, (3507, 0, 32, 63, 17), (1982, 2, 41, 55, 24)),
-    "32/64K": (4, (15337, 0, 169, 304, 88), (2125, 3, 43, 57, 24)),
-    "128/16K": (1, (15326, 1, 166, 304, 88), (1140, 1, 25, 28, 21)),
-    "128/64K": (1, (57964, 0, 565, 1084, 323), (1385, 2, 28, 27, 21)),
+    "1/8K": (16, 1, (532, 0, 3, 6, 4), (1215, 1, 19, 36, 12)),
+    "1/32K": (16, 1, (1898, 1, 9, 21, 10), (1296, 1, 18, 36, 12)),
+    "1/128K": (112, 7, (1237, 0, 6, 15, 7), (2372, 9, 37, 91, 24)),
+    "8/16K": (8, 1, (1898, 1, 9, 21, 10), (1147, 1, 17, 36, 12)),
+    "32/4K": (3, 1, (1459, 0, 7, 16, 8), (1112, 1, 16, 36, 12)),
+    "32/16K": (3, 1, (5059, 0, 23, 56, 24), (1510, 1, 21, 54, 12)),
+    "32/64K": (3, 1, (21536, 1, 149, 325, 106), (1665, 2, 24, 35, 16)),
+    "128/16K": (1, 1, (16292, 1, 114, 247, 82), (1330, 1, 19, 34, 15)),
+    "128/64K": (1, 1, (63636, 1, 451, 985, 311), (1511, 2, 20, 34, 15)),
 }
-"""CTAs of a row; the slowest warp until its last wgmma, and after it."""
+"""CTAs of a row, teams of them; the slowest warp until its last wgmma, and after it."""
 
 
 def shapes() -> tuple[Shape, ...]:
     """The nine of the benchmark."""
     found = []
-    for name, (ctas, scoring, ranking) in _COUNTED.items():
+    for name, (ctas, teams, scoring, ranking) in _COUNTED.items():
         rows, length = name.removesuffix("K").split("/")
-        found.append(
-            Shape(name, int(rows), int(length) * 1024, ctas, Executed(*scoring), Executed(*ranking))
-        )
+        counts = Executed(*scoring), Executed(*ranking)
+        found.append(Shape(name, int(rows), int(length) * 1024, ctas, teams, *counts))
     return tuple(found)
 
 
@@ -96,14 +99,14 @@ class IndexerPrediction:
     launch: float
     first_page: float
     stream: float
-    publish: float
+    messages: float
     ranking: float
     bound: str
 
     @property
     def seconds(self) -> float:
         """All parts, which follow each other."""
-        return self.launch + self.first_page + self.stream + self.publish + self.ranking
+        return self.launch + self.first_page + self.stream + self.messages + self.ranking
 
 
 def predict_indexer(shape: Shape, machine: Machine) -> IndexerPrediction:
@@ -117,15 +120,18 @@ def predict_indexer(shape: Shape, machine: Machine) -> IndexerPrediction:
     tensor = flop / (machine.sms.value * machine.fp8_rate.value * clock)
     parts = {"device memory": memory, "scoring": scoring, "tensor core": tensor}
     slowest = max(parts, key=lambda name: parts[name])
-    publish = machine.release_latency.value + 2 * near if shape.ctas > 1 else 0.0
+    message = machine.dsmem_latency.value
+    messages = MESSAGES * message if shape.ctas > shape.teams else 0.0
+    if shape.teams > 1:  # teams publish, draw tickets, and one of them reads and ranks again
+        messages += messages + machine.release_latency.value + 2 * near + message
     ranking = shape.ranking.clocks(machine, WARPS_OF_A_SCHEDULER, near)
-    fixed = machine.launch.value + (first + publish + ranking) / clock
+    fixed = machine.launch.value + (first + messages + ranking) / clock
     bound = slowest if parts[slowest] > fixed else "instructions and latencies"
     return IndexerPrediction(
         launch=machine.launch.value,
         first_page=first / clock,
         stream=parts[slowest],
-        publish=publish / clock,
+        messages=messages / clock,
         ranking=ranking / clock,
         bound=bound,
     )

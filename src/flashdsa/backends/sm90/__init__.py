@@ -1,1 +1,1 @@
-"""Tensors to Hopper kernels: choice of the compiled plan, workspace, launch."""
+"""Tensors to Hopper kernels: choice of the compiled plan and of the clusters, launch."""

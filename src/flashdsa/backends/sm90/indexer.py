@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.sm90.workspace import Workspace, workspace_for
+from flashdsa.backends.sm90.clusters import Clusters, clusters_for, without_teams
+from flashdsa.backends.sm90.workspace import Workspace, allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.functions import indexer_function
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -99,10 +100,14 @@ class Prepared(NamedTuple):
 
 @lru_cache
 def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Prepared:
-    """Compile or load the kernel of these sizes.
+    """Compile or load the kernel of these sizes, and ask the device how many clusters it runs.
 
-    NOTE: a launch has 6 us of host time, of which TVM-FFI takes 4.8: hence few attributes, no
-    calls, and workspaces converted for TVM-FFI once.
+    Teams of clusters share rows through a workspace. Launches on one stream share it, as they
+    follow each other; while a CUDA graph is captured it is the launch's own, and its counters are
+    cleared by the graph: replays on any stream cannot meet another launch's.
+
+    NOTE: a launch has 6 us of host time, of which TVM-FFI takes most: hence few attributes, no
+    calls, and a dictionary of what was chosen for a number of rows.
     """
     plan = IndexerPlan(num_heads=num_heads, topk=topk, sorted=sorted)
     function = indexer_function(plan)
@@ -113,9 +118,12 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
     current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
     uint8 = torch.uint8
     num_ctas = torch.cuda.get_device_properties(index).multi_processor_count
-    by_stream: dict[int, tuple[int, Any, Any]] = {}
+    known: dict[int, Clusters] = {}
+    chosen = known.get
+    clusters_for(index, 1)
+    untouched = allocate(index, plan, 1)
+    by_stream: dict[int, Workspace] = {}
     kept = by_stream.get
-    nothing = (0, None, None)  # room for ids, arrivals, lists
 
     def launch(
         q_index_fp8: Tensor,
@@ -131,17 +139,24 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
             with torch.cuda.device(index):
                 launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
             return
-        capturing = is_capturing()
-        room, arrivals, lists = nothing if capturing else kept(current_stream(index), nothing)
-        if not 0 < topk_indices.numel() <= room or not k_index_cache_fp8.numel():
-            if not topk_indices.numel() or not k_index_cache_fp8.numel():
+        rows = seq_lens.numel()
+        clusters = chosen(rows)
+        if clusters is None or not k_index_cache_fp8.numel():
+            if not rows or not k_index_cache_fp8.numel():
                 topk_indices.fill_(-1)
                 return
-            room, arrivals, lists = _for_tvm_ffi(
-                workspace_for(index, topk_indices.shape[0], plan), topk
-            )
-            if not capturing:
-                by_stream[current_stream(index)] = room, arrivals, lists
+            clusters = clusters_for(index, rows)
+            clusters = known[rows] = without_teams(clusters) if sorted else clusters
+        num_clusters, cluster_size, teams = clusters
+        workspace = untouched
+        if teams > 1:
+            capturing = is_capturing()
+            own = None if capturing else kept(current_stream(index))
+            if own is None:
+                own = allocate(index, plan, num_ctas)
+                if not capturing:
+                    by_stream[current_stream(index)] = own
+            workspace = own
         function(
             q_index_fp8,
             k_index_cache_fp8,
@@ -149,9 +164,11 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
             seq_lens,
             block_table,
             topk_indices,
-            arrivals,
-            lists,
-            num_ctas,
+            workspace[0],
+            workspace[1],
+            num_clusters,
+            cluster_size,
+            teams,
         )
 
     def checked(
@@ -173,14 +190,3 @@ def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = Fals
         launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
 
     return Prepared(launch, checked)
-
-
-def _for_tvm_ffi(workspace: Workspace, topk: int) -> tuple[int, Any, Any]:
-    """(ids that there is room for, arrivals, lists) in the form that costs TVM-FFI the least."""
-    import tvm_ffi
-
-    return (
-        workspace.rows * topk,
-        tvm_ffi.from_dlpack(workspace.arrivals),
-        tvm_ffi.from_dlpack(workspace.lists),
-    )

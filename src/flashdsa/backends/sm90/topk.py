@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.topk import check_lengths
+from flashdsa.backends.sm90.clusters import clusters_for, without_teams
 from flashdsa.backends.sm90.device import values_are_checked
-from flashdsa.backends.sm90.workspace import workspace_for
 from flashdsa.jit.parts import part_function
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 
@@ -25,17 +25,10 @@ def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) 
     positions = torch.empty(scores.shape[0], topk, dtype=torch.int32, device=scores.device)
     if scores.numel() == 0:
         return positions.fill_(-1)
-    plan, function = _function(topk, sorted)
+    function = _function(topk, sorted)
     with torch.cuda.device(scores.device):
-        workspace = workspace_for(torch.cuda.current_device(), scores.shape[0], plan)
-        function(
-            scores,
-            lengths.contiguous(),
-            positions,
-            workspace.arrivals,
-            workspace.lists,
-            workspace.num_ctas,
-        )
+        clusters = without_teams(clusters_for(torch.cuda.current_device(), scores.shape[0]))
+        function(scores, lengths.contiguous(), positions, clusters.number, clusters.size)
     return positions
 
 
@@ -46,6 +39,5 @@ def check_if_asked(lengths: Tensor, max_len: int) -> None:
 
 
 @lru_cache
-def _function(topk: int, sorted: bool) -> tuple[TopkPlan, Any]:
-    plan = TopkPlan(topk=topk, sorted=sorted)
-    return plan, part_function(plan)
+def _function(topk: int, sorted: bool) -> Any:
+    return part_function(TopkPlan(topk=topk, sorted=sorted))

@@ -35,8 +35,8 @@ def _rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
-    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, arrivals, lists,
-    num_ctas) on torch's current stream; needs no GPU."""
+    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, arrivals, slots,
+    num_clusters, cluster_size, teams) on torch's current stream; needs no GPU."""
     rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
     return cute.compile(
         launch_indexer,
@@ -48,6 +48,8 @@ def compile_indexer(plan: IndexerPlan) -> Any:
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         _tensor(Int32, (counters,), WORD_ALIGNMENT),
         _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
+        Int32(1),
+        Int32(1),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
@@ -74,15 +76,14 @@ def compile_logits(plan: LogitsPlan) -> Any:
 
 
 def compile_topk(plan: TopkPlan) -> Any:
-    """A TVM-FFI function (scores, lengths, positions, arrivals, lists, num_ctas)."""
-    rows, width, counters, slots = (cute.sym_int32() for _ in range(4))
+    """A TVM-FFI function (scores, lengths, positions, num_clusters, cluster_size)."""
+    rows, width = (cute.sym_int32() for _ in range(2))
     return cute.compile(
         launch_topk,
         _rows_apart(Float32, rows, width),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
-        _tensor(Int32, (counters,), WORD_ALIGNMENT),
-        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
+        Int32(1),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -1,28 +1,23 @@
-"""The winners' ids into the output row, in ascending position or, sorted, best first."""
+"""Where ids go, and the winners' ids of a list that is in the order of positions."""
 
 from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.kernels.indexer.sm90.memory import Ranking
-from flashdsa.kernels.indexer.sm90.plan import BITMAP_WORDS, WARP_SIZE
-from flashdsa.kernels.indexer.sm90.schedule import Rows, row_length
-from flashdsa.kernels.indexer.sm90.select import (
-    accepts,
-    compact,
-    consumer_prefix,
-    consumer_sync,
-    four_at,
-    key_at,
-    position_at,
-)
+from flashdsa.kernels.indexer.sm90.bins import accepts
+from flashdsa.kernels.indexer.sm90.deal import Place
+from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_WARP_SUMS, Ranking
+from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.segments import Rows, row_length
+from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
 from flashdsa.problem import PAGE_SIZE
 
-WORD_BITS = 32
 PAGE_BITS = PAGE_SIZE.bit_length() - 1
-GROUP = 4 * WORD_BITS
-"""Positions of one vector load from the bitmap: two pages."""
+ENTRIES_EACH = 4
+"""Entries of a lane in one load."""
+WARP_ENTRIES = ENTRIES_EACH * WARP_SIZE
 
 
 class Output(NamedTuple):
@@ -50,210 +45,112 @@ def store_id(output: Output, row: Int32, place: Int32, value: Int32, plan: Any) 
     (output.topk_indices.iterator + (Int64(row) * plan.topk + place)).store(value)
 
 
-@cute.jit
-def emit_best(
-    ranking: Ranking,
-    output: Output,
-    row: Int32,
-    length: Int32,
-    entries: Int32,
-    at_key: Uint32,
-    at_position: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """The list's entries as good as the threshold; the rest of the row is -1."""
-    if const_expr(plan.sorted):
-        winners = compact(ranking, entries, at_key, at_position, thread, plan)
-        emit_sorted(ranking, output, row, winners, thread, plan)
-    else:
-        emit_by_position(ranking, output, row, length, entries, at_key, at_position, thread, plan)
+class Stretch(NamedTuple):
+    """The list's entries that a warp takes, one behind the other, and their pages' ids."""
+
+    first: Int32
+    end: Int32
+    ids: Int32  # lane i: first id of the i-th page of them
 
 
 @cute.jit
-def emit_by_position(
+def own_stretch(
+    output: Output, row: Int32, part: Part, thread: Int32, plan: cutlass.Constexpr
+) -> Stretch:
+    """Of the calling warp; asks for the ids, which are needed when the threshold is known."""
+    lane = thread % WARP_SIZE
+    warps = plan.consumer_warps
+    each = (part.entries + warps * WARP_ENTRIES - 1) // (warps * WARP_ENTRIES) * WARP_ENTRIES
+    if part.entries < warps * WARP_ENTRIES:
+        each = (part.entries + warps * PAGE_SIZE - 1) // (warps * PAGE_SIZE) * PAGE_SIZE
+    first = cutlass.min(thread // WARP_SIZE * each, part.entries)
+    end = cutlass.min(first + each, part.entries)
+    position = part.first + ((first >> PAGE_BITS) + lane) * PAGE_SIZE
+    ids = Int32(0)
+    if position < part.first + end:
+        ids = token_id(output, row, position)
+    return Stretch(first, end, ids)
+
+
+@cute.jit
+def votes_at(
+    ranking: Ranking, part: Part, stretch: Stretch, threshold: Threshold, at: Int32, lane: Int32
+) -> tuple[Int32, ...]:
+    """Vote k: the lanes whose k-th entry from `at` on wins."""
+    first = at + ENTRIES_EACH * lane
+    inside = first < stretch.end
+    quad = (first if inside else stretch.first) // ENTRIES_EACH
+    keys = four_at(ranking.keys, quad)
+    positions = four_at(ranking.positions, quad)
+    votes = [Int32(0)] * ENTRIES_EACH
+    for k in cutlass.range_constexpr(ENTRIES_EACH):
+        wins = inside and accepts(
+            Uint32(keys[k]), Uint32(positions[k]), threshold.key, threshold.position
+        )
+        votes[k] = Int32(cute.arch.vote_ballot_sync(wins))
+    return tuple(votes)
+
+
+@cute.jit
+def emit_in_order(
     ranking: Ranking,
     output: Output,
     row: Int32,
-    length: Int32,
-    entries: Int32,
-    at_key: Uint32,
-    at_position: Uint32,
+    place: Place,
+    part: Part,
+    stretch: Stretch,
+    threshold: Threshold,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A bitmap of the winners, window by window, gives their order whatever the list's is.
+    """The part's entries as good as the threshold, behind those of the parts before.
 
-    It takes the place of histogram and candidates.
+    Entry i of the list is the part's i-th token. A warp takes 128 at a time, a lane four of them.
     """
-    bitmap = ranking.bitmap
-    window_size = BITMAP_WORDS * WORD_BITS
-    written = Int32(0)
-    for window in cutlass.range(0, length, window_size, unroll=1):
-        size = cutlass.min(length - window, Int32(window_size))
-        # Each thread owns `span` neighbouring positions: 8, 16, 32, or some times four words.
-        span = (size + plan.consumer_threads - 1) // plan.consumer_threads
-        if span > WORD_BITS:
-            span = (span + GROUP - 1) // GROUP * GROUP
-        elif span > 16:
-            span = Int32(32)
-        else:
-            span = Int32(16) if span > 8 else Int32(8)
-        words = (span * plan.consumer_threads) // WORD_BITS
-        # Asked for before it is needed: with up to a word each, positions are of one page.
-        begin = thread * span
-        first = first_id(output, row, window + (begin & -WORD_BITS), length)
-        second = first
-        for word in cutlass.range(thread, words, plan.consumer_threads, unroll=1):
-            bitmap[word] = Int32(0)
-        consumer_sync(plan)
-        for i in cutlass.range(thread, (entries + 3) // 4, plan.consumer_threads, unroll=1):
-            keys = four_at(ranking.keys, i)
-            places = four_at(ranking.positions, i)
-            for k in cutlass.range_constexpr(4):
-                position = Uint32(places[k])
-                # Below the window is far above it, unsigned.
-                in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < entries
-                if in_window and accepts(Uint32(keys[k]), position, at_key, at_position):
-                    set_bit(bitmap, Int32(position) - window)
-        consumer_sync(plan)
-        count = Int32(0)
-        for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
-            four = words_at(bitmap, at, span)
-            for k in cutlass.range_constexpr(4):
-                count += Int32(cute.arch.popc(four[k]))
-        before, total = consumer_prefix(ranking, count, thread, plan)
-        place = written + before
-        for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
-            four = words_at(bitmap, at, span)
-            if span > WORD_BITS:
-                first = first_id(output, row, window + at, length)
-                second = first_id(output, row, window + at + PAGE_SIZE, length)
-            for k in cutlass.range_constexpr(4):
-                bits = four[k]
-                base = (first if const_expr(k < 2) else second) + k % 2 * WORD_BITS
-                while bits != 0:
-                    lowest = bits & (Int32(0) - bits)
-                    ranking.ordered[place] = base + 31 - clz(lowest)
-                    bits = bits ^ lowest
-                    place += 1
-        written += total
-        consumer_sync(plan)
-    # Through shared memory, so that neighbouring threads store neighbouring ids.
-    for i in cutlass.range_constexpr(plan.topk // plan.consumer_threads):
-        place = thread + i * plan.consumer_threads
-        value = ranking.ordered[place] if place < written else Int32(-1)
-        store_id(output, row, place, value, plan)
+    lane = thread % WARP_SIZE
+    warp = thread // WARP_SIZE
+    count = Int32(0)
+    for at in cutlass.range(stretch.first, stretch.end, WARP_ENTRIES, unroll=1):
+        for vote in votes_at(ranking, part, stretch, threshold, at, lane):
+            count += Int32(cute.arch.popc(vote))
+    if lane == 0:
+        ranking.scratch[SCRATCH_WARP_SUMS + warp] = count
+    consumer_sync(plan)
+    before = Int32(0)
+    if lane < warp:
+        before = ranking.scratch[SCRATCH_WARP_SUMS + lane]
+    to = threshold.first_place + cute.arch.warp_redux_sync(before, "add")
+    below = Int32(cute.arch.lanemask_lt())
+    for at in cutlass.range(stretch.first, stretch.end, WARP_ENTRIES, unroll=1):
+        votes = votes_at(ranking, part, stretch, threshold, at, lane)
+        mine = to
+        for vote in votes:
+            mine += Int32(cute.arch.popc(vote & below))
+            to += Int32(cute.arch.popc(vote))
+        index = at + ENTRIES_EACH * lane
+        page = (index >> PAGE_BITS) - (stretch.first >> PAGE_BITS)
+        value = cute.arch.shuffle_sync(stretch.ids, page) + (index & (PAGE_SIZE - 1))
+        for k in cutlass.range_constexpr(ENTRIES_EACH):
+            if (votes[k] >> lane) & 1 == 1:
+                store_id(output, row, mine, value + k, plan)
+                mine += 1
+    fill_rest(output, row, place, threshold.total, thread, plan)
     consumer_sync(plan)
 
 
 @cute.jit
-def first_id(output: Output, row: Int32, position: Int32, length: Int32) -> Int32:
-    """The id of a token at the start of a page or of its second half; 0 behind the row."""
-    value = Int32(0)
-    if position < length:
-        value = token_id(output, row, position)
-    return value
-
-
-@cute.jit
-def store_ids(
-    ordered: cute.Tensor,
+def fill_rest(
     output: Output,
     row: Int32,
-    winners: Int32,
+    place: Place,
+    total: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The ids of the first `winners` positions in `ordered`, -1 behind them. Ends synced."""
-    per_thread = plan.topk // plan.consumer_threads
-    ids = cute.make_rmem_tensor(per_thread, Int32)
-    for i in cutlass.range_constexpr(per_thread):
-        place = thread + i * plan.consumer_threads
-        ids[i] = Int32(-1)
-        if place < winners:
-            ids[i] = token_id(output, row, ordered[place])
-    for i in cutlass.range_constexpr(per_thread):
-        store_id(output, row, thread + i * plan.consumer_threads, ids[i], plan)
-    consumer_sync(plan)
-
-
-@cute.jit
-def set_bit(bitmap: cute.Tensor, offset: Int32) -> None:
-    """Mark a position in the bitmap."""
-    cute.arch.inline_ptx(
-        "red.relaxed.cta.shared::cta.or.b32 [{$r0}], {$r1};",
-        read_only_args=[bitmap.iterator + (offset >> 5), Int32(1) << (offset & 31)],
-    )
-
-
-def clz(bits: Int32) -> Int32:
-    """Zeros in front of the first 1."""
-    return Int32(cute.arch.clz(bits))
-
-
-@cute.jit
-def words_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Any:
-    """Four words of the bitmap from position `at` on; with a `span` of a word or less just its
-    positions of one word."""
-    words = cute.make_rmem_tensor(4, Int32)
-    if span > WORD_BITS:
-        loaded = four_at(bitmap, at >> 7)
-        for k in cutlass.range_constexpr(4):
-            words[k] = loaded[k]
-    else:
-        bits = bitmap[at >> 5]
-        if span < WORD_BITS:
-            bits = bits & (((Int32(1) << span) - 1) << (at & 31))
-        words[0] = bits
-        for k in cutlass.range_constexpr(1, 4):
-            words[k] = Int32(0)
-    return words
-
-
-@cute.jit
-def better(key: Uint32, position: Uint32, other_key: Uint32, other: Uint32) -> cutlass.Boolean:
-    """Whether the first entry ranks before the second."""
-    return key > other_key or (key == other_key and position < other)
-
-
-@cute.jit
-def emit_sorted(
-    ranking: Ranking,
-    output: Output,
-    row: Int32,
-    winners: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """Sort the list's first `winners` entries, best first (Batcher's bitonic network)."""
-    for i in cutlass.range(winners + thread, plan.topk, plan.consumer_threads, unroll=1):
-        ranking.keys[i] = Int32(0)
-        ranking.positions[i] = Int32(-1)
-    consumer_sync(plan)
-    run = Int32(2)
-    while run <= plan.topk:
-        distance = run // 2
-        while distance > 0:
-            for i in cutlass.range(thread, plan.topk // 2, plan.consumer_threads, unroll=1):
-                low = (i & ~(distance - 1)) * 2 + (i & (distance - 1))
-                exchange(ranking, low, low + distance, low & run == 0)
-            consumer_sync(plan)
-            distance = distance // 2
-        run = run * 2
-    store_ids(ranking.positions, output, row, winners, thread, plan)
-
-
-@cute.jit
-def exchange(ranking: Ranking, low: Int32, high: Int32, descending: cutlass.Boolean) -> None:
-    """Put the better of two entries first, or last where the run ascends."""
-    low_key, low_position = key_at(ranking, low), position_at(ranking, low)
-    high_key, high_position = key_at(ranking, high), position_at(ranking, high)
-    if better(high_key, high_position, low_key, low_position) == descending:
-        ranking.keys[low] = Int32(high_key)
-        ranking.positions[low] = Int32(high_position)
-        ranking.keys[high] = Int32(low_key)
-        ranking.positions[high] = Int32(low_position)
+    """-1 behind the ids of a row that has fewer tokens in the cache than the output has room."""
+    if place.part == place.parts - 1:
+        for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
+            store_id(output, row, i, Int32(-1), plan)
 
 
 @cute.jit

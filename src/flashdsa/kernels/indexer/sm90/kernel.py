@@ -1,12 +1,14 @@
 """The fused indexer for Hopper: scores of every key and the exact best of each row, one launch.
 
+A row belongs to a cluster of 1 to 16 CTAs, a part of it to each of them (see deal.py).
+
 producer warp             | 4 consumer warpgroups
 ------------------------- | -----------------------------------------------------------
-schedule from seq_lens    | rows of at most topk tokens: ids without scores
+                          | rows of at most topk tokens: ids without scores
 segment head (q, weights) |
 pages, up to 12 in flight | score a page, append (key, position), histogram
-next segment's head ...   | rank; publish if the row is shared; the last CTA merges
-"no more"                 | emit ids
+next segment's head ...   | counts to the other CTAs, theirs back: the row's threshold
+"no more"                 | ids of the part's winners, behind those of the parts before
 """
 
 from typing import Any
@@ -15,25 +17,33 @@ import cutlass
 from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.kernels.indexer.sm90.deal import find_place, is_ordered, order_rows, produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.sm90.load import Producer, produce
+from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import Pipeline, allocate
-from flashdsa.kernels.indexer.sm90.merge import Workspace
+from flashdsa.kernels.indexer.sm90.memory import allocate
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.schedule import Rows
+from flashdsa.kernels.indexer.sm90.segments import Rows
+from flashdsa.kernels.indexer.sm90.teams import Published
 from flashdsa.problem import PAGE_SIZE
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
 
 
-def initialise_barriers(pipeline: Pipeline, plan: IndexerPlan) -> None:
-    """One thread: every barrier with the arrivals that the plan derives from who arrives."""
+def initialise_barriers(plan: IndexerPlan, *holders: Any) -> None:
+    """One thread: every barrier with the arrivals that the plan derives from who arrives.
+
+    Args:
+        holders: have the barriers' pointers, by name.
+    """
     for barrier in plan.barriers:
+        pointer = next(
+            getattr(holder, barrier.name) for holder in holders if hasattr(holder, barrier.name)
+        )
         for stage in range(barrier.stages):
-            cute.arch.mbarrier_init(getattr(pipeline, barrier.name) + stage, barrier.arrivals)
+            cute.arch.mbarrier_init(pointer + stage, barrier.arrivals)
 
 
 @cute.jit
@@ -67,7 +77,8 @@ def indexer_kernel(
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     arrivals: cute.Tensor,
-    lists: cute.Tensor,
+    slots: cute.Tensor,
+    teams: Int32,
     num_pages: Int32,
     plan: cutlass.Constexpr,
 ):
@@ -77,29 +88,22 @@ def indexer_kernel(
     num_ctas, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
-    ranking, pipeline = allocate(plan)
+    ranking, mail, pipeline = allocate(plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
+    place = find_place(teams)
     if thread == 0:
-        initialise_barriers(pipeline, plan)
+        initialise_barriers(plan, pipeline, mail)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    if warp == plan.consumer_warps:
-        produce(
-            Producer(
-                pipeline,
-                keys_map.get_ptr(),
-                queries_map.get_ptr(),
-                weights,
-                block_table,
-                num_pages,
-                rows,
-            ),
-            lane,
-            cta,
-            num_ctas,
-            plan,
-        )
-    else:
+    cute.arch.cluster_arrive_relaxed()
+    consumes = warp < plan.consumer_warps
+    if is_ordered(rows, place):
+        if consumes:
+            order_rows(ranking, rows, place, thread, plan)
+        cute.arch.sync_threads()
+    load, rank = plan.roles
+    if consumes:
+        cute.arch.setmaxregister_increase(rank.registers)
         output = Output(topk_indices, block_table, num_pages, rows)
         prefetch_inputs(block_table, weights, cta * plan.consumer_threads + thread, num_ctas, plan)
         # From the far end: CTAs without pages, if any, have the highest numbers.
@@ -110,7 +114,25 @@ def indexer_kernel(
             lane,
             plan,
         )
-        consume(Consumer(pipeline, ranking, Workspace(arrivals, lists), output), thread, plan)
+        consume(
+            Consumer(pipeline, ranking, mail, place, output, Published(arrivals, slots)),
+            thread,
+            plan,
+        )
+    else:
+        cute.arch.setmaxregister_decrease(load.registers)
+        producer = Producer(
+            pipeline,
+            keys_map.get_ptr(),
+            queries_map.get_ptr(),
+            weights,
+            block_table,
+            num_pages,
+            rows,
+            warp - plan.consumer_warps,
+        )
+        produce_dealt(producer, ranking.own_rows, place, lane, plan)
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -122,8 +144,10 @@ def launch_indexer(
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     arrivals: cute.Tensor,
-    lists: cute.Tensor,
-    num_ctas: Int32,
+    slots: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    teams: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -134,8 +158,9 @@ def launch_indexer(
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
-        arrivals: (>= B,) int32, 0. lists: (SLOTS_PER_CTA * num_ctas, slot_words) int32.
-        num_ctas: CTAs of the grid, at most one an SM.
+        arrivals: (>= B,) int32, 0. slots: (CTAs, slot_words) int32. Both only for `teams` > 1.
+        num_clusters: best so many as run at once. cluster_size: CTAs of each, 1 to 16.
+        teams: clusters for each long row, 1 or num_clusters // B; 1 where ids are sorted.
     """
     keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
@@ -146,7 +171,14 @@ def launch_indexer(
         block_table,
         topk_indices,
         arrivals,
-        lists,
+        slots,
+        teams,
         k_index_cache_fp8.shape[0],
         plan,
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    ).launch(
+        grid=[num_clusters * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+    )

@@ -1,4 +1,4 @@
-"""The producer warp: finds the CTA's segments and keeps pages in flight."""
+"""The producer warp's work on a segment: announce it and keep its pages in flight."""
 
 from typing import Any, NamedTuple
 
@@ -7,17 +7,8 @@ from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import PAGE_ROWS, SEGMENT_WORDS, WARP_SIZE
-from flashdsa.kernels.indexer.sm90.schedule import (
-    ROW,
-    Rows,
-    Schedule,
-    describe_segment,
-    make_schedule,
-    padded_pages,
-    pages_to_score,
-    row_length,
-)
+from flashdsa.kernels.indexer.sm90.plan import PAGE_ROWS, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, write_segment_words
 from flashdsa.problem import PAGE_BYTES
 
 EVICT_FIRST = 0x12F0000000000000
@@ -35,50 +26,7 @@ class Producer(NamedTuple):
     block_table: Any  # (B, max_pages) int32, device memory
     num_pages: Int32  # pages of the cache
     rows: Rows
-
-
-@cute.jit
-def produce(c: Producer, lane: Int32, cta: Int32, num_ctas: Int32, plan: cutlass.Constexpr) -> None:
-    """Load every segment of this CTA, then say that there are no more."""
-    schedule = make_schedule(c.rows, num_ctas, lane, plan)
-    cursor = cta * schedule.chunk
-    end = cutlass.min(cursor + schedule.chunk, schedule.total)
-    pages_done = Int32(0)
-    segment = Int32(0)
-    block = Int32(0)  # the 32 rows from here on, which begin at `block_start` on the line
-    block_start = Int32(0)
-    while cursor < end:
-        row = block + lane
-        pages = pages_to_score(c.rows, row, plan)
-        share = padded_pages(pages, schedule.chunk, schedule.inverse, schedule.aligned)
-        inclusive = share
-        for step in cutlass.range_constexpr(5):
-            other = cute.arch.shuffle_sync_up(inclusive, 1 << step, mask_and_clamp=0)
-            if lane >= (1 << step):
-                inclusive += other
-        block_share = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
-        if block_start + block_share <= cursor:
-            block += WARP_SIZE
-            block_start += block_share
-        else:
-            reaches = cute.arch.vote_ballot_sync(block_start + inclusive > cursor)
-            found = Int32(31) - Int32(cute.arch.clz(reaches & (Int32(0) - reaches)))
-            row = block + found
-            start = block_start + cute.arch.shuffle_sync(inclusive - share, found)
-            pages = cute.arch.shuffle_sync(pages, found)
-            share = cute.arch.shuffle_sync(share, found)
-            stop = cutlass.min(start + pages, end)
-            load_segment_head(c, segment, row, start, cursor, pages, stop, schedule, lane, plan)
-            if const_expr(c.keys_map is not None):
-                load_pages(c, row, cursor - start, stop - cursor, pages_done, lane, plan)
-            pages_done += stop - cursor
-            segment += 1
-            cursor = start + share
-    slot = wait_for_segment_slot(c.pipeline, segment, plan)
-    if lane == 0:
-        c.pipeline.segments[slot * SEGMENT_WORDS + ROW] = Int32(-1)
-        cute.arch.mbarrier_arrive(c.pipeline.segment_full + slot)
-    cute.arch.sync_warp()
+    warp: Int32  # among the role's; the first one announces segments
 
 
 @cute.jit
@@ -93,30 +41,37 @@ def wait_for_segment_slot(pipeline: Pipeline, segment: Int32, plan: cutlass.Cons
 
 
 @cute.jit
-def load_segment_head(
-    c: Producer,
-    segment: Int32,
-    row: Int32,
-    start: Int32,
-    begin: Int32,
-    pages: Int32,
-    stop: Int32,
-    schedule: Schedule,
-    lane: Int32,
-    plan: cutlass.Constexpr,
+def announce(
+    c: Producer, number: Int32, segment: Segment, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Description, queries and weights of a segment; segment_full completes with the last byte."""
-    slot = wait_for_segment_slot(c.pipeline, segment, plan)
-    length = row_length(c.rows, row)
-    if lane == 0:
-        describe_segment(
-            c.pipeline.segments, slot, row, start, begin, pages, length, stop, schedule
-        )
-        # The arrival releases the description too: the same thread wrote it.
-        if const_expr(c.queries_map is None):
+    if c.warp == 0:
+        slot = wait_for_segment_slot(c.pipeline, number, plan)
+        if lane == 0:
+            announce_in(c, slot, segment, plan)
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def announce_in(c: Producer, slot: Int32, segment: Segment, plan: cutlass.Constexpr) -> None:
+    """One thread: the description and the copies into a free slot."""
+    write_segment_words(c.pipeline.segments, slot, segment)
+    # The arrival releases the description too: the same thread wrote it.
+    if const_expr(c.queries_map is None):
+        cute.arch.mbarrier_arrive(c.pipeline.segment_full + slot)
+    else:
+        load_query(c, slot, segment.row, plan)
+
+
+@cute.jit
+def finish(c: Producer, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """Say that no segment comes any more."""
+    if c.warp == 0:
+        slot = wait_for_segment_slot(c.pipeline, number, plan)
+        if lane == 0:
+            nothing = Segment(Int32(-1), *(Int32(0) for _ in Segment._fields[1:]))
+            write_segment_words(c.pipeline.segments, slot, nothing)
             cute.arch.mbarrier_arrive(c.pipeline.segment_full + slot)
-        else:
-            load_query(c, slot, row, plan)
     cute.arch.sync_warp()
 
 
@@ -143,16 +98,13 @@ def load_query(c: Producer, slot: Int32, row: Int32, plan: cutlass.Constexpr) ->
 
 @cute.jit
 def load_pages(
-    c: Producer,
-    row: Int32,
-    first: Int32,
-    count: Int32,
-    pages_done: Int32,
-    lane: Int32,
-    plan: cutlass.Constexpr,
+    c: Producer, segment: Segment, pages_done: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Pages `first`... of the row into the ring; `pages_done` came before in this CTA."""
-    table = c.block_table.iterator + (Int64(row) * c.block_table.stride[0] + first)
+    """The segment's pages of this warp into the ring; `pages_done` came before in this CTA."""
+    count = segment.num_pages
+    table = c.block_table.iterator + (
+        Int64(segment.row) * c.block_table.stride[0] + segment.first_page
+    )
     ahead = Int32(0)  # this lane's page id of the next 32
     if lane < count:
         ahead = (table + lane).load()
@@ -160,7 +112,10 @@ def load_pages(
         ids = ahead
         if block + WARP_SIZE + lane < count:
             ahead = (table + block + WARP_SIZE + lane).load()
-        for i in cutlass.range(cutlass.min(count - block, Int32(WARP_SIZE)), unroll=1):
+        # A warp loads for one warpgroup: pages whose number is its own, modulo the warpgroups.
+        first = (c.warp - pages_done - block) & (plan.consumer_warpgroups - 1)
+        stop = cutlass.min(count - block, Int32(WARP_SIZE))
+        for i in cutlass.range(first, stop, plan.consumer_warpgroups, unroll=1):
             page = cute.arch.shuffle_sync(ids, i)
             load_page(c, page, pages_done + block + i, lane, plan)
 
@@ -170,8 +125,8 @@ def load_page(
     c: Producer, page: Int32, number: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """One page into its stage; a page id outside the cache is passed on as invalid, not read."""
-    stage = number % plan.stages
-    turn = number // plan.stages
+    stage = number % plan.ring_stages
+    turn = number // plan.ring_stages
     if lane == 0:
         if turn > 0:
             cute.arch.mbarrier_wait(c.pipeline.page_empty + stage, (turn - 1) & 1)

@@ -2,7 +2,7 @@
 
 producer warp: as in the fused kernel | 4 consumer warpgroups
 ------------------------------------- | -----------------------------------------
-schedule from seq_lens                | -inf beyond the rows' lengths
+line of pages from seq_lens           | -inf beyond the rows' lengths
 segment heads, pages                  | score a page, store 64 scores
 """
 
@@ -13,11 +13,12 @@ from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.kernels.indexer.sm90.kernel import initialise_barriers
-from flashdsa.kernels.indexer.sm90.load import Producer, produce
+from flashdsa.kernels.indexer.sm90.line import produce_line
+from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
 from flashdsa.kernels.indexer.sm90.memory import Arena, pipeline_in
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.schedule import Rows
+from flashdsa.kernels.indexer.sm90.segments import Rows
 from flashdsa.kernels.indexer.sm90.write_scores import Writer, fill_beyond, write_scores
 from flashdsa.problem import PAGE_SIZE
 
@@ -45,10 +46,12 @@ def logits_kernel(
     longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
     rows = Rows(seq_lens, seq_lens.shape[0], longest)
     if thread == 0:
-        initialise_barriers(pipeline, plan)
+        initialise_barriers(plan, pipeline)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    if warp == plan.consumer_warps:
+    load, rank = plan.roles
+    if warp >= plan.consumer_warps:
+        cute.arch.setmaxregister_decrease(load.registers)
         producer = Producer(
             pipeline,
             keys_map.get_ptr(),
@@ -57,9 +60,11 @@ def logits_kernel(
             block_table,
             num_pages,
             rows,
+            warp - plan.consumer_warps,
         )
-        produce(producer, lane, cta, num_ctas, plan)
+        produce_line(producer, lane, cta, num_ctas, plan)
     else:
+        cute.arch.setmaxregister_increase(rank.registers)
         writer = Writer(pipeline, scores, max_len, rows)
         # From the far end: CTAs without pages, if any, have the highest numbers.
         fill_beyond(

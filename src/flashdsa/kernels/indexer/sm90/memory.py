@@ -6,9 +6,14 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from flashdsa.kernels.indexer.sm90.plan import (
+    BIN_GROUP,
+    BIN_GROUPS,
     BITMAP_WORDS,
-    MAX_PARTS,
+    ENTRY_WORDS,
+    MAX_CLUSTER,
+    MAX_DEALS,
     NUM_BINS,
+    SEARCH_WARPS,
     SEGMENT_WORDS,
     IndexerPlan,
 )
@@ -20,23 +25,41 @@ class Ranking(NamedTuple):
     keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     histogram: cute.Tensor  # (NUM_BINS,) Int32
-    candidate_keys: cute.Tensor  # (max_candidates,) Int32, bits of Uint32
-    candidate_positions: cute.Tensor  # (max_candidates,) Int32, bits of Uint32
-    part_entries: cute.Tensor  # (MAX_PARTS,) Int32: entries to read of a part's back
-    bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32 over histogram, candidates and part_entries
-    ordered: cute.Tensor  # (topk,) Int32: winners' ids in the order of the output
+    candidates: cute.Tensor  # (max_candidates, ENTRY_WORDS) Int32: keys and positions
+    bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
+    own_rows: cute.Tensor  # (MAX_DEALS,) Int32: rows dealt to the cluster
     scratch: cute.Tensor  # (64,) Int32; places: see the constants below
 
 
 SCRATCH_WARP_SUMS = 0  # one word a consumer warp
-SCRATCH_BIN = 32  # the chosen bin, entries above it, entries in it
+SCRATCH_FOUND = 16  # what a round found, see `Found`
 SCRATCH_COUNT = 36  # entries in the list
 SCRATCH_CANDIDATES = 37  # entries among the candidates
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
-SCRATCH_LAST = 40  # 1 in the CTA that arrives last at a row
-SCRATCH_FRONT = 49  # front entries, largest key behind them, list entries published
-SCRATCH_PARTS = 43  # the part before which the choice of backs ended
-SCRATCH_EXTREMES = 44  # least and greatest key, least and greatest place
+SCRATCH_BEFORE = 23  # winning candidates of CTAs before this one
+
+
+class Mailboxes(NamedTuple):
+    """What the CTAs that share a row send each other; senders are ranks in the cluster.
+
+    Others' `coarse` counts of a row or a round may come as soon as they have this CTA's `fine` ones
+    of the round before. The other boxes are written only after the `coarse` counts of this CTA
+    came.
+    """
+
+    coarse: cute.Tensor  # (MAX_CLUSTER, BIN_GROUPS) Int32
+    own_coarse: cute.Tensor  # (BIN_GROUPS,) Int32
+    sums: cute.Tensor  # (SEARCH_WARPS, BIN_GROUPS) Int32
+    fine: cute.Tensor  # (MAX_CLUSTER, BIN_GROUP) Int32
+    received: cute.Tensor  # (max_candidates, ENTRY_WORDS) Int32: keys and positions
+    above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
+    tickets: cute.Tensor  # (MAX_CLUSTER,) Int32: see teams.py
+    winners: Any  # (topk, ENTRY_WORDS) Int32 in the cluster's first CTA; None: not sorted
+    coarse_full: Any  # pointers to mbarriers
+    fine_full: Any
+    received_full: Any
+    tickets_full: Any
+    winners_full: Any
 
 
 class Pipeline(NamedTuple):
@@ -79,12 +102,29 @@ def ranking_in(arena: Arena, plan: Any) -> Ranking:
         keys=arena.array("keys", Int32, plan.list_capacity),
         positions=arena.array("positions", Int32, plan.list_capacity),
         histogram=arena.array("histogram", Int32, NUM_BINS),
-        candidate_keys=arena.array("candidate_keys", Int32, plan.max_candidates),
-        candidate_positions=arena.array("candidate_positions", Int32, plan.max_candidates),
-        part_entries=arena.array("part_entries", Int32, MAX_PARTS),
+        candidates=arena.array("candidates", Int32, plan.max_candidates * ENTRY_WORDS),
         bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
-        ordered=arena.array("ordered", Int32, plan.topk),
+        own_rows=arena.array("own_rows", Int32, MAX_DEALS),
         scratch=arena.array("scratch", Int32, 64),
+    )
+
+
+def mailboxes_in(arena: Arena, plan: Any) -> Mailboxes:
+    """Views of what others write to."""
+    return Mailboxes(
+        coarse=arena.array("coarse", Int32, MAX_CLUSTER * BIN_GROUPS),
+        own_coarse=arena.array("own_coarse", Int32, BIN_GROUPS),
+        sums=arena.array("sums", Int32, SEARCH_WARPS * BIN_GROUPS),
+        fine=arena.array("fine", Int32, MAX_CLUSTER * BIN_GROUP),
+        received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
+        above=arena.array("above", Int32, MAX_CLUSTER),
+        tickets=arena.array("tickets", Int32, MAX_CLUSTER),
+        winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
+        coarse_full=arena.pointer("coarse_full", Int64),
+        fine_full=arena.pointer("fine_full", Int64),
+        received_full=arena.pointer("received_full", Int64),
+        tickets_full=arena.pointer("tickets_full", Int64),
+        winners_full=arena.pointer("winners_full", Int64) if plan.sorted else None,
     )
 
 
@@ -95,7 +135,7 @@ def pipeline_in(arena: Arena, plan: Any) -> Pipeline:
         queries=arena.bytes("queries"),
         weights=arena.array("weights", Float32, plan.segment_stages * plan.num_heads),
         segments=arena.array("segments", Int32, plan.segment_stages * SEGMENT_WORDS),
-        page_valid=arena.array("page_valid", Int32, plan.stages),
+        page_valid=arena.array("page_valid", Int32, plan.ring_stages),
         page_full=arena.pointer("page_full", Int64),
         page_empty=arena.pointer("page_empty", Int64),
         segment_full=arena.pointer("segment_full", Int64),
@@ -103,7 +143,7 @@ def pipeline_in(arena: Arena, plan: Any) -> Pipeline:
     )
 
 
-def allocate(plan: IndexerPlan) -> tuple[Ranking, Pipeline]:
+def allocate(plan: IndexerPlan) -> tuple[Ranking, Mailboxes, Pipeline]:
     """All of the fused kernel's shared memory."""
     arena = Arena(plan)
-    return ranking_in(arena, plan), pipeline_in(arena, plan)
+    return ranking_in(arena, plan), mailboxes_in(arena, plan), pipeline_in(arena, plan)

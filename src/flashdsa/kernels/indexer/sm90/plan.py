@@ -15,6 +15,7 @@ from flashdsa.plan import (
     plan_smem,
     registers_each,
 )
+from flashdsa.plan.roles import REGISTER_STEP
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
@@ -25,20 +26,29 @@ WARPGROUP_SIZE = 128
 CACHE_ROW_BYTES = 128
 """The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES
-NUM_BINS = 2048
+NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select.py)."""
-BITMAP_WORDS = 4096
-"""Of the winners' bitmap: 131,072 positions at a time."""
-SEGMENT_WORDS = 12
-"""32-bit words of a segment's description (see schedule.py)."""
-NO_POSITION = 0x80000000
-"""Marks unused entries of a published front; above all positions."""
-MAX_PARTS = 512
-"""CTAs that may share a row: no more than a CTA has consumers."""
-HEADER_WORDS = 4
-"""Of a published list: entries of its back, their largest key, its part's first position."""
-SLOTS_PER_CTA = 2
-"""A CTA publishes at most the tail of one row and the head of another."""
+BITMAP_WORDS = NUM_BINS
+"""Of the winners' bitmap, which takes the histogram's place: 131,072 positions at a time."""
+SEGMENT_WORDS = 5
+"""32-bit words of a segment's description (see segments.py)."""
+BIN_GROUP = 32
+"""Bins that are summed up for the first of a round's two messages (see exchange.py)."""
+BIN_GROUPS = NUM_BINS // BIN_GROUP
+SEARCH_WARPS = 4
+"""That add up the CTAs' counts: one in each partition of the SM."""
+MAX_CLUSTER = 16
+"""CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
+LOAD_REGISTERS = 24
+"""Of a producer thread: the least that setmaxnreg takes."""
+SLOT_HEADER_WORDS = 4
+"""Of what a CTA publishes: entries, first and last position of its part, and one unused."""
+ENTRY_WORDS = 2
+"""Of a candidate on its way between CTAs: key and position."""
+ORDERED_ROWS = 512
+"""Batches of up to so many rows are dealt out longest row first (see deal.py)."""
+MAX_DEALS = 64
+"""Rows that a cluster gets of such a batch, at most."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,10 @@ class IndexerPlan:
             i % consumer_warpgroups, so a stage is always read by the same one, and a fast
             warpgroup cannot take the phase of a slow one's page for its own.
         list_capacity: scored tokens that the ranking keeps in shared memory.
-        max_candidates: entries that are taken out of the list to find the threshold among them; at
-            most one a consumer.
         max_compared: entries of which each is compared with each.
         segment_stages: row segments (query, weights, description) in flight.
         refill_pages: with less room in the list than this, it is compacted first.
+        team_pages: rows of fewer pages are ranked by one cluster, even if more could share them.
     """
 
     num_heads: int = 64
@@ -64,10 +73,10 @@ class IndexerPlan:
     stages: int = 12
     consumer_warpgroups: int = 4
     list_capacity: int = 8192
-    max_candidates: int = 512
-    max_compared: int = 64
+    max_compared: int = 128
     segment_stages: int = 2
     refill_pages: int = 24
+    team_pages: int = 1024
 
     def __post_init__(self) -> None:
         """Hold the choices against the instructions and the architecture."""
@@ -82,14 +91,20 @@ class IndexerPlan:
         assert self.smem.total <= SM90.smem_bytes
 
     @property
+    def ring_stages(self) -> int:
+        """Pages in flight: fewer where all winners need room too, to be sorted."""
+        return self.stages - self.consumer_warpgroups if self.sorted else self.stages
+
+    @property
+    def max_candidates(self) -> int:
+        """Entries that are taken out of the lists to find the threshold among them; at most one a
+        consumer."""
+        return self.consumer_threads
+
+    @property
     def unscored_length(self) -> int:
         """Rows of up to so many tokens need no scores: all of them are among the best."""
         return 0 if self.sorted else self.topk
-
-    @property
-    def least_pages(self) -> int:
-        """Of a CTA that shares a row, at least; the schedule asks for more where rows are long."""
-        return 1
 
     @property
     def consumer_threads(self) -> int:
@@ -102,9 +117,15 @@ class IndexerPlan:
         return self.consumer_threads // WARP_SIZE
 
     @property
+    def producer_warps(self) -> int:
+        """One for each consumer warpgroup: a warp starts a page in some 300 clocks, too slow for
+        all. They take no registers from the others: 17 warps are given as many each as 20."""
+        return self.consumer_warpgroups
+
+    @property
     def threads(self) -> int:
-        """Consumers and one producer warp."""
-        return self.consumer_threads + WARP_SIZE
+        """Consumers and producers."""
+        return self.consumer_threads + self.producer_warps * WARP_SIZE
 
     @property
     def refill_entries(self) -> int:
@@ -127,43 +148,75 @@ class IndexerPlan:
         return self.num_heads * 4
 
     @property
-    def _bitmap_rest(self) -> int:
-        """Bytes of the bitmap beyond the regions that it overlays."""
-        overlaid = 4 * (NUM_BINS + 2 * self.max_candidates + MAX_PARTS)
-        return max(4 * BITMAP_WORDS - overlaid, 16)
+    def received_bytes(self) -> int:
+        """Candidates of one CTA, or of all CTAs of a row."""
+        return self.max_candidates * ENTRY_WORDS * 4
 
     @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
         return [
-            SmemRegion("pages", self.stages * self.stage_bytes, 1024, "keys and scales, SW128"),
+            SmemRegion(
+                "pages", self.ring_stages * self.stage_bytes, 1024, "keys and scales, SW128"
+            ),
             SmemRegion("queries", self.segment_stages * self.query_bytes, 1024, "e4m3, SW128"),
             SmemRegion("weights", self.segment_stages * self.weight_bytes, 128, "fp32"),
             SmemRegion("keys", self.list_capacity * 4, 16, "list: sortable scores"),
             SmemRegion("positions", self.list_capacity * 4, 16, "list: token positions"),
-            SmemRegion("histogram", NUM_BINS * 4, 16, "bins; the winners' bitmap starts here"),
-            SmemRegion("candidate_keys", self.max_candidates * 4, 16, "of the cut-off bin"),
-            SmemRegion("candidate_positions", self.max_candidates * 4, 16, "likewise"),
-            SmemRegion("part_entries", MAX_PARTS * 4, 16, "of parts' backs to read"),
-            SmemRegion("bitmap_rest", self._bitmap_rest, 16, "of the winners' bitmap"),
+            SmemRegion("histogram", NUM_BINS * 4, 16, "bins, or the winners' bitmap"),
+            SmemRegion("candidates", self.received_bytes, 16, "entries of the cut-off bin"),
+            SmemRegion("fine", MAX_CLUSTER * BIN_GROUP * 4, 16, "mailbox: bins of a group"),
+            SmemRegion("received", self.received_bytes, 16, "mailbox: candidates"),
+            SmemRegion("coarse", MAX_CLUSTER * BIN_GROUPS * 4, 16, "mailbox: groups of bins"),
+            SmemRegion("above", MAX_CLUSTER * 4, 16, "mailbox: entries above the last bin"),
+            SmemRegion("tickets", MAX_CLUSTER * 4, 16, "mailbox: order of publishing"),
+            SmemRegion("own_coarse", BIN_GROUPS * 4, 16, "what is sent there"),
+            SmemRegion("sums", SEARCH_WARPS * BIN_GROUPS * 4, 16, "of the groups of all CTAs"),
+            SmemRegion("own_rows", MAX_DEALS * 4, 16, "rows dealt to the cluster"),
+            *self._sorting_regions,
             SmemRegion("segments", self.segment_stages * SEGMENT_WORDS * 4, 16, "descriptions"),
-            SmemRegion("page_valid", self.stages * 4, 16, "1 where the page id is in the cache"),
-            SmemRegion("ordered", self.topk * 4, 16, "winners' ids, ordered"),
+            SmemRegion(
+                "page_valid", self.ring_stages * 4, 16, "1 where the page id is in the cache"
+            ),
             SmemRegion("scratch", 64 * 4, 16, "scans and broadcasts of the consumers"),
-            SmemRegion("page_full", self.stages * 8, 8, "mbarriers: TMA -> a warpgroup"),
-            SmemRegion("page_empty", self.stages * 8, 8, "mbarriers: 4 warps -> producer"),
+            SmemRegion("page_full", self.ring_stages * 8, 8, "mbarriers: TMA -> a warpgroup"),
+            SmemRegion("page_empty", self.ring_stages * 8, 8, "mbarriers: 4 warps -> producer"),
             SmemRegion("segment_full", self.segment_stages * 8, 8, "mbarriers: -> consumers"),
             SmemRegion("segment_empty", self.segment_stages * 8, 8, "mbarriers: -> producer"),
+            SmemRegion("coarse_full", 8, 8, "mbarrier: counts of groups are there"),
+            SmemRegion("fine_full", 8, 8, "mbarrier: counts of bins are there"),
+            SmemRegion("tickets_full", 8, 8, "mbarrier: tickets are there"),
+            SmemRegion("received_full", 8, 8, "mbarrier: candidates are there"),
+        ]
+
+    @property
+    def _sorting_regions(self) -> list[SmemRegion]:
+        """Where the cluster's first CTA gets all winners, to sort them."""
+        if not self.sorted:
+            return []
+        return [
+            SmemRegion("winners", self.topk * ENTRY_WORDS * 4, 16, "mailbox: to be sorted"),
+            SmemRegion("winners_full", 8, 8, "mbarrier: winners are there"),
         ]
 
     @property
     def roles(self) -> tuple[Role, Role]:
-        """The producer warp, and the consumers before it."""
-        registers = registers_each(self.threads, SM90.registers)
+        """The producer warps, and the consumers before them."""
+        loading, ranking = self.launch_registers, self.launch_registers
+        producer_threads = self.producer_warps * WARP_SIZE
+        if producer_threads == WARPGROUP_SIZE:  # what setmaxnreg takes
+            loading = LOAD_REGISTERS
+            freed = producer_threads * (self.launch_registers - loading)
+            ranking += freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
         return (
-            Role("load", WARP_SIZE, registers, "schedules and keeps pages in flight"),
-            Role("rank", self.consumer_threads, registers, "score, rank, merge and write ids"),
+            Role("load", producer_threads, loading, "keeps pages in flight"),
+            Role("rank", self.consumer_threads, ranking, "score, rank with the cluster, write ids"),
         )
+
+    @property
+    def launch_registers(self) -> int:
+        """Of every thread, until the roles exchange some."""
+        return registers_each(self.threads, SM90.registers)
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
@@ -171,12 +224,29 @@ class IndexerPlan:
         load, rank = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
-        pages, segments = self.stages, self.segment_stages
+        pages, segments = self.ring_stages, self.segment_stages
         every = (
             Barrier("page_full", pages, load, one, rank, PAGE_BYTES, "the page is there"),
             Barrier("page_empty", pages, rank, group, load, 0, "the page has been read"),
             Barrier("segment_full", segments, load, one, rank, head, "the row's head is there"),
             Barrier("segment_empty", segments, rank, warps, load, 0, "its pages are scored"),
+            Barrier(
+                "coarse_full", 1, rank, one, rank, MAX_CLUSTER * BIN_GROUPS * 4, "groups' counts"
+            ),
+            Barrier("fine_full", 1, rank, one, rank, MAX_CLUSTER * BIN_GROUP * 4, "bins' counts"),
+            Barrier(
+                "received_full",
+                1,
+                rank,
+                one,
+                rank,
+                self.received_bytes + MAX_CLUSTER * 4,
+                "candidates, and counts above them",
+            ),
+            Barrier("tickets_full", 1, rank, Arrives.EVERY_CTA, rank, 0, "who published last"),
+            Barrier(
+                "winners_full", 1, rank, one, rank, self.topk * ENTRY_WORDS * 4, "winners to sort"
+            ),
         )
         present = {region.name for region in self.regions}
         return tuple(barrier for barrier in every if barrier.name in present)
@@ -187,15 +257,6 @@ class IndexerPlan:
         return plan_smem(self.regions, SM90.smem_bytes)
 
     @property
-    def first_list_word(self) -> int:
-        """Where a slot's list begins, behind the header and room for the fronts of a row."""
-        return HEADER_WORDS + 2 * self.list_capacity
-
-    @property
     def slot_words(self) -> int:
-        """32-bit words of a slot: header, fronts and list, entries are (key, position)."""
-        return self.first_list_word + 2 * (self.list_capacity - self.topk)
-
-    def slots(self, num_ctas: int) -> int:
-        """Published lists of a launch."""
-        return SLOTS_PER_CTA * num_ctas
+        """32-bit words of what a CTA publishes at most: see teams.py."""
+        return SLOT_HEADER_WORDS + ENTRY_WORDS * (self.topk + self.max_candidates)

@@ -4,58 +4,28 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
-from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.kernels.indexer.sm90.emit import Output, emit_best
-from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Pipeline, Ranking
-from flashdsa.kernels.indexer.sm90.merge import (
-    Header,
-    Share,
-    Workspace,
-    any_may_win,
-    gather_backs,
-    list_backs,
-    publish,
-    rank_fronts,
-)
-from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.bins import sortable
+from flashdsa.kernels.indexer.sm90.deal import Place
+from flashdsa.kernels.indexer.sm90.emit import Output, Stretch, emit_in_order, own_stretch
+from flashdsa.kernels.indexer.sm90.emit_bitmap import emit_by_position
+from flashdsa.kernels.indexer.sm90.emit_sorted import emit_sorted
+from flashdsa.kernels.indexer.sm90.exchange import Rounds
+from flashdsa.kernels.indexer.sm90.listing import append, compact, consumer_sync, put, reset
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Pipeline, Ranking
+from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.read_scores import read_batch
-from flashdsa.kernels.indexer.sm90.schedule import (
-    CHUNK_PAGES,
-    FIRST_CHUNK,
-    FIRST_PAGE,
-    HEAD_PAGES,
-    LENGTH,
-    NUM_PAGES,
-    ODD_START,
-    PART,
-    PARTS,
-    ROW,
-    ROW_PAGES,
-)
 from flashdsa.kernels.indexer.sm90.score import (
     Scorer,
-    issue,
-    load_scale,
+    Span,
     load_weights,
     make_scorer,
-    reduce_heads,
-    sortable,
-    token_of_lane,
+    score_span,
 )
-from flashdsa.kernels.indexer.sm90.select import (
-    append,
-    compact,
-    consumer_sync,
-    find_bin,
-    find_threshold,
-    lowest_key,
-    reset,
-)
+from flashdsa.kernels.indexer.sm90.segments import Segment, wait_for_segment
+from flashdsa.kernels.indexer.sm90.teams import arrive, list_published, publish
+from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold, find_threshold
 from flashdsa.problem import PAGE_SIZE
-
-NEXT, SCORE, FRONTS, BACKS, STOP = range(5)
-"""What a step of the consumers adds to the list, and where they wait or end."""
 
 
 class Batch(NamedTuple):
@@ -74,8 +44,10 @@ class Consumer(NamedTuple):
 
     pipeline: Pipeline
     ranking: Ranking
-    workspace: Workspace
+    mail: Mailboxes
+    place: Place
     output: Output
+    published: Any  # None: a row is one cluster's
     scores: Any = None  # (B, max_len) fp32, device memory, where pages are scored already
 
 
@@ -83,145 +55,133 @@ class Consumer(NamedTuple):
 def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Rank every segment that the producer announces.
 
-    One loop in which each step adds entries to the list (scores, other CTAs' fronts or backs) and
-    then, if the list is complete or full, finds a threshold in it. So there is one copy of the
-    ranking code, and it is in the instruction cache when the last CTA merges.
+    The inner loop has one copy of the search for a threshold: over the caller's part when the list
+    is full, over the whole row, with the other CTAs of the cluster, when the part is scored.
     """
     lane = thread % WARP_SIZE
-    scorer, weights = None, None
+    scorer = None
     if const_expr(c.scores is None):
         scorer = make_scorer(c.pipeline.pages, c.pipeline.queries, thread, plan)
-        weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     pages_done = Int32(0)
-    segment = Int32(0)
-    row, first, length, slot = Int32(0), Int32(0), Int32(0), Int32(0)
-    share = Share(*(Int32(1) for _ in Share._fields))
-    header = Header(Int32(0), Uint32(0), Uint32(0))
-    entries, used = Int32(0), Int32(0)  # of the list, and the tokens among them
-    done, todo = Int32(0), Int32(0)  # pages scored, or parts merged
-    floor = Uint32(0)  # keys below it cannot win any more
-    at_key, at_position = Uint32(0), Uint32(0)  # the threshold
-    step = Int32(NEXT)
-    while step != STOP:
-        if step == NEXT:
-            reset(c.ranking, thread, plan)
-            slot = segment % plan.segment_stages
-            cute.arch.mbarrier_wait(
-                c.pipeline.segment_full + slot, (segment // plan.segment_stages) & 1
-            )
-            row = c.pipeline.segments[slot * SEGMENT_WORDS + ROW]
-            step = Int32(STOP)
-            if row >= 0:
-                first, todo, length, share = read_segment(c.pipeline.segments, slot)
+    number = Int32(0)
+    rounds = Rounds(*(Int32(0) for _ in Rounds._fields))
+    reset(c.ranking, thread, plan)
+    # No message before every CTA of the cluster has initialised its barriers.
+    cute.arch.cluster_wait()
+    segment = wait_for_segment(c.pipeline, number, plan)
+    while segment.row >= 0:
+        slot = number % plan.segment_stages
+        entries, done = Int32(0), Int32(0)  # of the list; pages scored
+        floor = Uint32(0)  # keys below it cannot win any more
+        ranked = cutlass.Boolean(False)
+        merges = cutlass.Boolean(False)
+        part = part_of(segment, entries)
+        while not ranked:
+            if not merges:
+                batch = Batch(
+                    slot, segment.first_page, done, segment.num_pages, segment.length, pages_done
+                )
                 if const_expr(c.scores is None):
-                    load_weights(weights, c.pipeline.weights, slot, lane, plan)
-                entries, done = Int32(0), Int32(0)
-                floor = Uint32(0)
-                step = Int32(SCORE)
-        if step != STOP:
-            if step == SCORE and done < todo:
-                batch = Batch(slot, first, done, todo, length, pages_done)
-                if const_expr(c.scores is None):
-                    entries, done = score_batch(
-                        c, scorer, weights, batch, entries, floor, thread, plan
-                    )
+                    entries, done = score_batch(c, scorer, batch, entries, floor, thread, plan)
                 else:
                     entries, done = read_batch(
-                        c.ranking, c.scores, row, batch, entries, floor, thread, plan
+                        c.ranking, c.scores, segment.row, batch, entries, floor, thread, plan
                     )
-                if done == todo:
-                    # Queries, weights and description have been read: the slot may be refilled.
-                    if lane == 0:
-                        cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
-                    segment += 1
-                    pages_done += todo
-            found = cutlass.Boolean(False)
-            if step == FRONTS:
-                header, fronts = rank_fronts(c.ranking, c.workspace, share, thread, plan)
-                entries, used, found = fronts.entries, fronts.used, fronts.found
-                at_key, at_position = fronts.at_key, fronts.at_position
-            if step == BACKS:
-                entries = gather_backs(
-                    c.ranking, c.workspace, share, at_key, at_position, thread, plan
+                part = part_of(segment, entries)
+            scored = done == segment.num_pages
+            if scored and not merges and lane == 0:
+                # Queries, weights and description have been read: the slot may be refilled.
+                cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
+            if scored or plan.list_capacity - entries < plan.refill_entries:
+                publishes = scored and segment.teams > 1 and not merges
+                in_order = cutlass.Boolean(False)
+                stretch = Stretch(Int32(0), Int32(0), Int32(0))
+                if const_expr(c.scores is None and not plan.sorted):
+                    in_order = scored and floor == 0 and segment.teams == 1
+                    if in_order:
+                        stretch = own_stretch(c.output, segment.row, part, thread, plan)
+                shared = scored and c.place.parts > 1
+                threshold, rounds = find_threshold(
+                    c.ranking, c.mail, c.place, shared, publishes, part, rounds, thread, plan
                 )
-            if step != FRONTS:
-                used = entries
-            publishes = done == todo and step == SCORE and share.parts > 1
-            emits = done == todo and not publishes
-            compacts = done < todo and plan.list_capacity - entries < plan.refill_entries
-            lowest = Uint32(0)
-            if publishes and entries > plan.topk:
-                chosen, above, within = find_bin(c.ranking, Int32(plan.topk), thread, plan)
-                # A plateau is cut here, where all CTAs do it at once, not by the last of them.
-                compacts = above + within > plan.topk * 3 // 2
-                publishes = not compacts
-                if entries > plan.list_capacity - plan.topk:  # the room of the list's reader
-                    lowest = lowest_key(chosen)
-            if publishes:
-                last = publish(
-                    c.ranking, c.workspace, row, share, first, entries, lowest, thread, plan
-                )
-                step = Int32(FRONTS) if last else Int32(NEXT)
-                done, todo = Int32(0), Int32(0)
-            elif emits or compacts:
-                if not found:
-                    at_key, at_position = find_threshold(
-                        c.ranking,
-                        entries,
-                        used,
-                        Int32(plan.topk),
-                        step != FRONTS,
-                        thread,
-                        plan,
+                if not scored:
+                    entries = compact(
+                        c.ranking, entries, threshold.key, threshold.position, thread, plan
                     )
-                if (
-                    emits
-                    and step >= FRONTS
-                    and any_may_win(header, done, at_key, at_position, thread, plan)
-                ):
-                    room = Int32(plan.list_capacity - plan.topk)
-                    done = list_backs(
-                        c.ranking, header, done, room, at_key, at_position, thread, plan
+                    floor = threshold.key + 1  # an equal key further on has a larger position
+                elif publishes:
+                    if const_expr(c.published is not None):
+                        rounds, merges, part = publish_part(
+                            c, segment.row, part, threshold, rounds, thread, plan
+                        )
+                        ranked = not merges
+                else:
+                    rounds = emit_row(
+                        c, segment.row, part, in_order, stretch, threshold, rounds, thread, plan
                     )
-                    step = Int32(BACKS)
-                    todo = done
-                    emits = cutlass.Boolean(False)
-                    compacts = cutlass.Boolean(True)
-                if compacts:
-                    entries = compact(c.ranking, entries, at_key, at_position, thread, plan)
-                    floor = at_key + 1  # an equal key further on has a larger position
-                if emits:
-                    emit_best(
-                        c.ranking, c.output, row, length, entries, at_key, at_position, thread, plan
-                    )
-                    step = Int32(NEXT)
+                    ranked = cutlass.Boolean(True)
+        reset(c.ranking, thread, plan)
+        pages_done += segment.num_pages
+        number += 1
+        segment = wait_for_segment(c.pipeline, number, plan)
 
 
-def read_segment(segments: cute.Tensor, slot: Int32) -> tuple[Any, ...]:
-    """(first page, pages, length, share) of the announced segment."""
-    words = slot * SEGMENT_WORDS
-    share = Share(
-        parts=segments[words + PARTS],
-        part=segments[words + PART],
-        first_chunk=segments[words + FIRST_CHUNK],
-        odd_start=segments[words + ODD_START],
-        row_pages=segments[words + ROW_PAGES],
-        head_pages=segments[words + HEAD_PAGES],
-        chunk_pages=segments[words + CHUNK_PAGES],
-    )
-    return (
-        segments[words + FIRST_PAGE],
-        segments[words + NUM_PAGES],
-        segments[words + LENGTH],
-        share,
-    )
+@cute.jit
+def emit_row(
+    c: Consumer,
+    row: Int32,
+    part: Part,
+    in_order: cutlass.Boolean,
+    stretch: Stretch,
+    threshold: Threshold,
+    rounds: Rounds,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Rounds:
+    """The ids of the part's winners."""
+    if const_expr(plan.sorted):
+        winners = compact(c.ranking, part.entries, threshold.key, threshold.position, thread, plan)
+        rounds = emit_sorted(
+            c.ranking, c.mail, c.output, row, c.place, winners, threshold, rounds, thread, plan
+        )
+    elif in_order:
+        emit_in_order(c.ranking, c.output, row, c.place, part, stretch, threshold, thread, plan)
+    else:
+        emit_by_position(c.ranking, c.output, row, c.place, part, threshold, thread, plan)
+    return rounds
+
+
+@cute.jit
+def publish_part(
+    c: Consumer,
+    row: Int32,
+    part: Part,
+    threshold: Threshold,
+    rounds: Rounds,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Rounds, cutlass.Boolean, Part]:
+    """Publish the part's best. In the row's last team the list becomes what the caller ranks of
+    all teams' best: (rounds, whether so, the list's part of the row)."""
+    cta, _, _ = cute.arch.block_idx()
+    publish(c.ranking, c.published, cta, part, threshold, thread, plan)
+    is_last = arrive(c.mail, c.published, c.place, row, rounds.published, thread, plan)
+    if is_last:
+        part = list_published(c.ranking, c.published, c.place, cta, thread, plan)
+    return rounds._replace(published=rounds.published + 1), is_last, part
+
+
+def part_of(segment: Segment, entries: Int32) -> Part:
+    """The caller's part of the row."""
+    first = segment.first_page * PAGE_SIZE
+    end = cutlass.min(first + segment.num_pages * PAGE_SIZE, segment.length)
+    return Part(first, end, entries)
 
 
 @cute.jit
 def score_batch(
     c: Consumer,
     scorer: Scorer,
-    weights: cute.Tensor,
     batch: Batch,
     entries: Int32,
     floor: Uint32,
@@ -229,33 +189,53 @@ def score_batch(
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
     """Score as many pages as the list has room for: (its length, the next page)."""
-    warp = thread // WARP_SIZE
-    lane = thread % WARP_SIZE
-    group = thread // WARPGROUP_SIZE
-    token = token_of_lane(warp, lane)
+    weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
+    load_weights(weights, c.pipeline.weights, batch.slot, thread % WARP_SIZE, plan)
+    group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
     room = (plan.list_capacity - entries) // PAGE_SIZE
     stop = cutlass.min(batch.count, batch.begin + room)
     # This warpgroup's pages are those whose number in the ring is `group` modulo the groups.
-    skip = (group - batch.pages_done - batch.begin) & (plan.consumer_warpgroups - 1)
-    for page in cutlass.range(batch.begin + skip, stop, plan.consumer_warpgroups, unroll=1):
-        number = batch.pages_done + page
-        stage = number % plan.stages
-        # page_full[stage]: keys and scales are there, or page_valid says that none are.
-        cute.arch.mbarrier_wait(c.pipeline.page_full + stage, (number // plan.stages) & 1)
-        issue(scorer, stage, batch.slot)
-        scale = load_scale(scorer, stage, token, plan)
-        valid = c.pipeline.page_valid[stage]
-        warpgroup.wait_group(0)
-        # All reads of the stage are done in this warp; four warps make it empty.
-        cute.arch.sync_warp()
-        if lane == 0:
-            cute.arch.mbarrier_arrive(c.pipeline.page_empty + stage)
-        score = reduce_heads(scorer, weights, scale, lane, plan)
-        position = (batch.first + page) * PAGE_SIZE + token
-        key = sortable(score)
-        wanted = lane % 4 < 2 and position < batch.length and valid != 0 and key >= floor
-        append(c.ranking, key, Uint32(position), wanted)
+    groups = plan.consumer_warpgroups
+    first = batch.begin + ((group - batch.pages_done - batch.begin) & (groups - 1))
+    span = Span(
+        count=cutlass.max(stop - first + groups - 1, Int32(0)) // groups,
+        first_number=batch.pages_done + first,
+        first_position=(batch.first + first) * PAGE_SIZE,
+        slot=batch.slot,
+    )
+    in_order = floor == 0
+    taker = Taker(c.ranking, batch.first * PAGE_SIZE, batch.length, floor, in_order)
+    score_span(c.pipeline, scorer, weights, span, thread, list_score, taker, plan)
     consumer_sync(plan)
-    entries = c.ranking.scratch[SCRATCH_COUNT]
-    consumer_sync(plan)  # everyone has read the count
+    if in_order:
+        entries = stop * PAGE_SIZE
+    else:
+        entries = c.ranking.scratch[SCRATCH_COUNT]
+        consumer_sync(plan)  # everyone has read the count
     return entries, stop
+
+
+class Taker(NamedTuple):
+    """Where scored tokens go. Until the list is first compacted, every token has the place of its
+    position, so that no thread waits for a counter; then those that can win are appended."""
+
+    ranking: Ranking
+    first_position: Int32  # of the part
+    length: Int32  # tokens of the row
+    floor: Uint32  # keys below it cannot win any more
+    in_order: cutlass.Boolean
+
+
+@cute.jit
+def list_score(
+    taker: Taker, score: Float32, position: Int32, valid: cutlass.Boolean, present: cutlass.Boolean
+) -> None:
+    """Into the list, if it can win."""
+    key = sortable(score)
+    valid = valid and position < taker.length
+    if taker.in_order:
+        if present:
+            put(taker.ranking, position - taker.first_position, key, position, valid)
+    else:
+        wanted = present and valid and key >= taker.floor
+        append(taker.ranking, key, Uint32(position), wanted)

@@ -1,16 +1,22 @@
-"""Scores of a page: 64 tokens against all heads, on the tensor cores.
+"""Scores of pages: 64 tokens against all heads, on the tensor cores.
 
 score[t] = scale[t] * sum_h weight[h] * relu(sum_d q[h, d] * k[t, d]). Tokens are the rows of the
 product and heads its columns, so that the sum over heads stays within four neighbouring lanes.
+
+relu(x) is (x + |x|) / 2, with the half in the weight: additions run at twice the rate of maxima,
+and both steps are exact, so that it is the same number. A warpgroup takes two pages at a time:
+what follows the sums costs as much for two as for one, because a page has half as many tokens for
+a warp as it has lanes.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float8E4M3FN, Float32, Int32, Uint32, const_expr, cute
+from cutlass import Float8E4M3FN, Float32, Int32, const_expr, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from flashdsa.kernels.indexer.sm90.plan import WARPGROUP_SIZE, IndexerPlan
+from flashdsa.kernels.indexer.sm90.memory import Pipeline
+from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE, IndexerPlan
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 MMA_K = 32
@@ -22,10 +28,11 @@ class Scorer(NamedTuple):
 
     first_mma: Any  # clears the accumulator
     next_mma: Any
-    pages: Any  # descriptors of A, mode 3 is the stage
+    keys: cute.Tensor  # A: 64 tokens in a warpgroup's registers, mode 2 is the step along K
     queries: Any  # descriptors of B, mode 3 is the segment's slot
     accumulator: cute.Tensor
-    scales: Any  # pointer to the pages' bytes, Float32
+    pages: Any  # pointer to the pages' bytes
+    row_offset: Int32  # bytes from a page's start to what this lane names for ldmatrix
 
 
 def _tile(pointer: Any, rows: int, copies: int, copy_bytes: int) -> Any:
@@ -39,13 +46,13 @@ def _tile(pointer: Any, rows: int, copies: int, copy_bytes: int) -> Any:
 
 
 def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> Scorer:
-    """Descriptors and accumulator of the calling consumer thread."""
+    """Descriptors and registers of the calling consumer thread."""
     operation = warpgroup.MmaF8Op(
         Float8E4M3FN,
         Float8E4M3FN,
         Float32,
         (PAGE_SIZE, plan.num_heads, MMA_K),
-        warpgroup.OperandSource.SMEM,
+        warpgroup.OperandSource.RMEM,
         OperandMajorMode.K,
         OperandMajorMode.K,
     )
@@ -55,53 +62,225 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
     first.set(warpgroup.Field.ACCUMULATE, False)
     following.set(warpgroup.Field.ACCUMULATE, True)
     slice_ = first.get_slice(thread % WARPGROUP_SIZE)
-    keys = _tile(pages, PAGE_SIZE, plan.stages, plan.stage_bytes)
     heads = _tile(queries, plan.num_heads, plan.segment_stages, plan.query_bytes)
+    keys = cute.make_rmem_tensor(first.partition_shape_A((PAGE_SIZE, INDEX_HEAD_DIM)), Float8E4M3FN)
+    # ldmatrix: lanes 0-7 name rows 0-7, 8-15 rows 8-15, both of the first 16 bytes along K, lanes
+    # 16-31 those of the second 16 bytes; the swizzle exchanges 16 bytes by the row.
+    lane = thread % WARP_SIZE
+    row = thread % WARPGROUP_SIZE // WARP_SIZE * 16 + lane % 16
     return Scorer(
         first_mma=first,
         next_mma=following,
-        pages=first.make_fragment_A(slice_.partition_A(keys)),
+        keys=keys,
         queries=first.make_fragment_B(slice_.partition_B(heads)),
         accumulator=cute.make_rmem_tensor(
             first.partition_shape_C((PAGE_SIZE, plan.num_heads)), Float32
         ),
-        scales=cute.recast_ptr(pages, dtype=Float32),
+        pages=pages,
+        row_offset=row * INDEX_HEAD_DIM + ((lane // 16) ^ (lane % 8)) * 16,
     )
 
 
 def load_weights(
     mine: cute.Tensor, weights: cute.Tensor, slot: Int32, lane: Int32, plan: IndexerPlan
 ) -> None:
-    """The weights of the accumulator's columns that this lane holds: 8c + 2 (lane % 4) + {0, 1}."""
+    """Half the weights of the accumulator's columns that this lane holds: 8c + 2 (lane % 4) +
+    {0, 1}."""
     for c in range(plan.num_heads // 8):
         for odd in range(2):
-            mine[2 * c + odd] = weights[slot * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
+            weight = weights[slot * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
+            mine[2 * c + odd] = weight * 0.5
 
 
-def relu(value: Float32) -> Float32:
-    """max(value, 0), NaN stays NaN."""
-    return cute.arch.fmax(value, Float32(0.0), nan=True)
+def doubled_relu(value: Float32) -> Float32:
+    """2 max(value, 0), NaN stays NaN."""
+    magnitude = cute.arch.inline_ptx(
+        "abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+    return value + magnitude
 
 
-def token_of_lane(warp: Int32, lane: Int32) -> Int32:
-    """The page's token whose score this lane ends up with; lanes 2, 3 of four have copies."""
-    return warp % 4 * 16 + lane // 4 + lane % 2 * 8
+def token_of_lane(warp: Int32, lane: Int32, plan: IndexerPlan) -> Int32:
+    """The token whose score this lane ends up with, of a page and of the warpgroup's next one."""
+    second = lane // 2 % 2
+    return warp % 4 * 16 + lane // 4 + lane % 2 * 8 + second * next_page_tokens(plan)
+
+
+def next_page_tokens(plan: IndexerPlan) -> int:
+    """From a page of a warpgroup to its next one."""
+    return PAGE_SIZE * plan.consumer_warpgroups
 
 
 @cute.jit
-def issue(scorer: Scorer, stage: Int32, slot: Int32) -> None:
-    """Start the page's product."""
+def load_keys(scorer: Scorer, stage: Int32, plan: cutlass.Constexpr) -> None:
+    """The page's keys into registers."""
+    words = cute.recast_tensor(scorer.keys, Int32)
+    page = scorer.pages + stage * plan.stage_bytes
+    for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):
+        four = cute.arch.inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[page + (scorer.row_offset ^ (k * MMA_K))],
+        )
+        for i in cutlass.range_constexpr(4):
+            words[4 * k + i] = four[i]
+
+
+@cute.jit
+def multiply(scorer: Scorer, slot: Int32) -> None:
+    """Start the product of the keys in registers with all heads."""
     warpgroup.fence()
     for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):
         mma = scorer.first_mma if const_expr(k == 0) else scorer.next_mma
         cute.gemm(
             mma,
             scorer.accumulator,
-            scorer.pages[None, None, k, stage],
+            scorer.keys[None, None, k],
             scorer.queries[None, None, k, slot],
             scorer.accumulator,
         )
     warpgroup.commit_group()
+
+
+class Cursor(NamedTuple):
+    """Where a warpgroup is in the ring."""
+
+    stage: Int32
+    parity: Int32  # of page_full
+
+
+@cute.jit
+def cursor_at(number: Int32, plan: cutlass.Constexpr) -> Cursor:
+    """The stage of the CTA's page `number`."""
+    return Cursor(number % plan.ring_stages, (number // plan.ring_stages) & 1)
+
+
+@cute.jit
+def following(cursor: Cursor, plan: cutlass.Constexpr) -> Cursor:
+    """The stage of the warpgroup's next page."""
+    stage = cursor.stage + plan.consumer_warpgroups
+    parity = cursor.parity
+    if stage >= plan.ring_stages:
+        stage -= plan.ring_stages
+        parity = parity ^ 1
+    return Cursor(stage, parity)
+
+
+class Sums(NamedTuple):
+    """Of a page, in one lane: sums over its heads for two tokens, and what else it needs."""
+
+    upper: Float32  # row lane / 4 of the warp's 16
+    lower: Float32  # row lane / 4 + 8
+    scale: Float32  # of `token_of_lane`
+    valid: Int32
+
+
+@cute.jit
+def score_page(
+    pipeline: Pipeline,
+    scorer: Scorer,
+    weights: cute.Tensor,
+    cursor: Cursor,
+    slot: Int32,
+    lane: Int32,
+    token: Int32,
+    plan: cutlass.Constexpr,
+) -> Sums:
+    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads."""
+    stage = cute.arch.make_warp_uniform(cursor.stage)
+    # page_full[stage]: keys and scales are there, or page_valid says that none are.
+    cute.arch.mbarrier_wait(pipeline.page_full + stage, cursor.parity)
+    load_keys(scorer, stage, plan)
+    scale = load_scale(scorer, stage, token, plan)
+    valid = pipeline.page_valid[stage]
+    multiply(scorer, slot)
+    # The product has its keys in registers: all reads of the stage are done in this warp. Four
+    # warps make it empty.
+    cute.arch.sync_warp()
+    if lane == 0:
+        cute.arch.mbarrier_arrive(pipeline.page_empty + stage)
+    warpgroup.wait_group(0)
+    upper, lower = sum_heads(scorer.accumulator, weights, plan)
+    return Sums(upper, lower, scale, valid)
+
+
+@cute.jit
+def sum_heads(
+    accumulator: cute.Tensor, weights: cute.Tensor, plan: cutlass.Constexpr
+) -> tuple[Float32, Float32]:
+    """Sums over this lane's heads for rows lane / 4 and lane / 4 + 8 of the warp's 16."""
+    upper, upper_odd = Float32(0.0), Float32(0.0)
+    lower, lower_odd = Float32(0.0), Float32(0.0)
+    for c in cutlass.range_constexpr(plan.num_heads // 8):
+        even, odd = weights[2 * c], weights[2 * c + 1]
+        upper += even * doubled_relu(accumulator[4 * c])
+        upper_odd += odd * doubled_relu(accumulator[4 * c + 1])
+        lower += even * doubled_relu(accumulator[4 * c + 2])
+        lower_odd += odd * doubled_relu(accumulator[4 * c + 3])
+    return upper + upper_odd, lower + lower_odd
+
+
+class Span(NamedTuple):
+    """Pages of the calling warpgroup, a part of the row: every `consumer_warpgroups`-th one."""
+
+    count: Int32
+    first_number: Int32  # of the first one, among the CTA's pages
+    first_position: Int32  # of its first token in the row
+    slot: Int32  # of the row's queries and weights
+
+
+@cute.jit
+def score_span(
+    pipeline: Pipeline,
+    scorer: Scorer,
+    weights: cute.Tensor,
+    span: Span,
+    thread: Int32,
+    take: cutlass.Constexpr,
+    taker: Any,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Score the pages, two at a time.
+
+    Args:
+        take: called for each pair as take(taker, score, position, valid, lane_has_page): the score
+            of this lane's token, see `token_of_lane`, and whether its page id is in the cache.
+    """
+    lane = thread % WARP_SIZE
+    token = token_of_lane(thread // WARP_SIZE, lane, plan)
+    in_page = token % PAGE_SIZE
+    position = span.first_position + token
+    cursor = cursor_at(span.first_number, plan)
+    for done in cutlass.range(0, span.count, 2, unroll=1):
+        both = done + 1 < span.count
+        first = score_page(pipeline, scorer, weights, cursor, span.slot, lane, in_page, plan)
+        cursor = following(cursor, plan)
+        second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
+        if both:
+            second = score_page(pipeline, scorer, weights, cursor, span.slot, lane, in_page, plan)
+            cursor = following(cursor, plan)
+        score, valid = finish_pair(first, second, lane)
+        take(taker, score, position, valid, both or lane // 2 % 2 == 0)
+        position += 2 * next_page_tokens(plan)
+
+
+@cute.jit
+def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlass.Boolean]:
+    """(score of `token_of_lane`, whether its page is valid). The order of sums is the same for
+    every token."""
+    # Of four lanes 0 and 2 finish upper rows, 1 and 3 lower ones; 0 and 1 those of the first page.
+    odd = lane % 2 == 1
+    kept = first.lower if odd else first.upper
+    kept += cute.arch.shuffle_sync_bfly(first.upper if odd else first.lower, 1)
+    kept_second = second.lower if odd else second.upper
+    kept_second += cute.arch.shuffle_sync_bfly(second.upper if odd else second.lower, 1)
+    of_second = lane // 2 % 2 == 1
+    given = kept if of_second else kept_second
+    total = kept_second if of_second else kept
+    total += cute.arch.shuffle_sync_bfly(given, 2)
+    scale = second.scale if of_second else first.scale
+    valid = second.valid if of_second else first.valid
+    return total * scale, valid != 0
 
 
 @cute.jit
@@ -112,42 +291,4 @@ def load_scale(scorer: Scorer, stage: Int32, token: Int32, plan: cutlass.Constex
     if token >= words_of_row:
         word = token ^ 4
     offset = stage * (plan.stage_bytes // 4) + PAGE_KEY_BYTES // 4 + word
-    return (scorer.scales + offset).load()
-
-
-@cute.jit
-def reduce_heads(
-    scorer: Scorer, weights: cute.Tensor, scale: Float32, lane: Int32, plan: cutlass.Constexpr
-) -> Float32:
-    """The score of `token_of_lane`, the same order of sums for every token."""
-    upper = Float32(0.0)  # row lane / 4
-    lower = Float32(0.0)  # row lane / 4 + 8
-    upper_odd = Float32(0.0)
-    lower_odd = Float32(0.0)
-    acc = scorer.accumulator
-    for c in cutlass.range_constexpr(plan.num_heads // 8):
-        even, odd = weights[2 * c], weights[2 * c + 1]
-        upper += even * relu(acc[4 * c])
-        upper_odd += odd * relu(acc[4 * c + 1])
-        lower += even * relu(acc[4 * c + 2])
-        lower_odd += odd * relu(acc[4 * c + 3])
-    upper += upper_odd
-    lower += lower_odd
-    # Lanes 0 and 2 of four finish the upper row, 1 and 3 the lower one.
-    given = upper if lane % 2 == 1 else lower
-    kept = lower if lane % 2 == 1 else upper
-    kept += cute.arch.shuffle_sync_bfly(given, 1)
-    kept += cute.arch.shuffle_sync_bfly(kept, 2)
-    return kept * scale
-
-
-@cute.jit
-def sortable(score: Float32) -> Uint32:
-    """The score as an unsigned integer in the same order; -0 as +0, NaN below everything."""
-    bits = (score + Float32(0.0)).bitcast(Uint32)
-    key = bits | Uint32(0x80000000)
-    if bits >> 31 == 1:
-        key = ~bits
-    if score != score:
-        key = Uint32(0)
-    return key
+    return (cute.recast_ptr(scorer.pages, dtype=Float32) + offset).load()

@@ -1,9 +1,9 @@
 """Exact top-k of given scores, for Hopper: the fused indexer's ranking without its scoring.
 
-producer warp         | 4 consumer warpgroups
---------------------- | -----------------------------------------------------------------
-schedule from lengths | rows of at most topk scores: all positions
-segments              | append (key, position), histogram; rank; publish, merge; positions
+producer warp | 4 consumer warpgroups
+------------- | -----------------------------------------------------------------
+              | rows of at most topk scores: all positions
+segments      | append (key, position), histogram; the row's threshold; positions
 """
 
 from typing import Any
@@ -11,14 +11,14 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.kernels.indexer.sm90.deal import find_place, is_ordered, order_rows, produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.kernel import initialise_barriers
-from flashdsa.kernels.indexer.sm90.load import Producer, produce
-from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, ranking_in
-from flashdsa.kernels.indexer.sm90.merge import Workspace
+from flashdsa.kernels.indexer.sm90.load import Producer
+from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, mailboxes_in, ranking_in
 from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.schedule import Rows
+from flashdsa.kernels.indexer.sm90.segments import Rows
 
 
 def segments_in(arena: Arena, plan: Any) -> Pipeline:
@@ -41,8 +41,6 @@ def topk_kernel(
     scores: cute.Tensor,
     lengths: cute.Tensor,
     positions: cute.Tensor,
-    arrivals: cute.Tensor,
-    lists: cute.Tensor,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_topk`."""
@@ -52,16 +50,21 @@ def topk_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     arena = Arena(plan)
-    ranking, pipeline = ranking_in(arena, plan), segments_in(arena, plan)
+    ranking, mail = ranking_in(arena, plan), mailboxes_in(arena, plan)
+    pipeline = segments_in(arena, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
+    place = find_place(Int32(1))
     if thread == 0:
-        initialise_barriers(pipeline, plan)
+        initialise_barriers(plan, pipeline, mail)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    if warp == plan.consumer_warps:
-        producer = Producer(pipeline, None, None, None, None, Int32(0), rows)
-        produce(producer, lane, cta, num_ctas, plan)
-    else:
+    cute.arch.cluster_arrive_relaxed()
+    consumes = warp < plan.consumer_warps
+    if is_ordered(rows, place):
+        if consumes:
+            order_rows(ranking, rows, place, thread, plan)
+        cute.arch.sync_threads()
+    if consumes:
         output = Output(positions, None, Int32(0), rows)
         # From the far end: CTAs without segments, if any, have the highest numbers.
         emit_unscored_rows(
@@ -71,8 +74,12 @@ def topk_kernel(
             lane,
             plan,
         )
-        consumer = Consumer(pipeline, ranking, Workspace(arrivals, lists), output, scores)
-        consume(consumer, thread, plan)
+        consume(Consumer(pipeline, ranking, mail, place, output, None, scores), thread, plan)
+    else:
+        producer_warp = warp - plan.consumer_warps
+        producer = Producer(pipeline, None, None, None, None, Int32(0), rows, producer_warp)
+        produce_dealt(producer, ranking.own_rows, place, lane, plan)
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -80,9 +87,8 @@ def launch_topk(
     scores: cute.Tensor,
     lengths: cute.Tensor,
     positions: cute.Tensor,
-    arrivals: cute.Tensor,
-    lists: cute.Tensor,
-    num_ctas: Int32,
+    num_clusters: Int32,
+    cluster_size: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -91,8 +97,12 @@ def launch_topk(
     Args:
         scores: (B, max_len) fp32, any distance between rows. lengths: (B,) int32.
         positions: (B, topk) int32, written.
-        arrivals, lists, num_ctas: as in `launch_indexer`.
+        num_clusters, cluster_size: as in `launch_indexer`.
     """
-    topk_kernel(scores, lengths, positions, arrivals, lists, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    topk_kernel(scores, lengths, positions, plan).launch(
+        grid=[num_clusters * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
     )

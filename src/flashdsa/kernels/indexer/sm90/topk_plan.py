@@ -16,12 +16,10 @@ class TopkPlan(IndexerPlan):
 
     Attributes:
         read_together: scores that a thread reads at once; the list has room for as many of all.
-        shared_pages: pages of a CTA that shares a row, at least: merging costs more than reading.
     """
 
     refill_pages: int = 64
     read_together: int = 8
-    shared_pages: int = 48
 
     def __post_init__(self) -> None:
         """Hold the choices against each other, too."""
@@ -35,9 +33,9 @@ class TopkPlan(IndexerPlan):
         return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
 
     @property
-    def least_pages(self) -> int:
-        """Of a CTA that shares a row, at least."""
-        return self.shared_pages
+    def producer_warps(self) -> int:
+        """One: there is nothing to load."""
+        return 1
 
     @property
     def regions(self) -> list[SmemRegion]:

@@ -4,27 +4,17 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
-from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.sm90.schedule import (
-    FIRST_PAGE,
-    LENGTH,
-    NUM_PAGES,
-    ROW,
-    Rows,
-    row_length,
-)
+from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.score import (
     Scorer,
-    issue,
-    load_scale,
+    Span,
     load_weights,
     make_scorer,
-    reduce_heads,
-    token_of_lane,
+    score_span,
 )
+from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, row_length, wait_for_segment
 from flashdsa.problem import PAGE_SIZE
 
 FILL_TOKENS = 1024
@@ -66,28 +56,19 @@ def write_scores(c: Writer, thread: Int32, plan: cutlass.Constexpr) -> None:
     scorer = make_scorer(c.pipeline.pages, c.pipeline.queries, thread, plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     pages_done = Int32(0)
-    segment = Int32(0)
-    row = wait_for_segment(c.pipeline, segment, plan)
-    while row >= 0:
-        slot = segment % plan.segment_stages
+    number = Int32(0)
+    segment = wait_for_segment(c.pipeline, number, plan)
+    while segment.row >= 0:
+        slot = number % plan.segment_stages
         load_weights(weights, c.pipeline.weights, slot, lane, plan)
-        pages = c.pipeline.segments[slot * SEGMENT_WORDS + NUM_PAGES]
-        write_segment(c, scorer, weights, row, slot, pages_done, thread, plan)
+        write_segment(c, scorer, weights, segment, slot, pages_done, thread, plan)
         # All lanes have read queries, weights and description: the slot may be refilled.
         cute.arch.sync_warp()
         if lane == 0:
             cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
-        pages_done += pages
-        segment += 1
-        row = wait_for_segment(c.pipeline, segment, plan)
-
-
-@cute.jit
-def wait_for_segment(pipeline: Pipeline, segment: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The segment's row once it is announced, -1 behind the last one."""
-    slot = segment % plan.segment_stages
-    cute.arch.mbarrier_wait(pipeline.segment_full + slot, (segment // plan.segment_stages) & 1)
-    return pipeline.segments[slot * SEGMENT_WORDS + ROW]
+        pages_done += segment.num_pages
+        number += 1
+        segment = wait_for_segment(c.pipeline, number, plan)
 
 
 @cute.jit
@@ -95,36 +76,40 @@ def write_segment(
     c: Writer,
     scorer: Scorer,
     weights: cute.Tensor,
-    row: Int32,
+    segment: Segment,
     slot: Int32,
     pages_done: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
     """Scores of this warpgroup's pages: those whose number is its own, modulo warpgroups."""
-    lane = thread % WARP_SIZE
-    token = token_of_lane(thread // WARP_SIZE, lane)
-    words = slot * SEGMENT_WORDS
-    first = c.pipeline.segments[words + FIRST_PAGE]
-    count = c.pipeline.segments[words + NUM_PAGES]
-    length = c.pipeline.segments[words + LENGTH]
-    skip = (thread // WARPGROUP_SIZE - pages_done) & (plan.consumer_warpgroups - 1)
-    for page in cutlass.range(skip, count, plan.consumer_warpgroups, unroll=1):
-        number = pages_done + page
-        stage = number % plan.stages
-        # page_full[stage]: keys and scales are there, or page_valid says that none are.
-        cute.arch.mbarrier_wait(c.pipeline.page_full + stage, (number // plan.stages) & 1)
-        issue(scorer, stage, slot)
-        scale = load_scale(scorer, stage, token, plan)
-        valid = c.pipeline.page_valid[stage]
-        warpgroup.wait_group(0)
-        # All reads of the stage are done in this warp; four warps make it empty.
-        cute.arch.sync_warp()
-        if lane == 0:
-            cute.arch.mbarrier_arrive(c.pipeline.page_empty + stage)
-        score = reduce_heads(scorer, weights, scale, lane, plan)
-        if valid == 0:
-            score = -Float32.inf
-        position = (first + page) * PAGE_SIZE + token
-        if lane % 4 < 2 and position < length:
-            store_score(c, row, position, score)
+    group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
+    groups = plan.consumer_warpgroups
+    first = (group - pages_done) & (groups - 1)
+    span = Span(
+        count=cutlass.max(segment.num_pages - first + groups - 1, Int32(0)) // groups,
+        first_number=pages_done + first,
+        first_position=(segment.first_page + first) * PAGE_SIZE,
+        slot=slot,
+    )
+    taker = Taker(c, segment.row, segment.length)
+    score_span(c.pipeline, scorer, weights, span, thread, take_score, taker, plan)
+
+
+class Taker(NamedTuple):
+    """Where the scores of a segment go."""
+
+    writer: Writer
+    row: Int32
+    length: Int32
+
+
+@cute.jit
+def take_score(
+    taker: Taker, score: Float32, position: Int32, valid: cutlass.Boolean, present: cutlass.Boolean
+) -> None:
+    """Into its slot; -inf where the page id is outside the cache."""
+    if not valid:
+        score = -Float32.inf
+    if present and position < taker.length:
+        store_score(taker.writer, taker.row, position, score)

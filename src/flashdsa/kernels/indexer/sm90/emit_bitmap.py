@@ -1,0 +1,136 @@
+"""The winners' ids in ascending position, of a list in any order: a bitmap sorts them."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint32, const_expr, cute
+
+from flashdsa.kernels.indexer.sm90.bins import accepts
+from flashdsa.kernels.indexer.sm90.deal import Place
+from flashdsa.kernels.indexer.sm90.emit import Output, fill_rest, store_id, token_id
+from flashdsa.kernels.indexer.sm90.listing import consumer_prefix, consumer_sync, four_at
+from flashdsa.kernels.indexer.sm90.memory import Ranking
+from flashdsa.kernels.indexer.sm90.plan import BITMAP_WORDS
+from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
+from flashdsa.problem import PAGE_SIZE
+
+WORD_BITS = 32
+GROUP = 4 * WORD_BITS
+"""Positions of one vector load from the bitmap: two pages."""
+
+
+@cute.jit
+def emit_by_position(
+    ranking: Ranking,
+    output: Output,
+    row: Int32,
+    place: Place,
+    part: Part,
+    threshold: Threshold,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """The part's entries as good as the threshold, behind those of the parts before.
+
+    A bitmap of the winners, window by window, gives their order whatever the list's is. It takes
+    the place of the histogram.
+    """
+    bitmap = ranking.bitmap
+    window_size = BITMAP_WORDS * WORD_BITS
+    written = Int32(0)
+    for window in cutlass.range(part.first, part.end, window_size, unroll=1):
+        size = cutlass.min(part.end - window, Int32(window_size))
+        # Each thread owns `span` neighbouring positions: 8, 16, 32, or some times four words.
+        span = (size + plan.consumer_threads - 1) // plan.consumer_threads
+        if span > WORD_BITS:
+            span = (span + GROUP - 1) // GROUP * GROUP
+        elif span > 16:
+            span = Int32(32)
+        else:
+            span = Int32(16) if span > 8 else Int32(8)
+        words = (span * plan.consumer_threads) // WORD_BITS
+        # Asked for before it is needed: with up to a word each, positions are of one page.
+        begin = thread * span
+        first = first_id(output, row, window + (begin & -WORD_BITS), part.end)
+        second = first
+        for word in cutlass.range(thread, words, plan.consumer_threads, unroll=1):
+            bitmap[word] = Int32(0)
+        consumer_sync(plan)
+        for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
+            keys = four_at(ranking.keys, i)
+            places = four_at(ranking.positions, i)
+            for k in cutlass.range_constexpr(4):
+                position = Uint32(places[k])
+                # Below the window is far above it, unsigned.
+                in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
+                if in_window and accepts(
+                    Uint32(keys[k]), position, threshold.key, threshold.position
+                ):
+                    set_bit(bitmap, Int32(position) - window)
+        consumer_sync(plan)
+        count = Int32(0)
+        for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
+            four = words_at(bitmap, at, span)
+            for k in cutlass.range_constexpr(4):
+                count += Int32(cute.arch.popc(four[k]))
+        before, total = consumer_prefix(ranking, count, thread, plan)
+        at_place = threshold.first_place + written + before
+        for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
+            four = words_at(bitmap, at, span)
+            if span > WORD_BITS:
+                first = first_id(output, row, window + at, part.end)
+                second = first_id(output, row, window + at + PAGE_SIZE, part.end)
+            for k in cutlass.range_constexpr(4):
+                bits = four[k]
+                base = (first if const_expr(k < 2) else second) + k % 2 * WORD_BITS
+                while bits != 0:
+                    lowest = bits & (Int32(0) - bits)
+                    store_id(output, row, at_place, base + 31 - clz(lowest), plan)
+                    bits = bits ^ lowest
+                    at_place += 1
+        written += total
+        consumer_sync(plan)
+    fill_rest(output, row, place, threshold.total, thread, plan)
+    consumer_sync(plan)
+
+
+@cute.jit
+def first_id(output: Output, row: Int32, position: Int32, end: Int32) -> Int32:
+    """The id of a token at the start of a page or of its second half; 0 from `end` on."""
+    value = Int32(0)
+    if position < end:
+        value = token_id(output, row, position)
+    return value
+
+
+@cute.jit
+def set_bit(bitmap: cute.Tensor, offset: Int32) -> None:
+    """Mark a position in the bitmap."""
+    cute.arch.inline_ptx(
+        "red.relaxed.cta.shared::cta.or.b32 [{$r0}], {$r1};",
+        read_only_args=[bitmap.iterator + (offset >> 5), Int32(1) << (offset & 31)],
+    )
+
+
+def clz(bits: Int32) -> Int32:
+    """Zeros in front of the first 1."""
+    return Int32(cute.arch.clz(bits))
+
+
+@cute.jit
+def words_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Any:
+    """Four words of the bitmap from position `at` on; with a `span` of a word or less just its
+    positions of one word."""
+    words = cute.make_rmem_tensor(4, Int32)
+    if span > WORD_BITS:
+        loaded = four_at(bitmap, at >> 7)
+        for k in cutlass.range_constexpr(4):
+            words[k] = loaded[k]
+    else:
+        bits = bitmap[at >> 5]
+        if span < WORD_BITS:
+            bits = bits & (((Int32(1) << span) - 1) << (at & 31))
+        words[0] = bits
+        for k in cutlass.range_constexpr(1, 4):
+            words[k] = Int32(0)
+    return words

@@ -1,0 +1,290 @@
+"""One round of the search for a rank: counts of all CTAs that share a row, bin by bin.
+
+Each CTA sends its counts of 128 groups of bins to all (`coarse`), finds the group that the rank
+falls into, sends its counts of that group's bins (`fine`), and finds the bin. All find the same.
+Messages are st.async: they count up bytes of the receiver's mbarrier, so that neither a fence nor
+a barrier of the cluster is needed. A box is free again before its next message can come: `coarse`
+of the next round follows this CTA's `fine`, and that `fine` follows its `coarse`. Few warps search:
+an instruction of all sixteen takes four times as long.
+
+A CTA that ranks its part alone looks into its own counts instead.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, const_expr, cute
+
+from flashdsa.kernels.indexer.sm90.deal import Place
+from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at, warp_prefix
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_FOUND, Mailboxes, Ranking
+from flashdsa.kernels.indexer.sm90.plan import (
+    BIN_GROUP,
+    BIN_GROUPS,
+    NUM_BINS,
+    SEARCH_WARPS,
+    WARP_SIZE,
+)
+
+WORD = 4
+VECTOR = 4
+"""Words of a message."""
+SEARCH_BARRIER = 2
+"""The named barrier among the warps that add up counts."""
+
+
+class Rounds(NamedTuple):
+    """Completed phases of the mailboxes' barriers."""
+
+    counted: Int32
+    gathered: Int32
+    sorted: Int32
+    published: Int32
+
+
+class Found(NamedTuple):
+    """What a round found."""
+
+    bin: Int32  # that the rank falls into; bin 0 if there are fewer entries
+    above: Int32  # entries in better bins
+    within: Int32  # entries in the bin
+    total: Int32  # entries in all bins
+
+
+def send_four(box: Any, four: Any, barrier: Any, rank: Int32) -> None:
+    """16 bytes into a box of the CTA with that rank in the cluster."""
+    cute.arch.inline_ptx(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+        "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}, [{$r5}];",
+        read_only_args=[
+            cute.arch.map_dsmem_ptr(box, rank),
+            *(four[i] for i in range(VECTOR)),
+            cute.arch.map_dsmem_ptr(barrier, rank),
+        ],
+    )
+
+
+def send_entry(box: Any, key: Int32, position: Int32, barrier: Any, rank: Int32) -> None:
+    """An entry into a box of the CTA with that rank in the cluster."""
+    cute.arch.inline_ptx(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 "
+        "[{$r0}], {{$r1}, {$r2}}, [{$r3}];",
+        read_only_args=[
+            cute.arch.map_dsmem_ptr(box, rank),
+            key,
+            position,
+            cute.arch.map_dsmem_ptr(barrier, rank),
+        ],
+    )
+
+
+@cute.jit
+def sum_groups(ranking: Ranking, mail: Mailboxes, thread: Int32) -> None:
+    """The histogram's groups of bins into `own_coarse`; the caller syncs."""
+    vectors = 2  # of a thread
+    mine = Int32(0)
+    for i in cutlass.range_constexpr(vectors):
+        four = four_at(ranking.histogram, vectors * thread + i)
+        mine += four[0] + four[1] + four[2] + four[3]
+    lanes = BIN_GROUP // VECTOR // vectors
+    for step in cutlass.range_constexpr(lanes.bit_length() - 1):
+        mine += cute.arch.shuffle_sync_bfly(mine, 1 << step)
+    if thread % lanes == 0:
+        mail.own_coarse[thread // lanes] = mine
+
+
+@cute.jit
+def send_counts(
+    box: cute.Tensor,
+    counts: cute.Tensor,
+    first: Int32,
+    number: cutlass.Constexpr,
+    barrier: Any,
+    place: Place,
+    thread: Int32,
+    threads: cutlass.Constexpr,
+) -> None:
+    """`number` counts from `first` on to every CTA's box; `thread` is one of `threads`."""
+    messages = number // VECTOR
+    message = thread % messages
+    four = four_at(counts, first // VECTOR + message)
+    mine = (box.iterator + (place.part * number + message * VECTOR)).align(16)
+    for peer in cutlass.range(thread // messages, place.parts, threads // messages, unroll=1):
+        send_four(mine, four, barrier, peer)
+
+
+@cute.jit
+def lane_with(condition: cutlass.Boolean) -> Int32:
+    """The first lane for which it holds, the last one if for none."""
+    mask = cute.arch.vote_ballot_sync(condition)
+    return Int32(31) - Int32(cute.arch.clz(mask & (Int32(0) - mask))) if mask != 0 else Int32(31)
+
+
+@cute.jit
+def sum_coarse(mail: Mailboxes, place: Place, phase: Int32, thread: Int32) -> None:
+    """SEARCH_WARPS warps: the groups' counts of all CTAs into `sums`, each warp those of every
+    SEARCH_WARPS-th CTA. Ends synced among them."""
+    lane = thread % WARP_SIZE
+    # coarse_full: the counts of every CTA are there.
+    cute.arch.mbarrier_wait(mail.coarse_full, phase & 1)
+    counts = cute.make_rmem_tensor(VECTOR, Int32)
+    counts.fill(0)
+    for peer in cutlass.range(thread // WARP_SIZE, place.parts, SEARCH_WARPS, unroll=4):
+        four = four_at(mail.coarse, peer * (BIN_GROUPS // VECTOR) + lane)
+        for i in cutlass.range_constexpr(VECTOR):
+            counts[i] += four[i]
+    at = (mail.sums.iterator + VECTOR * thread).align(VECTOR * WORD)
+    cute.make_tensor(at, cute.make_layout(VECTOR)).store(counts.load())
+    cute.arch.barrier(barrier_id=SEARCH_BARRIER, number_of_threads=SEARCH_WARPS * WARP_SIZE)
+
+
+@cute.jit
+def find_group(
+    mail: Mailboxes, shared: cutlass.Boolean, rank: Int32, lane: Int32
+) -> tuple[Int32, Int32, Int32]:
+    """One warp, four groups a lane, lane 0 the best: (the group that the rank falls into or the
+    lowest one, entries above it, all entries)."""
+    quad = Int32(WARP_SIZE - 1) - lane
+    counts = cute.make_rmem_tensor(VECTOR, Int32)
+    counts.fill(0)
+    if shared:
+        for warp in cutlass.range_constexpr(SEARCH_WARPS):
+            four = four_at(mail.sums, warp * WARP_SIZE + quad)
+            for i in cutlass.range_constexpr(VECTOR):
+                counts[i] += four[i]
+    else:
+        counts.store(four_at(mail.own_coarse, quad))
+    inclusive = warp_prefix(counts[0] + counts[1] + counts[2] + counts[3], lane)
+    above = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
+    found = lane_with(above < rank and inclusive >= rank)
+    within = Int32(VECTOR - 1)  # the lane's best group
+    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
+        if above + counts[i] < rank and within == i:
+            above += counts[i]
+            within = Int32(i - 1)
+    return (
+        cute.arch.shuffle_sync(VECTOR * quad + within, found),
+        cute.arch.shuffle_sync(above, found),
+        cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1),
+    )
+
+
+@cute.jit
+def search(
+    ranking: Ranking,
+    mail: Mailboxes,
+    place: Place,
+    shared: cutlass.Boolean,
+    rank: Int32,
+    phase: Int32,
+    lane: Int32,
+) -> None:
+    """One warp: what a round finds, into scratch. With fewer entries than `rank` it is bin 0."""
+    group, above, total = find_group(mail, shared, rank, lane)
+    first = group * BIN_GROUP
+    bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
+    count = Int32(0)
+    if shared:
+        send_counts(
+            mail.fine, ranking.histogram, first, BIN_GROUP, mail.fine_full, place, lane, WARP_SIZE
+        )
+        # fine_full: likewise.
+        cute.arch.mbarrier_wait(mail.fine_full, phase & 1)
+        for peer in cutlass.range(place.parts, unroll=8):
+            count += mail.fine[peer * BIN_GROUP + bin_]
+    else:
+        count = ranking.histogram[first + bin_]
+    inclusive = above + warp_prefix(count, lane)
+    if lane == lane_with(inclusive - count < rank and inclusive >= rank):
+        found = Found(first + bin_, inclusive - count, count, total)
+        for i in cutlass.range_constexpr(len(Found._fields)):
+            ranking.scratch[SCRATCH_FOUND + i] = found[i]
+
+
+@cute.jit
+def find_rank(
+    ranking: Ranking,
+    mail: Mailboxes,
+    place: Place,
+    shared: cutlass.Boolean,
+    rank: Int32,
+    phase: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Found:
+    """The bin of the entry of `rank` (1 = best) among the entries of all CTAs of the cluster, or of
+    the caller if not `shared`. Ends synced.
+
+    The histogram is complete and synced, and keeps its counts.
+    """
+    assert const_expr(plan.consumer_threads * VECTOR * 2 == NUM_BINS)
+    sum_groups(ranking, mail, thread)
+    if shared and thread == 0:
+        for barrier, counts in ((mail.coarse_full, BIN_GROUPS), (mail.fine_full, BIN_GROUP)):
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, place.parts * (counts * WORD))
+    consumer_sync(plan)
+    if shared:
+        send_counts(
+            mail.coarse,
+            mail.own_coarse,
+            Int32(0),
+            BIN_GROUPS,
+            mail.coarse_full,
+            place,
+            thread,
+            plan.consumer_threads,
+        )
+        if thread < SEARCH_WARPS * WARP_SIZE:
+            sum_coarse(mail, place, phase, thread)
+    if thread < WARP_SIZE:
+        search(ranking, mail, place, shared, rank, phase, thread)
+    consumer_sync(plan)
+    return Found(*(ranking.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
+
+
+@cute.jit
+def own_above(ranking: Ranking, mail: Mailboxes, bin_: Int32, lane: Int32) -> Int32:
+    """One warp: the caller's entries in better bins than the one that a round found."""
+    four = four_at(mail.own_coarse, lane)
+    counts = [four[i] for i in range(VECTOR)]
+    above = Int32(0)
+    for i in cutlass.range_constexpr(VECTOR):
+        above += counts[i] if VECTOR * lane + i > bin_ // BIN_GROUP else Int32(0)
+    if lane > bin_ % BIN_GROUP:
+        above += ranking.histogram[bin_ // BIN_GROUP * BIN_GROUP + lane]
+    return cute.arch.warp_redux_sync(above, "add")
+
+
+@cute.jit
+def within_before(
+    mail: Mailboxes, place: Place, shared: cutlass.Boolean, bin_: Int32, lane: Int32
+) -> Int32:
+    """One warp: entries in the bin that a round found, of the CTAs before the caller."""
+    within = Int32(0)
+    if shared and lane < place.part:
+        within = mail.fine[lane * BIN_GROUP + bin_ % BIN_GROUP]
+    return cute.arch.warp_redux_sync(within, "add")
+
+
+@cute.jit
+def send_above(mail: Mailboxes, place: Place, above: Int32, lane: Int32) -> None:
+    """One warp: the caller's entries above the last round's bin, to every CTA of the cluster."""
+    if lane < place.parts:
+        box = mail.above.iterator + place.part
+        cute.arch.inline_ptx(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{$r0}], {$r1}, [{$r2}];",
+            read_only_args=[
+                cute.arch.map_dsmem_ptr(box, lane),
+                above,
+                cute.arch.map_dsmem_ptr(mail.received_full, lane),
+            ],
+        )
+
+
+@cute.jit
+def above_before(mail: Mailboxes, place: Place, lane: Int32) -> Int32:
+    """One warp, behind received_full: what the CTAs before the caller sent."""
+    above = Int32(0)
+    if lane < place.part:
+        above = mail.above[lane]
+    return cute.arch.warp_redux_sync(above, "add")

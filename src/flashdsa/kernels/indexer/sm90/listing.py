@@ -1,0 +1,174 @@
+"""The consumers' list of entries (key, position), its histogram, and sums over the consumers.
+
+The histogram counts the entries that may win; others, of the key 0 and no position, lie in no
+range, are never accepted, and go when the list is compacted.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.kernels.indexer.sm90.bins import NO_POSITION, accepts, bin_of
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, SCRATCH_WARP_SUMS, Ranking
+from flashdsa.kernels.indexer.sm90.plan import NUM_BINS, WARP_SIZE, IndexerPlan
+
+CONSUMER_BARRIER = 1
+"""The named barrier among the consumers."""
+COMPACTED_TOGETHER = 4
+"""Entries of a thread in registers while the list is rewritten."""
+
+
+def consumer_sync(plan: IndexerPlan) -> None:
+    """All consumers wait for each other; their shared memory accesses are ordered by it."""
+    cute.arch.barrier(barrier_id=CONSUMER_BARRIER, number_of_threads=plan.consumer_threads)
+
+
+def key_at(ranking: Ranking, index: Int32) -> Uint32:
+    """Key of the list's entry."""
+    return Uint32(ranking.keys[index])
+
+
+def position_at(ranking: Ranking, index: Int32) -> Uint32:
+    """Position of the list's entry."""
+    return Uint32(ranking.positions[index])
+
+
+def four_at(array: cute.Tensor, index: Int32) -> Any:
+    """Elements 4 index to 4 index + 3 of an array in shared memory, in one load."""
+    pointer = (array.iterator + 4 * index).align(16)
+    return cute.make_tensor(pointer, cute.make_layout(4)).load()
+
+
+@cute.jit
+def count_in_bin(ranking: Ranking, bin_index: Int32) -> None:
+    """Add one to a bin. The constant 1, unsigned, makes it the instruction that counts lanes."""
+    cute.arch.inline_ptx(
+        "red.relaxed.cta.shared::cta.add.u32 [{$r0}], 1;",
+        read_only_args=[ranking.histogram.iterator + bin_index],
+    )
+
+
+@cute.jit
+def take_place(ranking: Ranking, counter: cutlass.Constexpr, wanted: cutlass.Boolean) -> Int32:
+    """A place of one's own among those who want one; one atomic a warp, all lanes call."""
+    mask = cute.arch.vote_ballot_sync(wanted)
+    base = Int32(0)
+    if mask != 0:
+        if cute.arch.lane_idx() == 0:
+            base = cute.arch.atomic_add(
+                ranking.scratch.iterator + counter,
+                Int32(cute.arch.popc(mask)),
+                sem="relaxed",
+                scope="cta",
+            )
+        base = cute.arch.shuffle_sync(base, 0)
+    return base + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
+
+
+@cute.jit
+def clear_histogram(ranking: Ranking, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """All bins 0. The caller syncs before anyone counts."""
+    nothing = cute.make_rmem_tensor(4, Int32)
+    nothing.fill(0)
+    for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
+        at = (ranking.histogram.iterator + 4 * (thread + i * plan.consumer_threads)).align(16)
+        cute.make_tensor(at, cute.make_layout(4)).store(nothing.load())
+
+
+@cute.jit
+def warp_prefix(value: Int32, lane: Int32) -> Int32:
+    """Inclusive sum over the lanes up to this one."""
+    total = value
+    for step in cutlass.range_constexpr(5):
+        other = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
+        if lane >= (1 << step):
+            total += other
+    return total
+
+
+@cute.jit
+def consumer_prefix(ranking: Ranking, value: Int32, thread: Int32, plan: cutlass.Constexpr):
+    """(sum over the threads before this one, sum over all consumers). One consumer sync."""
+    lane = thread % WARP_SIZE
+    warp = thread // WARP_SIZE
+    inclusive = warp_prefix(value, lane)
+    if lane == WARP_SIZE - 1:
+        ranking.scratch[SCRATCH_WARP_SUMS + warp] = inclusive
+    consumer_sync(plan)
+    sums = Int32(0)
+    if lane < plan.consumer_warps:
+        sums = ranking.scratch[SCRATCH_WARP_SUMS + lane]
+    total = cute.arch.warp_redux_sync(sums, "add")
+    before = cute.arch.warp_redux_sync(sums if lane < warp else Int32(0), "add")
+    return before + inclusive - value, total
+
+
+@cute.jit
+def append(ranking: Ranking, key: Uint32, position: Uint32, wanted: cutlass.Boolean) -> None:
+    """Put an entry at the list's end and into the histogram; all lanes call."""
+    index = take_place(ranking, SCRATCH_COUNT, wanted)
+    if wanted:
+        ranking.keys[index] = Int32(key)
+        ranking.positions[index] = Int32(position)
+        count_in_bin(ranking, bin_of(key))
+
+
+@cute.jit
+def put(
+    ranking: Ranking, index: Int32, key: Uint32, position: Int32, valid: cutlass.Boolean
+) -> None:
+    """An entry at its place; one that is not `valid` never wins and is not counted."""
+    ranking.keys[index] = Int32(key) if valid else Int32(0)
+    ranking.positions[index] = position if valid else Int32(NO_POSITION)
+    if valid:
+        count_in_bin(ranking, bin_of(key))
+
+
+@cute.jit
+def compact(
+    ranking: Ranking,
+    count: Int32,
+    at_key: Uint32,
+    at_position: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Int32:
+    """Keep the list's accepted entries only, in no special order; returns how many. Ends synced.
+
+    The list is rewritten in place, a stretch at a time: a stretch is in registers before any of it
+    is overwritten, and what is kept never reaches the next one.
+    """
+    clear_histogram(ranking, thread, plan)
+    if thread == 0:
+        ranking.scratch[SCRATCH_COUNT] = Int32(0)
+    stretch = COMPACTED_TOGETHER * plan.consumer_threads
+    for first in cutlass.range(0, count, stretch, unroll=1):
+        keys = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        positions = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
+            index = first + thread + i * plan.consumer_threads
+            keys[i] = Uint32(0)
+            positions[i] = Uint32(0)
+            if index < count:
+                keys[i] = key_at(ranking, index)
+                positions[i] = position_at(ranking, index)
+        consumer_sync(plan)
+        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
+            kept = first + thread + i * plan.consumer_threads < count and accepts(
+                keys[i], positions[i], at_key, at_position
+            )
+            append(ranking, keys[i], positions[i], kept)
+    consumer_sync(plan)
+    entries = ranking.scratch[SCRATCH_COUNT]
+    consumer_sync(plan)  # everyone has read the count
+    return entries
+
+
+@cute.jit
+def reset(ranking: Ranking, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """An empty list; synced."""
+    clear_histogram(ranking, thread, plan)
+    if thread == 0:
+        ranking.scratch[SCRATCH_COUNT] = Int32(0)
+    consumer_sync(plan)

@@ -1,0 +1,96 @@
+"""No kernel with P and dS in bf16 keeps the row rule where a dKV row cancels; what it can keep.
+
+The rule (`||row error||` at most 1e-2 of the row, or 1e-4 of what was summed) is the contract's.
+The model here is the reference, in float64, but for one rounding to bf16 of each P and dS.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdsa import reference
+from flashdsa.verify.cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
+from flashdsa.verify.compare import Comparison
+from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+
+CANCELS = SparseMlaCase("logits near -1e4", 2, 60, 128, 48, logit_shift=-1e4)
+PLAIN = SparseMlaCase("plain", 2, 60, 128, 48)
+
+
+def scores(inputs: SparseMlaInputs, s: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys named by query s (all its slots are valid), and its P and dS `[H, keys]`."""
+    O, lse = (x[s].double() for x in forward_results(inputs))
+    named = inputs.indices[s].long()
+    keys, q, do = inputs.kv[named].double(), inputs.q[s].double(), inputs.do[s].double()
+    p = torch.exp(q @ keys.T * 576**-0.5 - lse[:, None])
+    dp = do @ keys[:, :512].T
+    return named, p, p * (dp - (O * do).sum(-1, keepdim=True)) * 576**-0.5
+
+
+def rounded_dkv(inputs: SparseMlaInputs) -> Tensor:
+    """dKV of bf16 P and dS, everything else in float64."""
+    dkv = torch.zeros(inputs.kv.shape, dtype=torch.float64)
+    for s in range(inputs.case.num_queries):
+        named, *both = scores(inputs, s)
+        p, ds = (x.bfloat16().double() for x in both)
+        dkv.index_add_(0, named, ds.T @ inputs.q[s].double())
+        dkv[:, :512].index_add_(0, named, p.T @ inputs.do[s].double())
+    return dkv.float()
+
+
+def judged(inputs: SparseMlaInputs, dkv: Tensor, bf16_operands: bool) -> Comparison:
+    """The verdict on dKV."""
+    O, lse = forward_results(inputs)
+    return judge_backward(inputs, O, lse, {"dKV": dkv}, bf16_operands=bf16_operands)[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_alone_breaks_the_row_rule_where_rows_cancel(seed: int) -> None:
+    inputs = make_sparse_mla_inputs(CANCELS, seed)
+    dkv = rounded_dkv(inputs)
+    by_contract, by_rounding = judged(inputs, dkv, False), judged(inputs, dkv, True)
+    assert not by_contract.passed and by_contract.row_error > 1e-2
+    assert by_rounding.passed, by_rounding.message
+
+
+def test_on_plain_data_it_is_well_within_the_contract() -> None:
+    inputs = make_sparse_mla_inputs(PLAIN, 0)
+    verdict = judged(inputs, rounded_dkv(inputs), False)
+    assert verdict.passed and verdict.row_error < 5e-3 and verdict.norm_error < 2.5e-3
+
+
+@pytest.mark.parametrize("case", [CANCELS, PLAIN], ids=lambda case: case.name)
+def test_one_lost_head_of_one_slot_is_seen_all_the_same(case: SparseMlaCase) -> None:
+    inputs = make_sparse_mla_inputs(case, 0)
+    dkv = rounded_dkv(inputs)
+    named, p, ds = scores(inputs, 0)
+    sizes = (ds[:, 0] ** 2 * (inputs.q[0].double() ** 2).sum(-1)) + (
+        p[:, 0] ** 2 * (inputs.do[0].double() ** 2).sum(-1)
+    )
+    head = int(sizes.argsort()[3 * len(sizes) // 4])  # not of the smallest, nor of the largest
+    dkv[named[0]] -= (ds[head, 0] * inputs.q[0, head].double()).float()
+    dkv[named[0], :512] -= (p[head, 0] * inputs.do[0, head].double()).float()
+    verdict = judged(inputs, dkv, True)
+    assert not verdict.passed and verdict.worst_row == (int(named[0]),)
+
+
+def test_the_spread_is_the_root_of_the_sum_of_squares() -> None:
+    inputs = make_sparse_mla_inputs(
+        SparseMlaCase("small", 2, 6, 3, 6, d_qk=5, d_v=4, duplicates=True), 0
+    )
+    O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=4)
+    spread = reference.mla_bwd_dkv_spread(
+        inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices, sm_scale=0.4
+    )
+    wanted = torch.zeros(6, dtype=torch.float64)
+    for s in range(2):
+        for row in inputs.indices[s].tolist():
+            for head in range(3):
+                q, key = inputs.q[s, head].double(), inputs.kv[row].double()
+                do = inputs.do[s, head].double()
+                p = torch.exp(0.4 * (q @ key) - lse[s, head])
+                ds = p * (do @ key[:4] - O[s, head] @ do) * 0.4
+                wanted[row] += (ds * q).square().sum() + (p * do).square().sum()
+    torch.testing.assert_close(spread, wanted.sqrt())
