@@ -27,8 +27,8 @@ def model(what: str, queries: int, topk: int, s_kv: int, markdown: bool, as_json
                   skeletons of the design study, Blackwell kernels that others published
       machines    the constants of H200 and B200, each with its source
 
-    The sizes are those of mla_bwd; H is 128. No constant belongs to a kernel: the errors are the
-    model's own.
+    The sizes are those of mla_bwd; H is 128. No constant belongs to a kernel but one: the time that
+    the indexer's CTAs wait for the slowest of their cluster, as measured.
 
     \b
     Examples

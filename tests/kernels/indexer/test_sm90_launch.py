@@ -28,7 +28,7 @@ SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
     ("rows", "chosen"),
     [
         (7, (7, 16)),
-        (8, (8, 8)),  # 9 is no choice
+        (8, (8, 9)),  # 9 is no choice
         (15, (15, 8)),
         (17, (17, 6)),
         (22, (22, 5)),
@@ -89,7 +89,7 @@ def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(clusters, "_capacities", {})
     monkeypatch.setattr(clusters, "_chosen", {})
     monkeypatch.setattr(clusters, "cluster_capacity", pretended)
-    rows = (1, 1, 2, 9)
+    rows = (1, 1, 2, 10)
     assert [clusters_for(0, count).size for count in rows] == [16, 16, 16, 8]
     assert [clusters_for(1, count).size for count in rows] == [4, 4, 2, 1]
     assert asked == [0, 1]

@@ -68,6 +68,10 @@ FIRST_COPY = Executed(201, 2, 0, 4, 2)
 MESSAGES = 3
 """Of a cluster's CTAs to each other, one after the other: counts of groups, of bins, candidates."""
 
+SKEW = 500
+"""Clocks that a CTA waits at a message for the slowest of its cluster, beyond the message's way;
+measured at 1/8K and 1/32K (benchmarks/results/indexer/NOTES.md)."""
+
 _COUNTED = {
     "1/8K": (16, 1, (532, 0, 3, 6, 4), (1215, 1, 19, 36, 12)),
     "1/32K": (16, 1, (1898, 1, 9, 21, 10), (1296, 1, 18, 36, 12)),
@@ -120,7 +124,7 @@ def predict_indexer(shape: Shape, machine: Machine) -> IndexerPrediction:
     tensor = flop / (machine.sms.value * machine.fp8_rate.value * clock)
     parts = {"device memory": memory, "scoring": scoring, "tensor core": tensor}
     slowest = max(parts, key=lambda name: parts[name])
-    message = machine.dsmem_latency.value
+    message = machine.dsmem_latency.value + SKEW
     messages = MESSAGES * message if shape.ctas > shape.teams else 0.0
     if shape.teams > 1:  # teams publish, draw tickets, and one of them reads and ranks again
         messages += messages + machine.release_latency.value + 2 * near + message

@@ -16,7 +16,7 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
 logger = logging.getLogger("flashdsa.sm90")
 
-SIZES = (16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
+SIZES = (16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
 An H200 runs at once, by size 1 to 16: 132, 66, 39, 30, 22, 17, 15, 15, 9, then 7."""
 ROWS_OF_ONE_CTA = 10 / 11

@@ -116,10 +116,10 @@ def produce_dealt(
             part = team * place.parts + place.part
             first = part * pages // (teams * place.parts)
             end = (part + 1) * pages // (teams * place.parts)
-            described = Segment(row, first, end - first, length, teams)
+            described = Segment(row, first, end - first, length, teams, pages_done)
             announce(c, segment, described, lane, plan)
             if const_expr(c.keys_map is not None):
-                load_pages(c, described, pages_done, lane, plan)
+                load_pages(c, described, lane, plan)
             pages_done += end - first
             segment += 1
     finish(c, segment, lane, plan)

@@ -5,7 +5,7 @@ from cutlass import Int32, Uint32, cute
 
 from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.emit import Output, store_id, token_id
-from flashdsa.kernels.indexer.sm90.exchange import Rounds, send_entry
+from flashdsa.kernels.indexer.sm90.exchange import SORTED, parity_of, send_entry
 from flashdsa.kernels.indexer.sm90.listing import consumer_sync, key_at, position_at
 from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.plan import ENTRY_WORDS
@@ -42,17 +42,17 @@ def emit_sorted(
     place: Place,
     own_winners: Int32,
     threshold: Threshold,
-    rounds: Rounds,
+    parities: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> Rounds:
+) -> Int32:
     """The row's ids, best first. The list has the caller's winners only."""
     send_winners(ranking, mail, own_winners, threshold.first_place, thread, plan)
     if place.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))
-        sort_winners(ranking, mail, output, row, winners, rounds.sorted, thread, plan)
+        sort_winners(ranking, mail, output, row, winners, parity_of(parities, SORTED), thread, plan)
     consumer_sync(plan)
-    return rounds._replace(sorted=rounds.sorted + 1)
+    return parities ^ SORTED
 
 
 @cute.jit
@@ -62,7 +62,7 @@ def sort_winners(
     output: Output,
     row: Int32,
     winners: Int32,
-    phase: Int32,
+    parity: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
@@ -71,7 +71,7 @@ def sort_winners(
         expected = winners * (4 * ENTRY_WORDS)
         cute.arch.mbarrier_arrive_and_expect_tx(mail.winners_full, expected)
     # winners_full: those of every CTA are there. The list is free: its winners were sent too.
-    cute.arch.mbarrier_wait(mail.winners_full, phase & 1)
+    cute.arch.mbarrier_wait(mail.winners_full, parity)
     consumer_sync(plan)
     for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
         key, position = Int32(0), Int32(-1)

@@ -33,13 +33,16 @@ SEARCH_BARRIER = 2
 """The named barrier among the warps that add up counts."""
 
 
-class Rounds(NamedTuple):
-    """Completed phases of the mailboxes' barriers."""
+COUNTED, GATHERED, SORTED = 1, 2, 4
+"""Bits of `parities`: of the phases of the counts' barriers, of received_full, of winners_full. One
+register for all of them."""
+PARITY_BITS = 3
 
-    counted: Int32
-    gathered: Int32
-    sorted: Int32
-    published: Int32
+
+@cute.jit
+def parity_of(parities: Int32, bit: cutlass.Constexpr) -> Int32:
+    """To wait with."""
+    return (parities >> (bit.bit_length() - 1)) & 1
 
 
 class Found(NamedTuple):
@@ -121,12 +124,12 @@ def lane_with(condition: cutlass.Boolean) -> Int32:
 
 
 @cute.jit
-def sum_coarse(mail: Mailboxes, place: Place, phase: Int32, thread: Int32) -> None:
+def sum_coarse(mail: Mailboxes, place: Place, parity: Int32, thread: Int32) -> None:
     """SEARCH_WARPS warps: the groups' counts of all CTAs into `sums`, each warp those of every
     SEARCH_WARPS-th CTA. Ends synced among them."""
     lane = thread % WARP_SIZE
     # coarse_full: the counts of every CTA are there.
-    cute.arch.mbarrier_wait(mail.coarse_full, phase & 1)
+    cute.arch.mbarrier_wait(mail.coarse_full, parity)
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     counts.fill(0)
     for peer in cutlass.range(thread // WARP_SIZE, place.parts, SEARCH_WARPS, unroll=4):
@@ -176,7 +179,7 @@ def search(
     place: Place,
     shared: cutlass.Boolean,
     rank: Int32,
-    phase: Int32,
+    parity: Int32,
     lane: Int32,
 ) -> None:
     """One warp: what a round finds, into scratch. With fewer entries than `rank` it is bin 0."""
@@ -189,7 +192,7 @@ def search(
             mail.fine, ranking.histogram, first, BIN_GROUP, mail.fine_full, place, lane, WARP_SIZE
         )
         # fine_full: likewise.
-        cute.arch.mbarrier_wait(mail.fine_full, phase & 1)
+        cute.arch.mbarrier_wait(mail.fine_full, parity)
         for peer in cutlass.range(place.parts, unroll=8):
             count += mail.fine[peer * BIN_GROUP + bin_]
     else:
@@ -208,7 +211,7 @@ def find_rank(
     place: Place,
     shared: cutlass.Boolean,
     rank: Int32,
-    phase: Int32,
+    parity: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Found:
@@ -235,9 +238,9 @@ def find_rank(
             plan.consumer_threads,
         )
         if thread < SEARCH_WARPS * WARP_SIZE:
-            sum_coarse(mail, place, phase, thread)
+            sum_coarse(mail, place, parity, thread)
     if thread < WARP_SIZE:
-        search(ranking, mail, place, shared, rank, phase, thread)
+        search(ranking, mail, place, shared, rank, parity, thread)
     consumer_sync(plan)
     return Found(*(ranking.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
 

@@ -58,7 +58,7 @@ def rank_estimate(plan: IndexerPlan) -> RoleEstimate:
         (
             v("weights, halved", plan.num_heads // 4),
             v("thread, lane, part, parts", 4),
-            v("segment: row, first_page, num_pages, length, teams; number, pages_done", 7),
+            v("segment: row, first_page, num_pages, length, teams, first_number; parities", 7),
             v("entries, done, floor", 3),
             v("phases of the mailboxes", 4),
             v("accumulator: 64 x heads, of 128 threads", heads // 128, last="score"),

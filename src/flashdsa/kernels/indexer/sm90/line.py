@@ -118,9 +118,9 @@ def produce_line(
             share = cute.arch.shuffle_sync(share, found)
             stop = cutlass.min(start + pages, end)
             length = cute.arch.shuffle_sync(length, found)
-            described = Segment(row, cursor - start, stop - cursor, length, Int32(1))
+            described = Segment(row, cursor - start, stop - cursor, length, Int32(1), pages_done)
             announce(c, segment, described, lane, plan)
-            load_pages(c, described, pages_done, lane, plan)
+            load_pages(c, described, lane, plan)
             pages_done += stop - cursor
             segment += 1
             cursor = start + share

@@ -97,10 +97,8 @@ def load_query(c: Producer, slot: Int32, row: Int32, plan: cutlass.Constexpr) ->
 
 
 @cute.jit
-def load_pages(
-    c: Producer, segment: Segment, pages_done: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> None:
-    """The segment's pages of this warp into the ring; `pages_done` came before in this CTA."""
+def load_pages(c: Producer, segment: Segment, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """The segment's pages of this warp into the ring."""
     count = segment.num_pages
     table = c.block_table.iterator + (
         Int64(segment.row) * c.block_table.stride[0] + segment.first_page
@@ -113,11 +111,11 @@ def load_pages(
         if block + WARP_SIZE + lane < count:
             ahead = (table + block + WARP_SIZE + lane).load()
         # A warp loads for one warpgroup: pages whose number is its own, modulo the warpgroups.
-        first = (c.warp - pages_done - block) & (plan.consumer_warpgroups - 1)
+        first = (c.warp - segment.first_number - block) & (plan.consumer_warpgroups - 1)
         stop = cutlass.min(count - block, Int32(WARP_SIZE))
         for i in cutlass.range(first, stop, plan.consumer_warpgroups, unroll=1):
             page = cute.arch.shuffle_sync(ids, i)
-            load_page(c, page, pages_done + block + i, lane, plan)
+            load_page(c, page, segment.first_number + block + i, lane, plan)
 
 
 @cute.jit

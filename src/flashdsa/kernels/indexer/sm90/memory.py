@@ -35,6 +35,7 @@ SCRATCH_WARP_SUMS = 0  # one word a consumer warp
 SCRATCH_FOUND = 16  # what a round found, see `Found`
 SCRATCH_COUNT = 36  # entries in the list
 SCRATCH_CANDIDATES = 37  # entries among the candidates
+SCRATCH_PART = 40  # first and last position of what a team's CTA ranks of all teams' best
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
 SCRATCH_BEFORE = 23  # winning candidates of CTAs before this one
 

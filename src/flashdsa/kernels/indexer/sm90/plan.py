@@ -27,10 +27,10 @@ CACHE_ROW_BYTES = 128
 """The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES
 NUM_BINS = 4096
-"""Bins of the histogram over sortable keys (see select.py)."""
+"""Bins of the histogram over sortable keys (see bins.py)."""
 BITMAP_WORDS = NUM_BINS
 """Of the winners' bitmap, which takes the histogram's place: 131,072 positions at a time."""
-SEGMENT_WORDS = 5
+SEGMENT_WORDS = 6
 """32-bit words of a segment's description (see segments.py)."""
 BIN_GROUP = 32
 """Bins that are summed up for the first of a round's two messages (see exchange.py)."""
@@ -39,8 +39,8 @@ SEARCH_WARPS = 4
 """That add up the CTAs' counts: one in each partition of the SM."""
 MAX_CLUSTER = 16
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
-LOAD_REGISTERS = 24
-"""Of a producer thread: the least that setmaxnreg takes."""
+LOAD_REGISTERS = 32
+"""Of a producer thread; with 24, the least there is, the consumers would get no more."""
 SLOT_HEADER_WORDS = 4
 """Of what a CTA publishes: entries, first and last position of its part, and one unused."""
 ENTRY_WORDS = 2

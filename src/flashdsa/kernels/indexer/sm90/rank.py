@@ -10,7 +10,7 @@ from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.emit import Output, Stretch, emit_in_order, own_stretch
 from flashdsa.kernels.indexer.sm90.emit_bitmap import emit_by_position
 from flashdsa.kernels.indexer.sm90.emit_sorted import emit_sorted
-from flashdsa.kernels.indexer.sm90.exchange import Rounds
+from flashdsa.kernels.indexer.sm90.exchange import PARITY_BITS
 from flashdsa.kernels.indexer.sm90.listing import append, compact, consumer_sync, put, reset
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Pipeline, Ranking
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE
@@ -23,7 +23,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     score_span,
 )
 from flashdsa.kernels.indexer.sm90.segments import Segment, wait_for_segment
-from flashdsa.kernels.indexer.sm90.teams import arrive, list_published, publish
+from flashdsa.kernels.indexer.sm90.teams import arrive, list_published, merged_part, publish
 from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold, find_threshold
 from flashdsa.problem import PAGE_SIZE
 
@@ -62,24 +62,30 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
     scorer = None
     if const_expr(c.scores is None):
         scorer = make_scorer(c.pipeline.pages, c.pipeline.queries, thread, plan)
-    pages_done = Int32(0)
-    number = Int32(0)
-    rounds = Rounds(*(Int32(0) for _ in Rounds._fields))
+    # In one register: parities of the mailboxes' barriers, and above them the number of segments.
+    parities = Int32(0)
     reset(c.ranking, thread, plan)
     # No message before every CTA of the cluster has initialised its barriers.
     cute.arch.cluster_wait()
-    segment = wait_for_segment(c.pipeline, number, plan)
+    segment = wait_for_segment(c.pipeline, Int32(0), plan)
     while segment.row >= 0:
-        slot = number % plan.segment_stages
+        slot = (parities >> PARITY_BITS) % plan.segment_stages
         entries, done = Int32(0), Int32(0)  # of the list; pages scored
         floor = Uint32(0)  # keys below it cannot win any more
         ranked = cutlass.Boolean(False)
         merges = cutlass.Boolean(False)
-        part = part_of(segment, entries)
         while not ranked:
-            if not merges:
+            part = Part(Int32(0), Int32(0), Int32(0))
+            if merges:
+                part = merged_part(c.ranking, entries)
+            else:
                 batch = Batch(
-                    slot, segment.first_page, done, segment.num_pages, segment.length, pages_done
+                    slot,
+                    segment.first_page,
+                    done,
+                    segment.num_pages,
+                    segment.length,
+                    segment.first_number,
                 )
                 if const_expr(c.scores is None):
                     entries, done = score_batch(c, scorer, batch, entries, floor, thread, plan)
@@ -101,8 +107,8 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     if in_order:
                         stretch = own_stretch(c.output, segment.row, part, thread, plan)
                 shared = scored and c.place.parts > 1
-                threshold, rounds = find_threshold(
-                    c.ranking, c.mail, c.place, shared, publishes, part, rounds, thread, plan
+                threshold, parities = find_threshold(
+                    c.ranking, c.mail, c.place, shared, publishes, part, parities, thread, plan
                 )
                 if not scored:
                     entries = compact(
@@ -111,19 +117,18 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     floor = threshold.key + 1  # an equal key further on has a larger position
                 elif publishes:
                     if const_expr(c.published is not None):
-                        rounds, merges, part = publish_part(
-                            c, segment.row, part, threshold, rounds, thread, plan
+                        merges, entries = publish_part(
+                            c, segment.row, part, threshold, thread, plan
                         )
                         ranked = not merges
                 else:
-                    rounds = emit_row(
-                        c, segment.row, part, in_order, stretch, threshold, rounds, thread, plan
+                    parities = emit_row(
+                        c, segment.row, part, in_order, stretch, threshold, parities, thread, plan
                     )
                     ranked = cutlass.Boolean(True)
         reset(c.ranking, thread, plan)
-        pages_done += segment.num_pages
-        number += 1
-        segment = wait_for_segment(c.pipeline, number, plan)
+        parities += 1 << PARITY_BITS
+        segment = wait_for_segment(c.pipeline, parities >> PARITY_BITS, plan)
 
 
 @cute.jit
@@ -134,21 +139,21 @@ def emit_row(
     in_order: cutlass.Boolean,
     stretch: Stretch,
     threshold: Threshold,
-    rounds: Rounds,
+    parities: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> Rounds:
+) -> Int32:
     """The ids of the part's winners."""
     if const_expr(plan.sorted):
         winners = compact(c.ranking, part.entries, threshold.key, threshold.position, thread, plan)
-        rounds = emit_sorted(
-            c.ranking, c.mail, c.output, row, c.place, winners, threshold, rounds, thread, plan
+        parities = emit_sorted(
+            c.ranking, c.mail, c.output, row, c.place, winners, threshold, parities, thread, plan
         )
     elif in_order:
         emit_in_order(c.ranking, c.output, row, c.place, part, stretch, threshold, thread, plan)
     else:
         emit_by_position(c.ranking, c.output, row, c.place, part, threshold, thread, plan)
-    return rounds
+    return parities
 
 
 @cute.jit
@@ -157,18 +162,18 @@ def publish_part(
     row: Int32,
     part: Part,
     threshold: Threshold,
-    rounds: Rounds,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> tuple[Rounds, cutlass.Boolean, Part]:
+) -> tuple[cutlass.Boolean, Int32]:
     """Publish the part's best. In the row's last team the list becomes what the caller ranks of
-    all teams' best: (rounds, whether so, the list's part of the row)."""
+    all teams' best: (whether so, entries of the list)."""
     cta, _, _ = cute.arch.block_idx()
     publish(c.ranking, c.published, cta, part, threshold, thread, plan)
-    is_last = arrive(c.mail, c.published, c.place, row, rounds.published, thread, plan)
+    is_last = arrive(c.mail, c.published, c.place, row, thread, plan)
+    entries = Int32(0)
     if is_last:
-        part = list_published(c.ranking, c.published, c.place, cta, thread, plan)
-    return rounds._replace(published=rounds.published + 1), is_last, part
+        entries = list_published(c.ranking, c.published, c.place, cta, thread, plan)
+    return is_last, entries
 
 
 def part_of(segment: Segment, entries: Int32) -> Part:

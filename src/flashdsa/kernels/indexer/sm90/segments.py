@@ -25,6 +25,7 @@ class Segment(NamedTuple):
     num_pages: Int32
     length: Int32  # of the row, in tokens
     teams: Int32  # clusters that share the row
+    first_number: Int32  # pages of this CTA before these
 
 
 @cute.jit

@@ -23,7 +23,7 @@ from flashdsa.kernels.indexer.sm90.listing import (
     take_place,
     warp_prefix,
 )
-from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Ranking
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, SCRATCH_PART, Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, SLOT_HEADER_WORDS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
 
@@ -100,7 +100,6 @@ def arrive(
     published: Published,
     place: Place,
     row: Int32,
-    phase: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> cutlass.Boolean:
@@ -133,14 +132,14 @@ def arrive(
             )
         elif lane < MAX_CLUSTER:  # for the CTAs that the cluster does not have
             cute.arch.mbarrier_arrive(mail.tickets_full)
-    # tickets_full: those of all CTAs of the team are there.
+    # tickets_full: those of all CTAs of the team are there. A team has one row: the first phase.
     ready = Int32(0)
     while ready == 0:
         ready = cute.arch.inline_ptx(
             "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
             "[{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
             write_only_types=[Int32],
-            read_only_args=[mail.tickets_full, phase & 1],
+            read_only_args=[mail.tickets_full, Int32(0)],
         )
     latest = Int32(0)
     if lane < place.parts:
@@ -160,9 +159,9 @@ def list_published(
     cta: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> Part:
+) -> Int32:
     """The list becomes the entries of the caller's slots: as many as there are teams, one behind
-    the other in the row. Synced."""
+    the other in the row; returns how many. Their part of the row is in scratch. Synced."""
     clear_histogram(ranking, thread, plan)
     lane = thread % WARP_SIZE
     team = place.cluster % place.teams
@@ -198,13 +197,18 @@ def list_published(
             ):
                 key, position = load_entry(published, first_slot + block + i, at, plan)
                 put(ranking, before + at, Uint32(key), position, cutlass.Boolean(True))
-    consumer_sync(plan)
     last = place.teams - 1
-    return Part(
-        cute.arch.shuffle_sync(first, 0),
-        cute.arch.shuffle_sync(end, last),
-        cute.arch.shuffle_sync(inclusive, last),
-    )
+    start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)
+    if thread == 0:
+        ranking.scratch[SCRATCH_PART], ranking.scratch[SCRATCH_PART + 1] = start, stop
+    consumer_sync(plan)
+    return cute.arch.shuffle_sync(inclusive, last)
+
+
+@cute.jit
+def merged_part(ranking: Ranking, entries: Int32) -> Part:
+    """What `list_published` left in scratch, where it needs no registers meanwhile."""
+    return Part(ranking.scratch[SCRATCH_PART], ranking.scratch[SCRATCH_PART + 1], entries)
 
 
 @cute.jit

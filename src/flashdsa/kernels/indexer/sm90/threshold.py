@@ -20,10 +20,12 @@ from flashdsa.kernels.indexer.sm90.bins import (
 )
 from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.exchange import (
-    Rounds,
+    COUNTED,
+    GATHERED,
     above_before,
     find_rank,
     own_above,
+    parity_of,
     send_above,
     send_entry,
     within_before,
@@ -217,7 +219,7 @@ def gather(
     part: Part,
     range_: Range,
     bin_: Bin,
-    phase: Int32,
+    parity: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Uint32, Uint32]:
@@ -247,7 +249,7 @@ def gather(
                 i - own * place.parts,
             )
         # received_full: the candidates of every CTA are there.
-        cute.arch.mbarrier_wait(mail.received_full, phase & 1)
+        cute.arch.mbarrier_wait(mail.received_full, parity)
         if thread < bin_.within:
             key, position = entry_at(mail.received, thread)
     elif thread < bin_.within:
@@ -326,17 +328,15 @@ def find_threshold(
     shared: cutlass.Boolean,
     to_bin: cutlass.Boolean,
     part: Part,
-    rounds: Rounds,
+    parities: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> tuple[Threshold, Rounds]:
+) -> tuple[Threshold, Int32]:
     """The entry of rank `topk` among the lists of all CTAs, or of the caller if not `shared`.
 
     If `to_bin`, a worse one will do: at most max_candidates more entries are accepted then, and
-    `first_place` means nothing.
-
-    The histogram holds the bins of the list's entries; it is destroyed. With `topk` entries or
-    fewer all of them are accepted. Ends synced.
+    `first_place` means nothing. The histogram holds the bins of the list's entries; it is destroyed.
+    With `topk` entries or fewer all of them are accepted. Ends synced.
     """
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
     if not shared:
@@ -344,10 +344,10 @@ def find_threshold(
     left = Int32(plan.topk)  # the rank among the entries in the range
     counted = cutlass.Boolean(True)
     first_place, total, held = Int32(0), Int32(0), Int32(0)
-    above = Int32(0)  # the second warp: the caller's entries above the range
+    # `above` is the second warp's: the caller's entries above the range.
+    above, stage = Int32(0), Int32(LISTED)
     key, position = Uint32(0), Uint32(0)  # of a held entry
     at_key, at_position = Uint32(0), Uint32(LAST_POSITION)
-    stage = Int32(LISTED)
     if thread == 0:
         ranking.scratch[SCRATCH_BEFORE] = Int32(0)
         ranking.scratch[SCRATCH_CANDIDATES] = Int32(0)
@@ -356,9 +356,11 @@ def find_threshold(
         if not counted:
             listed = part.entries if stage == LISTED else Int32(0)
             recount(ranking, range_, steps, listed, held, key, position, thread, plan)
-        found = find_rank(ranking, mail, place, shared, left, rounds.counted, thread, plan)
+        found = find_rank(
+            ranking, mail, place, shared, left, parity_of(parities, COUNTED), thread, plan
+        )
         if shared:
-            rounds = rounds._replace(counted=rounds.counted + 1)
+            parities = parities ^ COUNTED
         lane = thread % WARP_SIZE
         bin_ = Bin(
             found.within,
@@ -409,7 +411,7 @@ def find_threshold(
                     part,
                     range_,
                     bin_,
-                    rounds.gathered,
+                    parity_of(parities, GATHERED),
                     thread,
                     plan,
                 )
@@ -417,10 +419,10 @@ def find_threshold(
                 stage = Int32(HELD)
                 shared = cutlass.Boolean(False)
             elif was_shared:
-                cute.arch.mbarrier_wait(mail.received_full, rounds.gathered & 1)
+                cute.arch.mbarrier_wait(mail.received_full, parity_of(parities, GATHERED))
             if was_shared:
                 first_place += above_before(mail, place, lane)
-                rounds = rounds._replace(gathered=rounds.gathered + 1)
+                parities = parities ^ GATHERED
         if stage == HELD and found.within <= plan.max_compared:
             at_key, at_position, before = compare(
                 ranking,
@@ -437,4 +439,4 @@ def find_threshold(
             first_place += before
             stage = Int32(FOUND)
     consumer_sync(plan)
-    return Threshold(at_key, at_position, first_place, total), rounds
+    return Threshold(at_key, at_position, first_place, total), parities

@@ -55,18 +55,16 @@ def write_scores(c: Writer, thread: Int32, plan: cutlass.Constexpr) -> None:
     lane = thread % WARP_SIZE
     scorer = make_scorer(c.pipeline.pages, c.pipeline.queries, thread, plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
-    pages_done = Int32(0)
     number = Int32(0)
     segment = wait_for_segment(c.pipeline, number, plan)
     while segment.row >= 0:
         slot = number % plan.segment_stages
         load_weights(weights, c.pipeline.weights, slot, lane, plan)
-        write_segment(c, scorer, weights, segment, slot, pages_done, thread, plan)
+        write_segment(c, scorer, weights, segment, slot, thread, plan)
         # All lanes have read queries, weights and description: the slot may be refilled.
         cute.arch.sync_warp()
         if lane == 0:
             cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
-        pages_done += segment.num_pages
         number += 1
         segment = wait_for_segment(c.pipeline, number, plan)
 
@@ -78,17 +76,16 @@ def write_segment(
     weights: cute.Tensor,
     segment: Segment,
     slot: Int32,
-    pages_done: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
     """Scores of this warpgroup's pages: those whose number is its own, modulo warpgroups."""
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
     groups = plan.consumer_warpgroups
-    first = (group - pages_done) & (groups - 1)
+    first = (group - segment.first_number) & (groups - 1)
     span = Span(
         count=cutlass.max(segment.num_pages - first + groups - 1, Int32(0)) // groups,
-        first_number=pages_done + first,
+        first_number=segment.first_number + first,
         first_position=(segment.first_page + first) * PAGE_SIZE,
         slot=slot,
     )
