@@ -335,8 +335,8 @@ def find_threshold(
     """The entry of rank `topk` among the lists of all CTAs, or of the caller if not `shared`.
 
     If `to_bin`, a worse one will do: at most max_candidates more entries are accepted then, and
-    `first_place` means nothing. The histogram holds the bins of the list's entries; it is destroyed.
-    With `topk` entries or fewer all of them are accepted. Ends synced.
+    `first_place` means nothing. The histogram holds the bins of the list's entries; it is
+    destroyed. With `topk` entries or fewer all of them are accepted. Ends synced.
     """
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
     if not shared:
