@@ -16,6 +16,7 @@ pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
 
 from flashdsa.backends.sm90 import clusters, indexer, topk
 from flashdsa.backends.sm90.clusters import choose_clusters, cluster_capacity, clusters_for
+from flashdsa.backends.sm90.empty_kernel import cubin
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
@@ -342,3 +343,12 @@ def test_checked_calls_check_addresses_and_where_asked_values(
     gpu.capturing = True
     checked(*inputs, inputs.output(512), True)
     assert len(gpu.launches) == 3
+
+
+def test_the_empty_kernel_is_a_module_for_hopper() -> None:
+    """64-bit ELF of a CUDA machine, architecture 90, with the function that is asked for."""
+    module = cubin()
+    elf_class, machine, flags = module[4], module[18:20], int.from_bytes(module[48:52], "little")
+    assert (module[:4], elf_class, machine) == (b"\x7fELF", 2, b"\xbe\0")
+    assert 90 in (flags & 0xFF, flags >> 8 & 0xFF)
+    assert b".text.k\0" in module

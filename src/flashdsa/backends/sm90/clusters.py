@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from flashdsa.backends.sm90.empty_kernel import cubin
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
 logger = logging.getLogger("flashdsa.sm90")
@@ -115,12 +116,6 @@ CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MORE_THAN_8_CTAS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
-EMPTY_KERNEL = """
-.version 8.0
-.target sm_90
-.address_size 64
-.visible .entry k() .maxntid {threads}, 1, 1 {{ ret; }}
-"""
 
 
 def _call(driver: ctypes.CDLL, name: str, *arguments: object) -> None:
@@ -148,8 +143,7 @@ def _ask_driver(device: int, plan: IndexerPlan) -> dict[int, int]:
 
 def _ask_in_context(driver: ctypes.CDLL, plan: IndexerPlan) -> dict[int, int]:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    kernel = EMPTY_KERNEL.format(threads=plan.threads).encode()
-    _call(driver, "cuModuleLoadData", ctypes.byref(module), kernel)
+    _call(driver, "cuModuleLoadData", ctypes.byref(module), cubin())
     try:
         _call(driver, "cuModuleGetFunction", ctypes.byref(function), module, b"k")
         _call(driver, "cuFuncSetAttribute", function, SHARED_BYTES, plan.smem.total)
