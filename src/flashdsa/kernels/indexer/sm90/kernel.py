@@ -17,11 +17,17 @@ import cutlass
 from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.kernels.indexer.sm90.deal import find_place, is_ordered, order_rows, produce_dealt
+from flashdsa.kernels.indexer.sm90.deal import (
+    Place,
+    find_place,
+    is_ordered,
+    order_rows,
+    produce_dealt,
+)
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import allocate
+from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, Ranking, allocate
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
 from flashdsa.kernels.indexer.sm90.segments import Rows
@@ -44,6 +50,32 @@ def initialise_barriers(plan: IndexerPlan, *holders: Any) -> None:
         )
         for stage in range(barrier.stages):
             cute.arch.mbarrier_init(pointer + stage, barrier.arrivals)
+
+
+@cute.jit
+def enter_cluster(
+    ranking: Ranking,
+    mail: Mailboxes,
+    pipeline: Pipeline,
+    rows: Rows,
+    place: Place,
+    thread: Int32,
+    consumes: cutlass.Boolean,
+    plan: cutlass.Constexpr,
+) -> None:
+    """All threads of a CTA: its barriers, and the cluster's rows where it gets several.
+
+    The other CTAs need not be as far: `cluster_wait` comes before the first message to them.
+    """
+    if thread == 0:
+        initialise_barriers(plan, pipeline, mail)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    cute.arch.cluster_arrive_relaxed()
+    if is_ordered(rows, place):
+        if consumes:
+            order_rows(ranking, rows, place, thread, plan)
+        cute.arch.sync_threads()
 
 
 @cute.jit
@@ -91,16 +123,8 @@ def indexer_kernel(
     ranking, mail, pipeline = allocate(plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
     place = find_place(teams)
-    if thread == 0:
-        initialise_barriers(plan, pipeline, mail)
-    cute.arch.mbarrier_init_fence()
-    cute.arch.sync_threads()
-    cute.arch.cluster_arrive_relaxed()
     consumes = warp < plan.consumer_warps
-    if is_ordered(rows, place):
-        if consumes:
-            order_rows(ranking, rows, place, thread, plan)
-        cute.arch.sync_threads()
+    enter_cluster(ranking, mail, pipeline, rows, place, thread, consumes, plan)
     load, rank = plan.roles
     if consumes:
         cute.arch.setmaxregister_increase(rank.registers)

@@ -29,14 +29,11 @@ from flashdsa.problem import PAGE_SIZE
 
 
 class Batch(NamedTuple):
-    """Pages to score: of `count` pages from page `first` of the row, those from `begin` on."""
+    """Pages to score: those of the segment from its page `begin` on."""
 
+    segment: Segment
     slot: Int32  # of queries and weights
-    first: Int32
     begin: Int32
-    count: Int32
-    length: Int32  # tokens of the row
-    pages_done: Int32  # pages of this CTA before the segment
 
 
 class Consumer(NamedTuple):
@@ -79,19 +76,12 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
             if merges:
                 part = merged_part(c.ranking, entries)
             else:
-                batch = Batch(
-                    slot,
-                    segment.first_page,
-                    done,
-                    segment.num_pages,
-                    segment.length,
-                    segment.first_number,
-                )
+                batch = Batch(segment, slot, done)
                 if const_expr(c.scores is None):
                     entries, done = score_batch(c, scorer, batch, entries, floor, thread, plan)
                 else:
                     entries, done = read_batch(
-                        c.ranking, c.scores, segment.row, batch, entries, floor, thread, plan
+                        c.ranking, c.scores, batch, entries, floor, thread, plan
                     )
                 part = part_of(segment, entries)
             scored = done == segment.num_pages
@@ -194,22 +184,23 @@ def score_batch(
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
     """Score as many pages as the list has room for: (its length, the next page)."""
+    segment = batch.segment
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, c.pipeline.weights, batch.slot, thread % WARP_SIZE, plan)
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
     room = (plan.list_capacity - entries) // PAGE_SIZE
-    stop = cutlass.min(batch.count, batch.begin + room)
+    stop = cutlass.min(segment.num_pages, batch.begin + room)
     # This warpgroup's pages are those whose number in the ring is `group` modulo the groups.
     groups = plan.consumer_warpgroups
-    first = batch.begin + ((group - batch.pages_done - batch.begin) & (groups - 1))
+    first = batch.begin + ((group - segment.first_number - batch.begin) & (groups - 1))
     span = Span(
         count=cutlass.max(stop - first + groups - 1, Int32(0)) // groups,
-        first_number=batch.pages_done + first,
-        first_position=(batch.first + first) * PAGE_SIZE,
+        first_number=segment.first_number + first,
+        first_position=(segment.first_page + first) * PAGE_SIZE,
         slot=batch.slot,
     )
     in_order = floor == 0
-    taker = Taker(c.ranking, batch.first * PAGE_SIZE, batch.length, floor, in_order)
+    taker = Taker(c.ranking, segment.first_page * PAGE_SIZE, segment.length, floor, in_order)
     score_span(c.pipeline, scorer, weights, span, thread, list_score, taker, plan)
     consumer_sync(plan)
     if in_order:

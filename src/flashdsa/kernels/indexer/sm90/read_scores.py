@@ -43,7 +43,6 @@ def load_stretch(
 def read_batch(
     ranking: Ranking,
     scores: Any,
-    row: Int32,
     batch: Any,
     entries: Int32,
     floor: Uint32,
@@ -56,9 +55,11 @@ def read_batch(
     The list has room for a stretch at the start; see `refill_pages`.
     """
     stretch = plan.read_together * plan.consumer_threads
+    segment = batch.segment
+    row = segment.row
     line = scores.iterator + Int64(row) * scores.stride[0]
-    last = cutlass.min((batch.first + batch.count) * PAGE_SIZE, batch.length)
-    begin = (batch.first + batch.begin) * PAGE_SIZE
+    last = cutlass.min((segment.first_page + segment.num_pages) * PAGE_SIZE, segment.length)
+    begin = (segment.first_page + batch.begin) * PAGE_SIZE
     if batch.begin == 0:
         prefetch_scores(scores, row, begin, cutlass.min(begin + PREFETCHED, last), thread, plan)
     values = cute.make_rmem_tensor(plan.read_together, Float32)
@@ -78,7 +79,7 @@ def read_batch(
         entries = ranking.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count
         reads = begin < last and plan.list_capacity - entries >= stretch
-    stop = cutlass.min(begin // PAGE_SIZE - batch.first, batch.count)
+    stop = cutlass.min(begin // PAGE_SIZE - segment.first_page, segment.num_pages)
     return entries, stop
 
 

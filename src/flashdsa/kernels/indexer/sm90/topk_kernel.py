@@ -11,9 +11,9 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.kernels.indexer.sm90.deal import find_place, is_ordered, order_rows, produce_dealt
+from flashdsa.kernels.indexer.sm90.deal import find_place, produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.sm90.kernel import initialise_barriers
+from flashdsa.kernels.indexer.sm90.kernel import enter_cluster
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, mailboxes_in, ranking_in
 from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE
@@ -54,16 +54,8 @@ def topk_kernel(
     pipeline = segments_in(arena, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
     place = find_place(Int32(1))
-    if thread == 0:
-        initialise_barriers(plan, pipeline, mail)
-    cute.arch.mbarrier_init_fence()
-    cute.arch.sync_threads()
-    cute.arch.cluster_arrive_relaxed()
     consumes = warp < plan.consumer_warps
-    if is_ordered(rows, place):
-        if consumes:
-            order_rows(ranking, rows, place, thread, plan)
-        cute.arch.sync_threads()
+    enter_cluster(ranking, mail, pipeline, rows, place, thread, consumes, plan)
     if consumes:
         output = Output(positions, None, Int32(0), rows)
         # From the far end: CTAs without segments, if any, have the highest numbers.
