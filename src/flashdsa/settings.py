@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from typing import Any
 
 from flashdsa.errors import ArgumentValueError
 
@@ -40,7 +41,7 @@ class Settings:
         Raises:
             ArgumentValueError: a variable holds a value that it does not take.
         """
-        return _parse(environment_backend(), os.environ.get("FLASHDSA_CHECK", ""))
+        return _parse(os.environ.get("FLASHDSA_BACKEND", ""), os.environ.get("FLASHDSA_CHECK", ""))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(variable, value in force, help) of every setting, for `flashdsa info`."""
@@ -50,14 +51,20 @@ class Settings:
         ]
 
 
-def environment_backend() -> str:
-    """FLASHDSA_BACKEND as it is, for those who keep what follows from it."""
-    return os.environ.get("FLASHDSA_BACKEND", "")
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_BACKEND, _CHECK = (
+    name if _environment is os.environ else os.environ.encodekey(name)
+    for name in ("FLASHDSA_BACKEND", "FLASHDSA_CHECK")
+)
 
 
-def checks_values() -> bool:
-    """`Settings.from_environment().check`, fast where the variable is not set."""
-    return os.environ.get("FLASHDSA_CHECK") is not None and Settings.from_environment().check
+def raw_settings() -> tuple[Any, Any]:
+    """FLASHDSA_BACKEND and FLASHDSA_CHECK as they are now, None where not set: what follows from
+    them may be kept as long as they are equal.
+
+    NOTE: in 0.1 us, from the dictionary that `os.environ` decodes at 0.5 us a look.
+    """
+    return _environment.get(_BACKEND), _environment.get(_CHECK)
 
 
 @lru_cache

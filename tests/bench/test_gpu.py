@@ -180,7 +180,9 @@ def test_a_whole_run() -> None:
     assert ragged.floor_us == pytest.approx(
         sum(LENGTHS) * 132 / max(result.read_gbps.values()) / 1e3
     )
-    assert result.host_us == {"raw launch": 7.0, "torch op": 7.0}
+    calls = ("raw launch", "raw launch, wide table", "torch op", "eager call")
+    assert result.host_us == dict.fromkeys(calls, 7.0)
+    assert result.host_floor_us == {"x.add_(1)": 7.0, "empty torch op": 7.0}
     met = {line.name: line.met for line in result.thresholds}
     assert met["host, raw launch"] is False and met["host, torch op"] is True
     assert met["nine shapes, geometric mean"] is None
@@ -278,6 +280,7 @@ def recorded() -> GpuBenchResult:
         read_gbps={"torch.sum, fp32": 4400.0, "torch.amax, fp32": 4000.0},
         smallest_call_us=2.8,
         host_us=host,
+        host_floor_us={"x.add_(1)": 3.25},
         rows=rows,
         geometric_mean=geometric_mean(rows),
         thresholds=judge_thresholds(rows, host),
@@ -319,6 +322,8 @@ def test_the_table_shows_peers_ratios_and_lines(
     assert two == ["1/8K", "two", "10.0", "1.71x", "15.2", "-", "2.00x"]
     assert "NOT MET" in text and "not measured" in text
     assert "reads at 4400 GB/s (torch.sum, fp32)" in text
+    host = "host: raw launch 6.0 us, torch op 16.5 us; for comparison: x.add_(1) 3.2 us"
+    assert host in " ".join(text.split())
 
 
 def test_wrong_results_are_said_once(recorded: GpuBenchResult) -> None:
@@ -342,7 +347,10 @@ def test_the_file_comes_back_and_others_are_refused(
     write_gpu_result(recorded, path)
     assert read_gpu_result(path) == recorded
     document = json.loads(path.read_text())
-    assert document["schema"] == SCHEMA == "flashdsa-gpu-bench/1"
+    assert document["schema"] == SCHEMA == "flashdsa-gpu-bench/2"
+    first = {name: value for name, value in document.items() if name != "host_floor_us"}
+    old = parse_gpu_result(first | {"schema": "flashdsa-gpu-bench/1"})
+    assert old == replace(recorded, host_floor_us={})
     with pytest.raises(ArgumentValueError, match="expected schema"):
         parse_gpu_result(document | {"schema": "flashdsa-bench/1"})
     del document["rows"][1]["ratio"]

@@ -10,6 +10,7 @@ import pytest
 
 from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.checkout import Checkout
+from flashdsa.bench.gpu.result import FIRST_SCHEMA as GPU_FIRST_SCHEMA
 from flashdsa.bench.gpu.result import SCHEMA as GPU_SCHEMA
 from flashdsa.bench.gpu.result import read_gpu_result
 from flashdsa.bench.machine import Gpu, Machine, describe_machine
@@ -144,7 +145,7 @@ def test_results_in_the_repository_are_of_this_schema() -> None:
             )
         elif path.parent.name in OTHER_SCHEMAS:
             assert json.loads(path.read_text())["schema"] == OTHER_SCHEMAS[path.parent.name]
-        elif json.loads(path.read_text())["schema"] == GPU_SCHEMA:
+        elif json.loads(path.read_text())["schema"] in (GPU_SCHEMA, GPU_FIRST_SCHEMA):
             read_gpu_result(path)
         else:
             read_result(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from flashdsa.settings import Settings
+from flashdsa.settings import Settings, raw_settings
 
 
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,3 +37,20 @@ def test_unknown_value_names_variable_and_value(
 def test_rows_name_every_variable_with_its_value() -> None:
     rows = Settings(backend="cpu", check=True).rows()
     assert [row[:2] for row in rows] == [("FLASHDSA_BACKEND", "cpu"), ("FLASHDSA_CHECK", "1")]
+
+
+def test_raw_settings_change_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps what follows from them sees each change, through `os.environ` in any way."""
+    monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
+    monkeypatch.delenv("FLASHDSA_CHECK", raising=False)
+    assert raw_settings() == (None, None)
+    monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
+    with_backend = raw_settings()
+    monkeypatch.setitem(os.environ, "FLASHDSA_CHECK", "1")
+    with_both = raw_settings()
+    assert with_backend[0] is not None and with_backend[1] is None
+    assert with_both[0] == with_backend[0] and with_both[1] is not None
+    os.environ.update(FLASHDSA_BACKEND="sm90")
+    assert raw_settings()[0] not in (None, with_backend[0])
+    os.environ.pop("FLASHDSA_CHECK")
+    assert raw_settings()[1] is None

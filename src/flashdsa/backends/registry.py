@@ -27,7 +27,8 @@ class Implementation:
 
     `launcher`, where there is one, is "module:function" that prepares calls of fixed sizes on
     one device: its result has `launch`, which takes the operation's tensors unchecked, and
-    `checked`, which takes them and whether to check their values.
+    `ready`, which for a number of rows gives a function and two numbers: called with the tensors
+    and these it launches, or raises if they are not what it was compiled for.
     """
 
     operation: Operation

@@ -56,7 +56,8 @@ def print_gpu_result(result: GpuBenchResult) -> None:
     best = max(result.read_gbps, key=lambda name: result.read_gbps[name])
     console.print(
         f"{result.gpu['name']}; reads at {result.read_gbps[best]:.0f} GB/s ({best}); the smallest "
-        f"launch measures {result.smallest_call_us:.1f} us\n",
+        f"launch measures {result.smallest_call_us:.1f} us\n"
+        f"host: {_listed(result.host_us)}; for comparison: {_listed(result.host_floor_us)}\n",
         markup=False,
     )
     batches = [row for row in result.rows if row.kind != "distribution"]
@@ -75,6 +76,10 @@ def print_gpu_result(result: GpuBenchResult) -> None:
         met = {None: "not measured", True: "met", False: "NOT MET"}[line_.met]
         table.add_row(line_.name, line_.wanted, found, met)
     print_table(console, "Lines to hold", table)
+
+
+def _listed(us: dict[str, float]) -> str:
+    return ", ".join(f"{name} {taken:.1f} us" for name, taken in us.items()) or "not measured"
 
 
 def _batch_table(rows: list[GpuRow]) -> Table:

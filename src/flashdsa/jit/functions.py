@@ -29,7 +29,8 @@ def installed_object(arch: str) -> Path:
 
 def indexer_name(plan: IndexerPlan) -> str:
     """The exported name of the plan's function."""
-    return f"indexer_h{plan.num_heads}_k{plan.topk}" + ("_sorted" if plan.sorted else "")
+    kind = "_sorted" if plan.sorted else "_teams" if plan.teams else ""
+    return f"indexer_h{plan.num_heads}_k{plan.topk}{kind}"
 
 
 def indexer_function(plan: IndexerPlan) -> Any:

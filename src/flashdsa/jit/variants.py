@@ -16,9 +16,10 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
 def sm90_variants() -> dict[str, Callable[[], Any]]:
     """Exported name -> what compiles it, for Hopper."""
+    kinds = ((False, False), (True, False), (False, True))
     plans = [
-        IndexerPlan(num_heads=num_heads, topk=topk, sorted=by_score)
-        for num_heads, topk, by_score in product(NUM_HEADS, TOPK, (False, True))
+        IndexerPlan(num_heads, topk, by_score, teams)
+        for num_heads, topk, (by_score, teams) in product(NUM_HEADS, TOPK, kinds)
     ]
     return {indexer_name(plan): partial(compile_plan, plan) for plan in plans} | part_variants()
 

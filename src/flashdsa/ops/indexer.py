@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdsa.backends.catalog import registry
 from flashdsa.ops.checks import capability, require_positive
 from flashdsa.ops.indexer_checks import (
+    MAX_PAGES,
     check_topk_out,
     indexer_problem,
     key_problem,
@@ -20,13 +21,95 @@ from flashdsa.ops.indexer_checks import (
     slots_problem,
     write_problem,
 )
-from flashdsa.problem import INDEX_HEAD_DIM, Operation, Problem
-from flashdsa.settings import environment_backend
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, Operation, Problem
+from flashdsa.settings import raw_settings
 
 _INDEXER_ARGS = (
     "Tensor q_index_fp8, Tensor k_index_cache_fp8, Tensor weights, Tensor seq_lens, "
     "Tensor block_table"
 )
+
+
+_Launch = tuple[Callable[..., Any], int, int]
+"""A function of the operation's tensors and two numbers."""
+_MOST_LAUNCHES = 4096
+_served: dict[tuple[Any, ...], _Launch] = {}
+"""How checked calls are launched again, by sizes, GPU, order, and what chose the backend."""
+
+
+def serve_again(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+    sorted: bool,
+    backend: str,
+) -> bool:
+    """Launch a call like one that was checked and served; False: not served, nothing was written.
+
+    A kernel's function refuses by itself what it was not compiled for. CuTe DSL's (4.8.1, in
+    base_dsl/tvm_ffi_builder/tvm_ffi_builder.py; tests/kernels/indexer/test_sm90_refusals.py) holds
+    every tensor to: its number of dimensions; its fixed sizes; one B; sizes that fit int32; no
+    gaps, or stride 1 in the table's rows; its alignment; the type cuda and one device index; its
+    dtype, but not the sign of integers. Left to check here are those that must be int32, and the
+    number of pages. What is refused goes to the checks, which say what is wrong with it.
+    """
+    raw_backend, raw_check = raw_settings()
+    launch = _served.get(
+        (
+            q_index_fp8.numel(),
+            topk_indices.numel(),
+            topk_indices.get_device(),
+            sorted,
+            backend,
+            raw_backend,
+        )
+    )
+    if (
+        launch is None
+        or raw_check is not None
+        or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
+        or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
+    ):
+        return False
+    function, first, second = launch
+    try:
+        function(
+            q_index_fp8,
+            k_index_cache_fp8,
+            weights,
+            seq_lens,
+            block_table,
+            topk_indices,
+            first,
+            second,
+        )
+    except Exception:  # of whatever kind: the checked call raises it again, or a clearer one
+        return False
+    torch._C._increment_version((topk_indices,))
+    return True
+
+
+_INFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+_EAGER = _INFERENCE.add(torch._C.DispatchKey.ADInplaceOrView)
+_PLAIN = (_EAGER.raw_repr(), _INFERENCE.raw_repr())
+"""Dispatch keys that torch includes in every call of a thread: outside and in inference mode."""
+
+
+def is_plain_eager() -> bool:
+    """Whether the dispatcher would do nothing but call the implementation, if all operands are
+    just `torch.Tensor`: no mode (fake tensors, tracing, torch functions), transform or profiler.
+
+    Those of torch.func wrap tensors in ones of the same type; like vmap, functionalization, jit and
+    dispatch modes they are seen by the key that each includes.
+    """
+    return (
+        torch._C._dispatch_tls_local_include_set().raw_repr() in _PLAIN
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._autograd._profiler_enabled()
+    )
 
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
@@ -36,10 +119,6 @@ _library.define(
     "str backend) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-_MOST_LAYOUTS = 4096
-_checked: dict[tuple[Any, ...], Callable[..., None]] = {}
-"""What serves a call of tensors without gaps, by what the checks have seen of them. It takes the
-tensors and `check`."""
 
 
 def _dsa_topk_indexer(
@@ -55,50 +134,25 @@ def _dsa_topk_indexer(
 ) -> None:
     """Writes `topk_indices`; `check` asks for errors on bad lengths and page ids."""
     tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
-    q, cache, w, lengths, table, out = tensors
-    # NOTE: written out; over a list of tensors it takes a microsecond more.
-    seen = (
-        *(q.shape, cache.shape, w.shape, lengths.shape, table.shape, out.shape),
-        *(q.dtype, cache.dtype, w.dtype, lengths.dtype, table.dtype, out.dtype),
-        *(q.device, cache.device, w.device, lengths.device, table.device, out.device),
-        *(cache.storage_offset() % 4, sorted),
-        environment_backend() if backend == "auto" else backend,
-    )
-    dense = (
-        q.is_contiguous()
-        and cache.is_contiguous()
-        and w.is_contiguous()
-        and lengths.is_contiguous()
-        and table.is_contiguous()
-        and out.is_contiguous()
-    )
-    run = _checked.get(seen) if dense else None
-    if run is None:
-        run = _check_and_select(tensors, sorted, dense, backend)
-        if dense:
-            if len(_checked) >= _MOST_LAYOUTS:
-                _checked.clear()
-            _checked[seen] = run
-    run(*tensors, check)
-    torch.autograd.graph.increment_version(topk_indices)
-
-
-def _check_and_select(
-    tensors: tuple[Tensor, ...], sorted: bool, dense: bool, backend: str
-) -> Callable[..., None]:
-    """What serves the call, after the checks; it takes the tensors and `check`."""
-    q_index_fp8, topk_indices = tensors[0], tensors[5]
+    if serve_again(*tensors, sorted, backend):
+        return
     check_topk_out(topk_indices, q_index_fp8)
-    num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
+    rows, topk = topk_indices.shape
     problem = indexer_problem(Operation.DSA_TOPK_INDEXER, *tensors[:5], topk=topk, sorted=sorted)
     problem = replace(problem, capability=capability(q_index_fp8.device))
     chosen = registry.select(problem, backend)
-    if dense and chosen.launcher:
-        prepared = chosen.load_launcher()(q_index_fp8.device, num_heads, topk, sorted)
-        checked: Callable[..., None] = prepared.checked
-        return checked
-    serve = chosen.load()
-    return lambda *arguments: serve(*arguments[:-1], sorted=sorted, check=arguments[-1])
+    chosen.load()(*tensors, sorted=sorted, check=check)
+    torch.autograd.graph.increment_version(topk_indices)
+    if rows and chosen.launcher:
+        sizes = (q_index_fp8.shape[1], topk, sorted)
+        prepared = chosen.load_launcher()(q_index_fp8.device, *sizes)
+        key = (
+            *(q_index_fp8.numel(), topk_indices.numel(), topk_indices.get_device()),
+            *(sorted, backend, raw_settings()[0]),
+        )
+        if len(_served) >= _MOST_LAUNCHES:
+            _served.clear()
+        _served[key] = prepared.ready(rows)
 
 
 for _key in ("CPU", "CUDA"):

@@ -93,8 +93,12 @@ def emulate_indexer(
     from ptxemu.cutedsl import emulate
 
     arrivals = torch.zeros(len(seq_lens), dtype=torch.int32)
-    number, size, _ = clusters
-    slots = torch.full((number * size, plan.slot_words), POISON, dtype=torch.int32)
+    number, size, teams = clusters
+    assert teams == 1 or plan.teams
+    how: tuple[Any, ...] = (number, size)
+    if plan.teams:
+        slots = torch.full((number * size, plan.slot_words), POISON, dtype=torch.int32)
+        how = (arrivals, slots, *clusters)
     setups: list[LaunchSetup] = []
     with emulate(arch="sm_90a", seed=seed, on_launch=setups.append) as run:
         function(
@@ -104,9 +108,7 @@ def emulate_indexer(
             seq_lens,
             block_table,
             topk_indices,
-            arrivals,
-            slots,
-            *clusters,
+            *how,
         )
     (setup,) = setups
     return EmulatedLaunch(tuple(run.findings), setup, arrivals)

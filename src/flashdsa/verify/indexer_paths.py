@@ -28,7 +28,12 @@ def count_row(tokens: int, ctas: int, teams: int = 1) -> RowPaths:
     """One row of normal data on `ctas` CTAs, of which `teams` clusters are made, unchecked."""
     from ptxemu.cutedsl import emulate
 
-    plan = IndexerPlan()
+    plan = IndexerPlan(teams=teams > 1)
+    how: tuple[Any, ...] = (1, ctas)
+    if plan.teams:
+        arrivals = torch.zeros(1, dtype=torch.int32)
+        slots = torch.zeros(ctas, plan.slot_words, dtype=torch.int32)
+        how = (arrivals, slots, teams, ctas // teams, teams)
     inputs = make_indexer_inputs(IndexerCase("one row", (tokens,), plan.topk), seed=0)
     q, cache, *others = inputs.operands
     heard: list[WarpPaths] = []
@@ -44,11 +49,7 @@ def count_row(tokens: int, ctas: int, teams: int = 1) -> RowPaths:
             cache.view(torch.uint8),
             *others,
             inputs.output_buffer(),
-            torch.zeros(1, dtype=torch.int32),
-            torch.zeros(ctas, plan.slot_words, dtype=torch.int32),
-            teams,
-            ctas // teams,
-            teams,
+            *how,
         )
     (paths,) = heard
     slowest = paths.slowest().values()

@@ -25,7 +25,7 @@ from tests.kernels.indexer.exact_inputs import KEY_BYTES, PAGE_BYTES, Inputs, ma
 
 MODEL = IndexerPlan()
 SORTED = IndexerPlan(sorted=True)
-TEAMS = IndexerPlan(num_heads=16, topk=512, team_pages=20)
+TEAMS = IndexerPlan(num_heads=16, topk=512, teams=True, team_pages=20)
 SMALL = IndexerPlan(num_heads=16, topk=512)
 MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]

@@ -23,13 +23,14 @@ from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 H200 = dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1))
 """CTAs of a cluster -> clusters that run at once, as the driver says of an H200."""
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
+TEAM_PAGES = IndexerPlan().team_pages
 
 
 @pytest.mark.parametrize(
     ("rows", "chosen"),
     [
         (7, (7, 16)),
-        (8, (8, 9)),  # 9 is no choice
+        (8, (8, 8)),  # 9 is no choice
         (15, (15, 8)),
         (17, (17, 6)),
         (22, (22, 5)),
@@ -188,16 +189,26 @@ class Gpu:
     capturing: bool = False
     device: int = 0
     launches: list[tuple[Any, ...]] = field(default_factory=list)
+    plans: list[IndexerPlan] = field(default_factory=list)
+    launched_on: int = -1
+    on_allocation: Callable[[], None] = lambda: None
+
+    def loaded(self, plan: IndexerPlan) -> Callable[..., None]:
+        """In the place of a kernel's function."""
+        self.plans.append(plan)
+        return self.launched
 
     def launched(self, *arguments: Any) -> None:
         """In the kernel's place."""
         self.launches.append(arguments)
+        self.launched_on = self.device
 
     def addresses(self) -> list[tuple[int, int]]:
-        """Of the counters and the slots of every launch."""
+        """Of the counters and the slots of every launch with teams."""
         return [
             (torch.from_dlpack(a[6]).data_ptr(), torch.from_dlpack(a[7]).data_ptr())
             for a in self.launches
+            if len(a) == 11
         ]
 
 
@@ -221,15 +232,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     def here(make: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *shape, **options: make(*shape, **{**options, "device": "cpu"})
 
+    def properties(_: int) -> SimpleNamespace:
+        pretended.on_allocation()
+        return SimpleNamespace(multi_processor_count=4)
+
     c, cuda = torch._C, torch.cuda
     for owner, name, value in (
         (c, "_cuda_isCurrentStreamCapturing", lambda: pretended.capturing),
         (c, "_cuda_getCurrentRawStream", lambda _: pretended.stream),
-        (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)),
+        (cuda, "get_device_properties", properties),
         (cuda, "current_device", lambda: pretended.device),
-        (cuda, "device_count", lambda: 2),
+        (cuda, "is_initialized", lambda: True),
+        (cuda, "is_current_stream_capturing", lambda: pretended.capturing),
         (cuda, "device", OnDevice),
-        (indexer, "indexer_function", lambda _: pretended.launched),
+        (indexer, "indexer_function", pretended.loaded),
         (topk, "part_function", lambda _: pretended.launched),
         (clusters, "_capacities", {0: SMALL}),
         (torch, "zeros", here(real_zeros)),
@@ -251,15 +267,21 @@ def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
     return ids
 
 
-def rows(count: int) -> Inputs:
-    return make_inputs([600] * count, num_heads=16)
+def rows(count: int, pages: int = 0) -> Inputs:
+    """Rows of 600 tokens, their table as wide as if they might have more."""
+    inputs = make_inputs([600] * count, num_heads=16)
+    more = pages - inputs.block_table.shape[1]
+    return inputs._replace(
+        block_table=torch.nn.functional.pad(inputs.block_table, (0, max(0, more)))
+    )
 
 
 def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu) -> None:
     for count in (1, 2, 3, 9, 2, 1):
-        launch(rows(count))
-    chosen = [(1, 4, 1), (2, 2, 1), (2, 2, 1), (4, 1, 1), (2, 2, 1), (1, 4, 1)]
-    assert [arguments[8:] for arguments in gpu.launches] == chosen
+        launch(rows(count, TEAM_PAGES))
+    chosen = [(1, 4), (2, 2), (2, 2), (4, 1), (2, 2), (1, 4)]
+    assert [arguments[6:] for arguments in gpu.launches] == chosen
+    assert not any(plan.teams for plan in gpu.plans)
 
 
 @pytest.fixture
@@ -272,31 +294,42 @@ def teams(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def test_teams_share_a_workspace_a_stream(teams: Gpu) -> None:
     for stream in (7, 7, 8, 7):
         teams.stream = stream
-        launch(rows(1))
+        launch(rows(1, TEAM_PAGES))
     assert {arguments[8:] for arguments in teams.launches} == {(2, 2, 2)}
     first, again, other, last = teams.addresses()
     assert first == again == last
     assert not set(first) & set(other)
+    assert [plan.teams for plan in teams.plans] == [False, True]
 
 
 def test_a_captured_launch_of_teams_has_a_workspace_of_its_own(teams: Gpu) -> None:
     for capturing in (False, True, True, False):
         teams.capturing = capturing
-        launch(rows(1))
+        launch(rows(1, TEAM_PAGES))
     before, captured, captured_too, after = teams.addresses()
     assert before == after
     assert not set(before) & set(captured)
     assert captured != captured_too
 
 
-def test_launches_without_teams_touch_no_workspace(teams: Gpu) -> None:
-    """Two rows, or sorted ones: what they are given serves all streams and graphs."""
-    launch(rows(2))
-    teams.stream, teams.capturing = 8, True
-    launch(rows(2))
-    assert teams.addresses()[0] == teams.addresses()[1]
-    launch(rows(1), by_score=True)
-    assert [arguments[8:] for arguments in teams.launches] == [(2, 2, 1), (2, 2, 1), (1, 2, 1)]
+def test_launches_without_teams_need_no_workspace_nor_their_kernel(teams: Gpu) -> None:
+    """Two rows, sorted ones, or a table in which no row can be long enough."""
+    launch(rows(2, TEAM_PAGES))
+    launch(rows(1, TEAM_PAGES), by_score=True)
+    launch(rows(1, TEAM_PAGES - 1))
+    assert [arguments[6:] for arguments in teams.launches] == [(2, 2), (1, 2), (1, 2)]
+    assert not any(plan.teams for plan in teams.plans)
+
+
+def test_the_workspace_is_of_the_tensors_device(teams: Gpu) -> None:
+    """Launches that come back do not change the current device; streams are counted a device."""
+    ready = indexer.prepare(torch.device("cuda", 0), 16, 512).ready(1)
+    asked: list[int] = []
+    teams.on_allocation = lambda: asked.append(teams.device)
+    teams.device = 1
+    inputs = rows(1, TEAM_PAGES)
+    ready.function(*inputs, inputs.output(512), ready.num_clusters, ready.cluster_size)
+    assert asked == [0] and teams.device == 1
 
 
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
@@ -321,27 +354,29 @@ def test_an_int8_cache_goes_in_as_bytes_and_the_current_device_comes_back(gpu: G
     inputs = rows(2)
     launch(inputs._replace(k_index_cache_fp8=inputs.k_index_cache_fp8.view(torch.int8)))
     assert gpu.launches[0][1].dtype is torch.uint8
-    assert gpu.device == 1
+    assert (gpu.launched_on, gpu.device) == (0, 1)
 
 
 def test_checked_calls_check_addresses_and_where_asked_values(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = indexer.prepare(torch.device("cuda", 0), 16, 512).checked
+    def checked(inputs: Inputs, check: bool) -> None:
+        indexer.topk_indexer(*inputs, inputs.output(512), sorted=False, check=check)
+
     inputs = rows(2)
     shifted = torch.zeros(2 * 16 + 1)[1:].view(2, 16)
     shifted = shifted if shifted.data_ptr() % 16 else torch.zeros(2 * 16 + 2)[2:].view(2, 16)
     with pytest.raises(NotImplementedError, match=r"weights: .* aligned to 16 bytes"):
-        checked(*inputs._replace(weights=shifted), inputs.output(512), True)
+        checked(inputs._replace(weights=shifted), True)
     inputs.seq_lens[1] = -4
-    checked(*inputs, inputs.output(512), True)
+    checked(inputs, True)
     monkeypatch.setenv("FLASHDSA_CHECK", "1")
-    checked(*inputs, inputs.output(512), False)
+    checked(inputs, False)
     assert len(gpu.launches) == 2
     with pytest.raises(ValueError, match=r"seq_lens\[1\] = -4"):
-        checked(*inputs, inputs.output(512), True)
+        checked(inputs, True)
     gpu.capturing = True
-    checked(*inputs, inputs.output(512), True)
+    checked(inputs, True)
     assert len(gpu.launches) == 3
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.sm90.clusters import Clusters, clusters_for, without_teams
+from flashdsa.backends.sm90.clusters import clusters_for, without_teams
+from flashdsa.backends.sm90.device import values_are_checked
 from flashdsa.backends.sm90.workspace import Workspace, allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.functions import indexer_function
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.settings import checks_values
 
 COPY_ALIGNMENT = 16
 """Bytes, of the addresses that TMA and bulk copies read from."""
@@ -42,10 +41,12 @@ def topk_indexer(
             and tokens of bad pages are never emitted.
     """
     require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    if check and values_are_checked():
+        from flashdsa.backends.cpu.indexer import check_values
+
+        check_values(seq_lens.cpu(), block_table.cpu(), k_index_cache_fp8.shape[0])
     prepared = prepare(q_index_fp8.device, q_index_fp8.shape[1], topk_indices.shape[1], sorted)
-    prepared.checked(
-        q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices, check
-    )
+    prepared.launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
 
 
 def require_layout(
@@ -86,107 +87,115 @@ def _takes(tensor: Tensor, rows_apart: bool) -> bool:
     return tensor.is_contiguous() or (rows_apart and tensor.stride(-1) == 1)
 
 
-class Prepared(NamedTuple):
-    """Calls of fixed sizes on one device, of tensors without gaps.
+class Ready(NamedTuple):
+    """How so many rows are launched: `function` takes the operation's tensors and the numbers.
 
-    Attributes:
-        launch: the operation's six tensors, unchecked.
-        checked: the same and `check`, see `topk_indexer`; addresses are checked too.
+    It launches on the tensors' device and torch's current stream there. Before, it holds them
+    against what the kernel was compiled for (see `serve_again` in ops/indexer.py) and raises. A
+    cache without pages is not for it.
     """
 
-    launch: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    checked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None]
+    function: Callable[..., Any]
+    num_clusters: int
+    cluster_size: int
+
+
+class Prepared:
+    """Calls of fixed sizes on one device; see `prepare`."""
+
+    def __init__(self, device: int, plan: IndexerPlan) -> None:
+        """Compile or load the plan's kernel."""
+        self._device, self._plan = device, plan
+        self._function = indexer_function(plan)
+        self._teams: Teams | None = None
+
+    def launch(
+        self,
+        q_index_fp8: Tensor,
+        k_index_cache_fp8: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+    ) -> None:
+        """The operation; its tensors are unchecked."""
+        if not seq_lens.numel() or not k_index_cache_fp8.numel():
+            topk_indices.fill_(-1)
+            return
+        cache = k_index_cache_fp8.view(torch.uint8)
+        function, *numbers = self.ready(seq_lens.numel())
+        with torch.cuda.device(self._device):  # the function's first call loads the kernel
+            function(q_index_fp8, cache, weights, seq_lens, block_table, topk_indices, *numbers)
+
+    def ready(self, rows: int) -> Ready:
+        """How `rows` rows are launched; at least one."""
+        clusters = clusters_for(self._device, rows)
+        if clusters.teams == 1 or self._plan.sorted:
+            clusters = without_teams(clusters)
+            return Ready(self._function, clusters.number, clusters.size)
+        if self._teams is None:
+            self._teams = Teams(self._device, self._plan, self._function)
+        return Ready(self._teams.launch, clusters.number, clusters.size)
 
 
 @lru_cache
 def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Prepared:
-    """Compile or load the kernel of these sizes, and ask the device how many clusters it runs.
+    """The calls of these sizes, on this device or with no index on the current one."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Prepared(index, IndexerPlan(num_heads, topk, sorted=sorted))
 
-    Teams of clusters share rows through a workspace. Launches on one stream share it, as they
-    follow each other; while a CUDA graph is captured it is the launch's own, and its counters are
-    cleared by the graph: replays on any stream cannot meet another launch's.
 
-    NOTE: a launch has 6 us of host time, of which TVM-FFI takes most: hence few attributes, no
-    calls, and a dictionary of what was chosen for a number of rows.
+class Teams:
+    """Launches of a few rows, the long ones of which several clusters share.
+
+    They do so through a workspace. Launches on one stream share it, as they follow each other;
+    while a CUDA graph is captured it is the launch's own, and its counters are cleared by the
+    graph: replays on any stream cannot meet another launch's.
     """
-    plan = IndexerPlan(num_heads=num_heads, topk=topk, sorted=sorted)
-    function = indexer_function(plan)
-    index: int = torch.cuda.current_device() if device.index is None else device.index
-    several_devices = torch.cuda.device_count() > 1
-    current_device = torch.cuda.current_device
-    is_capturing: Callable[[], bool] = torch._C._cuda_isCurrentStreamCapturing
-    current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-    uint8 = torch.uint8
-    num_ctas = torch.cuda.get_device_properties(index).multi_processor_count
-    known: dict[int, Clusters] = {}
-    chosen = known.get
-    clusters_for(index, 1)
-    untouched = allocate(index, plan, 1)
-    by_stream: dict[int, Workspace] = {}
-    kept = by_stream.get
+
+    def __init__(self, device: int, plan: IndexerPlan, alone: Callable[..., Any]) -> None:
+        """Load nothing yet; `alone` is the kernel without teams."""
+        self._device, self._alone = device, alone
+        self._plan = IndexerPlan(plan.num_heads, plan.topk, teams=True)
+        self._team_pages = self._plan.team_pages
+        self._function: Callable[..., Any] | None = None
+        self._by_stream: dict[int, Workspace] = {}
 
     def launch(
+        self,
         q_index_fp8: Tensor,
         k_index_cache_fp8: Tensor,
         weights: Tensor,
         seq_lens: Tensor,
         block_table: Tensor,
         topk_indices: Tensor,
+        num_clusters: int,
+        cluster_size: int,
     ) -> None:
-        if k_index_cache_fp8.dtype is not uint8:
-            k_index_cache_fp8 = k_index_cache_fp8.view(uint8)
-        if several_devices and current_device() != index:
-            with torch.cuda.device(index):
-                launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
-            return
+        """As `Ready.function`. No row is longer than the table is wide: narrow ones need none."""
+        tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         rows = seq_lens.numel()
-        clusters = chosen(rows)
-        if clusters is None or not k_index_cache_fp8.numel():
-            if not rows or not k_index_cache_fp8.numel():
-                topk_indices.fill_(-1)
-                return
-            clusters = clusters_for(index, rows)
-            clusters = known[rows] = without_teams(clusters) if sorted else clusters
-        num_clusters, cluster_size, teams = clusters
-        workspace = untouched
-        if teams > 1:
-            capturing = is_capturing()
-            own = None if capturing else kept(current_stream(index))
-            if own is None:
-                own = allocate(index, plan, num_ctas)
-                if not capturing:
-                    by_stream[current_stream(index)] = own
-            workspace = own
-        function(
-            q_index_fp8,
-            k_index_cache_fp8,
-            weights,
-            seq_lens,
-            block_table,
-            topk_indices,
-            workspace[0],
-            workspace[1],
-            num_clusters,
-            cluster_size,
-            teams,
-        )
+        if block_table.numel() < rows * self._team_pages:
+            self._alone(*tensors, rows, cluster_size)
+            return
+        if self._function is None:
+            self._function = indexer_function(self._plan)
+        workspace = self._workspace()
+        self._function(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows)
 
-    def checked(
-        q_index_fp8: Tensor,
-        k_index_cache_fp8: Tensor,
-        weights: Tensor,
-        seq_lens: Tensor,
-        block_table: Tensor,
-        topk_indices: Tensor,
-        check: bool,
-    ) -> None:
-        addresses = q_index_fp8.data_ptr() | k_index_cache_fp8.data_ptr() | weights.data_ptr()
-        if addresses % COPY_ALIGNMENT:
-            require_layout(
-                q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-            )
-        if check and checks_values() and not is_capturing():
-            check_values(seq_lens.cpu(), block_table.cpu(), k_index_cache_fp8.shape[0])
-        launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    def _workspace(self) -> Workspace:
+        """Of the device's current stream, or of the launch that is captured there."""
+        if torch.cuda.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self._workspace()
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return self._new_workspace()
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        kept = self._by_stream.get(stream)
+        if kept is None:
+            kept = self._by_stream[stream] = self._new_workspace()
+        return kept
 
-    return Prepared(launch, checked)
+    def _new_workspace(self) -> Workspace:
+        properties = torch.cuda.get_device_properties(self._device)
+        return allocate(self._device, self._plan, properties.multi_processor_count)

@@ -15,12 +15,13 @@ import flashdsa
 from flashdsa.bench.checkout import find_checkout
 from flashdsa.bench.gpu.cases import IndexerCase
 from flashdsa.bench.gpu.device import clocks, describe_gpu, gpu_versions
+from flashdsa.bench.gpu.host import host_floor_us, host_us
 from flashdsa.bench.gpu.inputs import IndexerInputs, make_inputs
 from flashdsa.bench.gpu.judge import judge_ids, judge_peer
 from flashdsa.bench.gpu.peers import CONTENDERS, LOGITS, PAIRS, TOP_KS, Peers, in_a_line
 from flashdsa.bench.gpu.protocol import PROTOCOL, GpuHangError, GpuTimes, Timer, read_bandwidths
 from flashdsa.bench.gpu.result import GpuBenchResult, GpuRow, PeerTime
-from flashdsa.bench.gpu.thresholds import LAUNCH, OPERATION, geometric_mean, judge_thresholds
+from flashdsa.bench.gpu.thresholds import geometric_mean, judge_thresholds
 from flashdsa.problem import INDEX_TOKEN_BYTES
 
 logger = logging.getLogger("flashdsa.bench")
@@ -67,7 +68,8 @@ def run_indexer_bench(
     stopped = None
     try:
         on_progress(1, total, "host cost")
-        result.host_us.update(_host_us(options.device, timer))
+        result.host_us.update(host_us(options.device, timer))
+        result.host_floor_us.update(host_floor_us(options.device, timer))
         for done, case in enumerate(options.cases, 2):
             on_progress(done, total, case.name)
             result.rows.append(_row(case, options, timer, peers, max(read.values())))
@@ -188,12 +190,3 @@ def _compare_with_random(rows: list[GpuRow]) -> None:
     for row in rows:
         if row.kind == "shape" and (row.batch, row.longest) == (last.batch, last.longest):
             rows[-1] = replace(last, over_random=last.us_median / row.us_median)
-
-
-def _host_us(device: str, timer: Timer) -> dict[str, float]:
-    """Of a call on one row of one page: short on the GPU, so that its queue never fills."""
-    operands = make_inputs(IndexerCase("host", "host", (64,)), device).operands
-    return {
-        LAUNCH: timer.host_us(partial(flashdsa.dsa_topk_indexer_launch, *operands)),
-        OPERATION: timer.host_us(partial(flashdsa.dsa_topk_indexer, *operands)),
-    }

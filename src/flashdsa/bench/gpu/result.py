@@ -14,7 +14,9 @@ from flashdsa.bench.document import (
     write_text,
 )
 
-SCHEMA = "flashdsa-gpu-bench/1"
+SCHEMA = "flashdsa-gpu-bench/2"
+FIRST_SCHEMA = "flashdsa-gpu-bench/1"
+"""Without `host_floor_us`; read as if nothing had been measured."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class GpuBenchResult:
     smallest_call_us: float
     """An addition to one element: what a launch and the events measure by themselves."""
     host_us: dict[str, float] = field(default_factory=dict)
+    """Of a call, by how it is made: microseconds until the host goes on."""
+    host_floor_us: dict[str, float] = field(default_factory=dict)
+    """The same of calls that do next to nothing: how slow this host is."""
     rows: list[GpuRow] = field(default_factory=list)
     geometric_mean: float | None = None
     """Of `ratio` over the nine shapes."""
@@ -121,6 +126,8 @@ def parse_gpu_result(document: Any, where: str = "result") -> GpuBenchResult:
     Raises:
         ArgumentValueError: another schema, or a missing or unknown field.
     """
+    if isinstance(document, dict) and document.get("schema") == FIRST_SCHEMA:
+        document = {**document, "schema": SCHEMA, "host_floor_us": {}}
     require_schema(document, SCHEMA, where)
     rows = []
     for i, row in enumerate(document["rows"]):

@@ -7,7 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
-from flashdsa.kernels.indexer.sm90.kernel import launch_indexer
+from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_teams
 from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -35,22 +35,24 @@ def _rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
-    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, arrivals, slots,
-    num_clusters, cluster_size, teams) on torch's current stream; needs no GPU."""
+    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
+    cluster_size) on torch's current stream; needs no GPU. With teams it is (..., topk_indices,
+    arrivals, slots, num_clusters, cluster_size, teams)."""
     rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
+    workspace = (
+        _tensor(Int32, (counters,), WORD_ALIGNMENT),
+        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
+    )
     return cute.compile(
-        launch_indexer,
+        launch_teams if plan.teams else launch_indexer,
         _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
         _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
         _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
         _rows_apart(Int32, rows, table),
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
-        _tensor(Int32, (counters,), WORD_ALIGNMENT),
-        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
-        Int32(1),
-        Int32(1),
-        Int32(1),
+        *(workspace if plan.teams else ()),
+        *(Int32(1) for _ in range(3 if plan.teams else 2)),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",

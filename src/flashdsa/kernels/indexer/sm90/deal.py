@@ -35,10 +35,10 @@ class Place(NamedTuple):
 
 def find_place(teams: Int32) -> Place:
     """Of the calling CTA; `teams` divides the number of clusters."""
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    cluster, _, _ = cute.arch.cluster_idx()
+    clusters, _, _ = cute.arch.cluster_dim()
     parts = cute.arch.cluster_size()
-    return Place(cta // parts, num_ctas // parts, cute.arch.block_idx_in_cluster(), parts, teams)
+    return Place(cluster, clusters, cute.arch.block_idx_in_cluster(), parts, teams)
 
 
 @cute.jit

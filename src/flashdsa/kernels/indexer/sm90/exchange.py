@@ -4,8 +4,8 @@ Each CTA sends its counts of 128 groups of bins to all (`coarse`), finds the gro
 falls into, sends its counts of that group's bins (`fine`), and finds the bin. All find the same.
 Messages are st.async: they count up bytes of the receiver's mbarrier, so that neither a fence nor
 a barrier of the cluster is needed. A box is free again before its next message can come: `coarse`
-of the next round follows this CTA's `fine`, and that `fine` follows its `coarse`. Few warps search:
-an instruction of all sixteen takes four times as long.
+of the next round follows this CTA's `fine`, and that `fine` follows its `coarse`. One warp
+searches: an instruction of all sixteen takes four times as long.
 
 A CTA that ranks its part alone looks into its own counts instead.
 """
@@ -22,15 +22,14 @@ from flashdsa.kernels.indexer.sm90.plan import (
     BIN_GROUP,
     BIN_GROUPS,
     NUM_BINS,
-    SEARCH_WARPS,
     WARP_SIZE,
 )
 
 WORD = 4
 VECTOR = 4
 """Words of a message."""
-SEARCH_BARRIER = 2
-"""The named barrier among the warps that add up counts."""
+LOADED_TOGETHER = 4
+"""CTAs whose counts are asked for before the first of them is added."""
 
 
 COUNTED, GATHERED, SORTED = 1, 2, 4
@@ -97,23 +96,27 @@ def sum_groups(ranking: Ranking, mail: Mailboxes, thread: Int32) -> None:
 
 
 @cute.jit
-def send_counts(
-    box: cute.Tensor,
-    counts: cute.Tensor,
-    first: Int32,
-    number: cutlass.Constexpr,
-    barrier: Any,
-    place: Place,
-    thread: Int32,
-    threads: cutlass.Constexpr,
-) -> None:
-    """`number` counts from `first` on to every CTA's box; `thread` is one of `threads`."""
-    messages = number // VECTOR
-    message = thread % messages
-    four = four_at(counts, first // VECTOR + message)
-    mine = (box.iterator + (place.part * number + message * VECTOR)).align(16)
-    for peer in cutlass.range(thread // messages, place.parts, threads // messages, unroll=1):
-        send_four(mine, four, barrier, peer)
+def send_coarse(mail: Mailboxes, place: Place, thread: Int32) -> None:
+    """The counts of all groups to every CTA's `coarse`. A warp sends to one CTA: 512 bytes behind
+    each other arrive sooner than as many in pieces from all warps."""
+    lane = thread % WARP_SIZE
+    peer = thread // WARP_SIZE
+    assert const_expr(BIN_GROUPS == VECTOR * WARP_SIZE)
+    four = four_at(mail.own_coarse, lane)
+    box = (mail.coarse.iterator + (place.part * BIN_GROUPS + VECTOR * lane)).align(VECTOR * WORD)
+    if peer < place.parts:
+        send_four(box, four, mail.coarse_full, peer)
+
+
+@cute.jit
+def send_fine(ranking: Ranking, mail: Mailboxes, place: Place, first: Int32, lane: Int32) -> None:
+    """One warp: the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
+    messages = BIN_GROUP // VECTOR
+    message = lane % messages
+    four = four_at(ranking.histogram, first // VECTOR + message)
+    box = (mail.fine.iterator + (place.part * BIN_GROUP + message * VECTOR)).align(VECTOR * WORD)
+    for peer in cutlass.range(lane // messages, place.parts, WARP_SIZE // messages, unroll=4):
+        send_four(box, four, mail.fine_full, peer)
 
 
 @cute.jit
@@ -124,26 +127,13 @@ def lane_with(condition: cutlass.Boolean) -> Int32:
 
 
 @cute.jit
-def sum_coarse(mail: Mailboxes, place: Place, parity: Int32, thread: Int32) -> None:
-    """SEARCH_WARPS warps: the groups' counts of all CTAs into `sums`, each warp those of every
-    SEARCH_WARPS-th CTA. Ends synced among them."""
-    lane = thread % WARP_SIZE
-    # coarse_full: the counts of every CTA are there.
-    cute.arch.mbarrier_wait(mail.coarse_full, parity)
-    counts = cute.make_rmem_tensor(VECTOR, Int32)
-    counts.fill(0)
-    for peer in cutlass.range(thread // WARP_SIZE, place.parts, SEARCH_WARPS, unroll=4):
-        four = four_at(mail.coarse, peer * (BIN_GROUPS // VECTOR) + lane)
-        for i in cutlass.range_constexpr(VECTOR):
-            counts[i] += four[i]
-    at = (mail.sums.iterator + VECTOR * thread).align(VECTOR * WORD)
-    cute.make_tensor(at, cute.make_layout(VECTOR)).store(counts.load())
-    cute.arch.barrier(barrier_id=SEARCH_BARRIER, number_of_threads=SEARCH_WARPS * WARP_SIZE)
-
-
-@cute.jit
 def find_group(
-    mail: Mailboxes, shared: cutlass.Boolean, rank: Int32, lane: Int32
+    mail: Mailboxes,
+    place: Place,
+    shared: cutlass.Boolean,
+    rank: Int32,
+    parity: Int32,
+    lane: Int32,
 ) -> tuple[Int32, Int32, Int32]:
     """One warp, four groups a lane, lane 0 the best: (the group that the rank falls into or the
     lowest one, entries above it, all entries)."""
@@ -151,10 +141,15 @@ def find_group(
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     counts.fill(0)
     if shared:
-        for warp in cutlass.range_constexpr(SEARCH_WARPS):
-            four = four_at(mail.sums, warp * WARP_SIZE + quad)
-            for i in cutlass.range_constexpr(VECTOR):
-                counts[i] += four[i]
+        # coarse_full: the counts of every CTA are there.
+        cute.arch.mbarrier_wait(mail.coarse_full, parity)
+        for block in cutlass.range(0, place.parts, LOADED_TOGETHER, unroll=1):
+            for k in cutlass.range_constexpr(LOADED_TOGETHER):
+                peer = cutlass.min(block + k, place.parts - 1)
+                four = four_at(mail.coarse, peer * (BIN_GROUPS // VECTOR) + quad)
+                present = Int32(block + k < place.parts)
+                for i in cutlass.range_constexpr(VECTOR):
+                    counts[i] += present * four[i]
     else:
         counts.store(four_at(mail.own_coarse, quad))
     inclusive = warp_prefix(counts[0] + counts[1] + counts[2] + counts[3], lane)
@@ -183,18 +178,19 @@ def search(
     lane: Int32,
 ) -> None:
     """One warp: what a round finds, into scratch. With fewer entries than `rank` it is bin 0."""
-    group, above, total = find_group(mail, shared, rank, lane)
+    group, above, total = find_group(mail, place, shared, rank, parity, lane)
     first = group * BIN_GROUP
     bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
     count = Int32(0)
     if shared:
-        send_counts(
-            mail.fine, ranking.histogram, first, BIN_GROUP, mail.fine_full, place, lane, WARP_SIZE
-        )
+        send_fine(ranking, mail, place, first, lane)
         # fine_full: likewise.
         cute.arch.mbarrier_wait(mail.fine_full, parity)
-        for peer in cutlass.range(place.parts, unroll=8):
-            count += mail.fine[peer * BIN_GROUP + bin_]
+        for block in cutlass.range(0, place.parts, LOADED_TOGETHER, unroll=1):
+            for k in cutlass.range_constexpr(LOADED_TOGETHER):
+                peer = cutlass.min(block + k, place.parts - 1)
+                own = mail.fine[peer * BIN_GROUP + bin_]
+                count += own if block + k < place.parts else Int32(0)
     else:
         count = ranking.histogram[first + bin_]
     inclusive = above + warp_prefix(count, lane)
@@ -221,24 +217,13 @@ def find_rank(
     The histogram is complete and synced, and keeps its counts.
     """
     assert const_expr(plan.consumer_threads * VECTOR * 2 == NUM_BINS)
-    sum_groups(ranking, mail, thread)
     if shared and thread == 0:
         for barrier, counts in ((mail.coarse_full, BIN_GROUPS), (mail.fine_full, BIN_GROUP)):
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, place.parts * (counts * WORD))
+    sum_groups(ranking, mail, thread)
     consumer_sync(plan)
     if shared:
-        send_counts(
-            mail.coarse,
-            mail.own_coarse,
-            Int32(0),
-            BIN_GROUPS,
-            mail.coarse_full,
-            place,
-            thread,
-            plan.consumer_threads,
-        )
-        if thread < SEARCH_WARPS * WARP_SIZE:
-            sum_coarse(mail, place, parity, thread)
+        send_coarse(mail, place, thread)
     if thread < WARP_SIZE:
         search(ranking, mail, place, shared, rank, parity, thread)
     consumer_sync(plan)

@@ -14,7 +14,8 @@ next segment's head ...   | counts to the other CTAs, theirs back: the row's thr
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, Int32, Int64, cute
+from cutlass import GridConstant, Int32, Int64, const_expr, cute
+from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.kernels.indexer.sm90.deal import (
@@ -32,24 +33,40 @@ from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
 from flashdsa.kernels.indexer.sm90.segments import Rows
 from flashdsa.kernels.indexer.sm90.teams import Published
+from flashdsa.plan import Barrier
 from flashdsa.problem import PAGE_SIZE
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
 
 
-def initialise_barriers(plan: IndexerPlan, *holders: Any) -> None:
-    """One thread: every barrier with the arrivals that the plan derives from who arrives.
+@cute.jit
+def initialise_barriers(thread: Int32, plan: cutlass.Constexpr, holders: cutlass.Constexpr) -> None:
+    """Every barrier with the arrivals that the plan derives from who arrives.
+
+    One initialisation follows the other in some ten clocks, so three warps share them: as many as
+    do not become a jump through a table in constant memory, which takes longer.
 
     Args:
         holders: have the barriers' pointers, by name.
     """
-    for barrier in plan.barriers:
-        pointer = next(
-            getattr(holder, barrier.name) for holder in holders if hasattr(holder, barrier.name)
-        )
-        for stage in range(barrier.stages):
-            cute.arch.mbarrier_init(pointer + stage, barrier.arrivals)
+    first, second, *others = plan.barriers
+    if thread == 0:
+        initialise(first, holders)
+    if thread == WARP_SIZE:
+        initialise(second, holders)
+    if thread == 2 * WARP_SIZE:
+        for barrier in others:
+            initialise(barrier, holders)
+
+
+def initialise(barrier: Barrier, holders: tuple[Any, ...]) -> None:
+    """One thread: all stages of a barrier."""
+    pointer = next(
+        getattr(holder, barrier.name) for holder in holders if hasattr(holder, barrier.name)
+    )
+    for stage in range(barrier.stages):
+        cute.arch.mbarrier_init(pointer + stage, barrier.arrivals)
 
 
 @cute.jit
@@ -67,8 +84,7 @@ def enter_cluster(
 
     The other CTAs need not be as far: `cluster_wait` comes before the first message to them.
     """
-    if thread == 0:
-        initialise_barriers(plan, pipeline, mail)
+    initialise_barriers(thread, plan, (pipeline, mail))
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
@@ -80,24 +96,34 @@ def enter_cluster(
 
 @cute.jit
 def prefetch_inputs(
+    rows: Rows,
     block_table: cute.Tensor,
     weights: cute.Tensor,
+    place: Place,
     thread: Int32,
-    num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Bring what is read behind `seq_lens` into the second-level cache; `thread` is of the grid."""
-    threads = num_ctas * plan.consumer_threads
+    """Bring what is read first into the second-level cache: what is known only later would wait
+    for memory again. `thread` is one of the CTA's producers."""
+    threads = plan.producer_warps * WARP_SIZE
+    row = place.cluster // place.teams
+    if thread == 0 and row < rows.count:
+        prefetch(rows.seq_lens.iterator + row)
+    thread += (place.cluster * place.parts + place.part) * threads
+    threads *= place.clusters * place.parts
     lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
         row = line // lines
         at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
-        cute.arch.inline_ptx(
-            "prefetch.global.L2 [{$r0}];", read_only_args=[block_table.iterator + at]
-        )
+        prefetch(block_table.iterator + at)
     count = weights.shape[0] * plan.num_heads
     for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
-        cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[weights.iterator + at])
+        prefetch(weights.iterator + at)
+
+
+def prefetch(pointer: Any) -> None:
+    """A line of device memory into the second-level cache."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
 
 
 @cute.kernel
@@ -108,28 +134,31 @@ def indexer_kernel(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
-    arrivals: cute.Tensor,
-    slots: cute.Tensor,
-    teams: Int32,
+    published: Any,
+    teams: Any,
     num_pages: Int32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of the grid; arguments as in `launch_indexer`."""
+    """One CTA of the grid; arguments as in `launch_indexer` and `launch_teams`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
+    consumes = warp < plan.consumer_warps
+    if thread == plan.consumer_threads:
+        prims.prefetch_tensormap(keys_map.get_ptr())
+        prims.prefetch_tensormap(queries_map.get_ptr())
     ranking, mail, pipeline = allocate(plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
-    place = find_place(teams)
-    consumes = warp < plan.consumer_warps
+    place = find_place(Int32(1) if const_expr(teams is None) else teams)
+    if not consumes:
+        prefetch_inputs(rows, block_table, weights, place, thread - plan.consumer_threads, plan)
     enter_cluster(ranking, mail, pipeline, rows, place, thread, consumes, plan)
     load, rank = plan.roles
     if consumes:
         cute.arch.setmaxregister_increase(rank.registers)
         output = Output(topk_indices, block_table, num_pages, rows)
-        prefetch_inputs(block_table, weights, cta * plan.consumer_threads + thread, num_ctas, plan)
         # From the far end: CTAs without pages, if any, have the highest numbers.
         emit_unscored_rows(
             output,
@@ -138,11 +167,7 @@ def indexer_kernel(
             lane,
             plan,
         )
-        consume(
-            Consumer(pipeline, ranking, mail, place, output, Published(arrivals, slots)),
-            thread,
-            plan,
-        )
+        consume(Consumer(pipeline, ranking, mail, place, output, published), thread, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
         producer = Producer(
@@ -155,12 +180,55 @@ def indexer_kernel(
             rows,
             warp - plan.consumer_warps,
         )
+        # All threads that arrived wait, and before what they wait for else: compute-sanitizer's
+        # racecheck lets none of them go on before all have come.
+        cute.arch.cluster_wait()
         produce_dealt(producer, ranking.own_rows, place, lane, plan)
+    if const_expr(plan.teams):
+        # A CTA stays until its team has stored its tickets there, as these are ordinary stores.
+        cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
 
 
 @cute.jit
 def launch_indexer(
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: a row is one cluster's.
+
+    Args:
+        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
+        weights: (B, H) fp32. seq_lens: (B,) int32.
+        block_table: (B, max_pages) int32, any distance between rows.
+        topk_indices: (B, topk) int32, written.
+        num_clusters: best so many as run at once. cluster_size: CTAs of each, 1 to 16.
+    """
+    keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
+    indexer_kernel(
+        keys_map,
+        queries_map,
+        weights,
+        seq_lens,
+        block_table,
+        topk_indices,
+        None,
+        None,
+        k_index_cache_fp8.shape[0],
+        plan,
+    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+
+
+@cute.jit
+def launch_teams(
     q_index_fp8: cute.Tensor,
     k_index_cache_fp8: cute.Tensor,
     weights: cute.Tensor,
@@ -175,16 +243,11 @@ def launch_indexer(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch on `stream`.
+    """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
 
     Args:
-        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
-        weights: (B, H) fp32. seq_lens: (B,) int32.
-        block_table: (B, max_pages) int32, any distance between rows.
-        topk_indices: (B, topk) int32, written.
-        arrivals: (>= B,) int32, 0. slots: (CTAs, slot_words) int32. Both only for `teams` > 1.
-        num_clusters: best so many as run at once. cluster_size: CTAs of each, 1 to 16.
-        teams: clusters for each long row, 1 or num_clusters // B; 1 where ids are sorted.
+        arrivals: (>= B,) int32, 0, and again behind the launch. slots: (CTAs, slot_words) int32.
+        teams: clusters for each long row, num_clusters // B.
     """
     keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
@@ -194,15 +257,18 @@ def launch_indexer(
         seq_lens,
         block_table,
         topk_indices,
-        arrivals,
-        slots,
+        Published(arrivals, slots),
         teams,
         k_index_cache_fp8.shape[0],
         plan,
-    ).launch(
-        grid=[num_clusters * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-    )
+    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+
+
+def launch_shape(num_clusters: Int32, cluster_size: Int32, plan: IndexerPlan) -> dict[str, Any]:
+    """Grid, CTA and cluster of a launch."""
+    return {
+        "grid": [num_clusters * cluster_size, 1, 1],
+        "block": [plan.threads, 1, 1],
+        "cluster": [cluster_size, 1, 1],
+        "min_blocks_per_mp": 1,
+    }

@@ -45,8 +45,7 @@ def logits_kernel(
     max_len = scores.shape[1]
     longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
     rows = Rows(seq_lens, seq_lens.shape[0], longest)
-    if thread == 0:
-        initialise_barriers(plan, pipeline)
+    initialise_barriers(thread, plan, (pipeline,))
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
     load, rank = plan.roles

@@ -13,7 +13,6 @@ from flashdsa.kernels.indexer.sm90.plan import (
     MAX_CLUSTER,
     MAX_DEALS,
     NUM_BINS,
-    SEARCH_WARPS,
     SEGMENT_WORDS,
     IndexerPlan,
 )
@@ -50,11 +49,10 @@ class Mailboxes(NamedTuple):
 
     coarse: cute.Tensor  # (MAX_CLUSTER, BIN_GROUPS) Int32
     own_coarse: cute.Tensor  # (BIN_GROUPS,) Int32
-    sums: cute.Tensor  # (SEARCH_WARPS, BIN_GROUPS) Int32
     fine: cute.Tensor  # (MAX_CLUSTER, BIN_GROUP) Int32
-    received: cute.Tensor  # (max_candidates, ENTRY_WORDS) Int32: keys and positions
+    received: cute.Tensor  # (max_candidates, ENTRY_WORDS) Int32: keys and positions to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
-    tickets: cute.Tensor  # (MAX_CLUSTER,) Int32: see teams.py
+    tickets: Any  # (MAX_CLUSTER,) Int32: see teams.py; None: no teams
     winners: Any  # (topk, ENTRY_WORDS) Int32 in the cluster's first CTA; None: not sorted
     coarse_full: Any  # pointers to mbarriers
     fine_full: Any
@@ -115,16 +113,15 @@ def mailboxes_in(arena: Arena, plan: Any) -> Mailboxes:
     return Mailboxes(
         coarse=arena.array("coarse", Int32, MAX_CLUSTER * BIN_GROUPS),
         own_coarse=arena.array("own_coarse", Int32, BIN_GROUPS),
-        sums=arena.array("sums", Int32, SEARCH_WARPS * BIN_GROUPS),
         fine=arena.array("fine", Int32, MAX_CLUSTER * BIN_GROUP),
         received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
         above=arena.array("above", Int32, MAX_CLUSTER),
-        tickets=arena.array("tickets", Int32, MAX_CLUSTER),
+        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.teams else None,
         winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
         coarse_full=arena.pointer("coarse_full", Int64),
         fine_full=arena.pointer("fine_full", Int64),
         received_full=arena.pointer("received_full", Int64),
-        tickets_full=arena.pointer("tickets_full", Int64),
+        tickets_full=arena.pointer("tickets_full", Int64) if plan.teams else None,
         winners_full=arena.pointer("winners_full", Int64) if plan.sorted else None,
     )
 

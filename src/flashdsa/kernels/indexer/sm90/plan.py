@@ -35,8 +35,6 @@ SEGMENT_WORDS = 6
 BIN_GROUP = 32
 """Bins that are summed up for the first of a round's two messages (see exchange.py)."""
 BIN_GROUPS = NUM_BINS // BIN_GROUP
-SEARCH_WARPS = 4
-"""That add up the CTAs' counts: one in each partition of the SM."""
 MAX_CLUSTER = 16
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
 LOAD_REGISTERS = 32
@@ -47,6 +45,8 @@ ENTRY_WORDS = 2
 """Of a candidate on its way between CTAs: key and position."""
 ORDERED_ROWS = 512
 """Batches of up to so many rows are dealt out longest row first (see deal.py)."""
+FILLS = 8
+"""Different numbers of pages that CTAs take before they first compact their lists."""
 MAX_DEALS = 64
 """Rows that a cluster gets of such a batch, at most."""
 
@@ -57,12 +57,17 @@ class IndexerPlan:
 
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
+        teams: several clusters may share a long row (see teams.py); not with `sorted`.
         stages: pages in flight. A multiple of `consumer_warpgroups`: page i belongs to warpgroup
             i % consumer_warpgroups, so a stage is always read by the same one, and a fast
             warpgroup cannot take the phase of a slow one's page for its own.
         list_capacity: scored tokens that the ranking keeps in shared memory.
         max_compared: entries of which each is compared with each.
         segment_stages: row segments (query, weights, description) in flight.
+        first_fill_pages: a part that does not fit the list is compacted for the first time after
+            so many pages in every FILLS-th CTA,
+        fill_step_pages: and so many more in each behind it: those that compact at a time leave
+            their share of the memory's bandwidth to the others.
         refill_pages: with less room in the list than this, it is compacted first.
         team_pages: rows of fewer pages are ranked by one cluster, even if more could share them.
     """
@@ -70,12 +75,15 @@ class IndexerPlan:
     num_heads: int = 64
     topk: int = 2048
     sorted: bool = False
+    teams: bool = False
     stages: int = 12
     consumer_warpgroups: int = 4
     list_capacity: int = 8192
     max_compared: int = 128
     segment_stages: int = 2
-    refill_pages: int = 24
+    first_fill_pages: int = 76
+    fill_step_pages: int = 7
+    refill_pages: int = 16
     team_pages: int = 1024
 
     def __post_init__(self) -> None:
@@ -84,10 +92,16 @@ class IndexerPlan:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
         if self.topk not in TOPK:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
+        if self.teams and self.sorted:
+            raise ValueError("teams: a kernel that sorts has none")
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
         if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
             raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
+        first = self.first_fill_pages * PAGE_SIZE
+        most = first + (FILLS - 1) * self.fill_step_pages * PAGE_SIZE
+        if not self.topk <= first <= most <= self.list_capacity:
+            raise ValueError("first_fill_pages: a first fill has topk tokens and fits the list")
         assert self.smem.total <= SM90.smem_bytes
 
     @property
@@ -164,16 +178,15 @@ class IndexerPlan:
             SmemRegion("keys", self.list_capacity * 4, 16, "list: sortable scores"),
             SmemRegion("positions", self.list_capacity * 4, 16, "list: token positions"),
             SmemRegion("histogram", NUM_BINS * 4, 16, "bins, or the winners' bitmap"),
-            SmemRegion("candidates", self.received_bytes, 16, "entries of the cut-off bin"),
+            SmemRegion("candidates", self.received_bytes, 16, "own entries of the cut-off bin"),
             SmemRegion("fine", MAX_CLUSTER * BIN_GROUP * 4, 16, "mailbox: bins of a group"),
             SmemRegion("received", self.received_bytes, 16, "mailbox: candidates"),
             SmemRegion("coarse", MAX_CLUSTER * BIN_GROUPS * 4, 16, "mailbox: groups of bins"),
             SmemRegion("above", MAX_CLUSTER * 4, 16, "mailbox: entries above the last bin"),
-            SmemRegion("tickets", MAX_CLUSTER * 4, 16, "mailbox: order of publishing"),
             SmemRegion("own_coarse", BIN_GROUPS * 4, 16, "what is sent there"),
-            SmemRegion("sums", SEARCH_WARPS * BIN_GROUPS * 4, 16, "of the groups of all CTAs"),
             SmemRegion("own_rows", MAX_DEALS * 4, 16, "rows dealt to the cluster"),
             *self._sorting_regions,
+            *self._team_regions,
             SmemRegion("segments", self.segment_stages * SEGMENT_WORDS * 4, 16, "descriptions"),
             SmemRegion(
                 "page_valid", self.ring_stages * 4, 16, "1 where the page id is in the cache"
@@ -185,7 +198,6 @@ class IndexerPlan:
             SmemRegion("segment_empty", self.segment_stages * 8, 8, "mbarriers: -> producer"),
             SmemRegion("coarse_full", 8, 8, "mbarrier: counts of groups are there"),
             SmemRegion("fine_full", 8, 8, "mbarrier: counts of bins are there"),
-            SmemRegion("tickets_full", 8, 8, "mbarrier: tickets are there"),
             SmemRegion("received_full", 8, 8, "mbarrier: candidates are there"),
         ]
 
@@ -197,6 +209,16 @@ class IndexerPlan:
         return [
             SmemRegion("winners", self.topk * ENTRY_WORDS * 4, 16, "mailbox: to be sorted"),
             SmemRegion("winners_full", 8, 8, "mbarrier: winners are there"),
+        ]
+
+    @property
+    def _team_regions(self) -> list[SmemRegion]:
+        """Where a team's CTAs show each other when they published."""
+        if not self.teams:
+            return []
+        return [
+            SmemRegion("tickets", MAX_CLUSTER * 4, 16, "mailbox: order of publishing"),
+            SmemRegion("tickets_full", 8, 8, "mbarrier: tickets are there"),
         ]
 
     @property

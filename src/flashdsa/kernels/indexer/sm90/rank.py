@@ -13,7 +13,7 @@ from flashdsa.kernels.indexer.sm90.emit_sorted import emit_sorted
 from flashdsa.kernels.indexer.sm90.exchange import PARITY_BITS
 from flashdsa.kernels.indexer.sm90.listing import append, compact, consumer_sync, put, reset
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Pipeline, Ranking
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.plan import FILLS, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.read_scores import read_batch
 from flashdsa.kernels.indexer.sm90.score import (
     Scorer,
@@ -88,12 +88,16 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
             if scored and not merges and lane == 0:
                 # Queries, weights and description have been read: the slot may be refilled.
                 cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
-            if scored or plan.list_capacity - entries < plan.refill_entries:
-                publishes = scored and segment.teams > 1 and not merges
-                in_order = cutlass.Boolean(False)
+            full = plan.list_capacity - entries < plan.refill_entries
+            if scored or full or floor == 0:
+                publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
                 stretch = Stretch(Int32(0), Int32(0), Int32(0))
+                if const_expr(c.published is not None):
+                    publishes = scored and segment.teams > 1 and not merges
                 if const_expr(c.scores is None and not plan.sorted):
-                    in_order = scored and floor == 0 and segment.teams == 1
+                    in_order = scored and floor == 0
+                    if const_expr(c.published is not None):
+                        in_order = in_order and segment.teams == 1
                     if in_order:
                         stretch = own_stretch(c.output, segment.row, part, thread, plan)
                 shared = scored and c.place.parts > 1
@@ -188,7 +192,10 @@ def score_batch(
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, c.pipeline.weights, batch.slot, thread % WARP_SIZE, plan)
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
+    in_order = floor == 0
     room = (plan.list_capacity - entries) // PAGE_SIZE
+    if in_order and segment.num_pages > room and c.place.parts == 1:
+        room = first_fill(plan)
     stop = cutlass.min(segment.num_pages, batch.begin + room)
     # This warpgroup's pages are those whose number in the ring is `group` modulo the groups.
     groups = plan.consumer_warpgroups
@@ -199,7 +206,6 @@ def score_batch(
         first_position=(segment.first_page + first) * PAGE_SIZE,
         slot=batch.slot,
     )
-    in_order = floor == 0
     taker = Taker(c.ranking, segment.first_page * PAGE_SIZE, segment.length, floor, in_order)
     score_span(c.pipeline, scorer, weights, span, thread, list_score, taker, plan)
     consumer_sync(plan)
@@ -209,6 +215,13 @@ def score_batch(
         entries = c.ranking.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count
     return entries, stop
+
+
+@cute.jit
+def first_fill(plan: cutlass.Constexpr) -> Int32:
+    """Pages that the calling CTA lists before it compacts the list for the first time."""
+    cta, _, _ = cute.arch.block_idx()
+    return plan.first_fill_pages + cta % FILLS * plan.fill_step_pages
 
 
 class Taker(NamedTuple):

@@ -92,6 +92,14 @@ def inside(range_: Range, key: Uint32, place: Uint32) -> cutlass.Boolean:
     )
 
 
+class Held(NamedTuple):
+    """The caller's one of the entries that threads hold in registers, those of the first ones."""
+
+    key: Uint32
+    position: Uint32
+    entries: Int32  # of all threads
+
+
 def places_of(range_: Range, part: Part) -> Range:
     """The range, cut to the part's positions."""
     return Range(range_.low, range_.high, ~Uint32(part.end - 1), ~Uint32(part.first))
@@ -145,21 +153,19 @@ def recount(
     range_: Range,
     steps: Steps,
     listed: Int32,
-    held: Int32,
-    key: Uint32,
-    position: Uint32,
+    held: Held,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The histogram of the range's entries: of the first `listed` of the list, and of the threads'
-    own, those of the first `held` threads. Synced."""
+    """The histogram of the range's entries: of the first `listed` of the list, and of those that
+    threads hold. Synced."""
     consumer_sync(plan)  # everyone has read what the round before counted
     clear_histogram(ranking, thread, plan)
     consumer_sync(plan)
     for i in cutlass.range(thread, listed, plan.consumer_threads, unroll=1):
         count_entry(ranking, range_, steps, key_at(ranking, i), position_at(ranking, i))
-    if thread < held:
-        count_entry(ranking, range_, steps, key, position)
+    if thread < held.entries:
+        count_entry(ranking, range_, steps, held.key, held.position)
     consumer_sync(plan)
 
 
@@ -172,19 +178,19 @@ def entry_at(entries: cute.Tensor, index: Int32) -> tuple[Uint32, Uint32]:
 
 
 @cute.jit
-def set_candidate(ranking: Ranking, index: Int32, key: Uint32, position: Uint32) -> None:
+def set_entry(entries: cute.Tensor, index: Int32, key: Uint32, position: Uint32) -> None:
     """Write a candidate."""
-    ranking.candidates[index * ENTRY_WORDS] = Int32(key)
-    ranking.candidates[index * ENTRY_WORDS + 1] = Int32(position)
+    entries[index * ENTRY_WORDS] = Int32(key)
+    entries[index * ENTRY_WORDS + 1] = Int32(position)
 
 
 @cute.jit
-def add_candidate(ranking: Ranking, key: Uint32, position: Uint32) -> None:
+def add_entry(ranking: Ranking, entries: cute.Tensor, key: Uint32, position: Uint32) -> None:
     """Put an entry to the candidates; there is room."""
     index = cute.arch.atomic_add(
         ranking.scratch.iterator + SCRATCH_CANDIDATES, Int32(1), sem="relaxed", scope="cta"
     )
-    set_candidate(ranking, index, key, position)
+    set_entry(entries, index, key, position)
 
 
 class Bin(NamedTuple):
@@ -222,10 +228,11 @@ def gather(
     parity: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> tuple[Uint32, Uint32]:
-    """All entries in the range, of every CTA if `shared`, at most one a thread: (key, position).
+) -> Held:
+    """All entries in the range, of every CTA if `shared`, at most one a thread.
 
-    SCRATCH_CANDIDATES is 0, before and behind. Ends synced.
+    They are in `received` too, until something else is put there. SCRATCH_CANDIDATES is 0, before
+    and behind the next sync.
     """
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
         keys = four_at(ranking.keys, i)
@@ -234,7 +241,7 @@ def gather(
             if key >= range_.low and key <= range_.high and 4 * i + k < part.entries:
                 position = position_at(ranking, 4 * i + k)
                 if ~position >= range_.place_low and ~position <= range_.place_high:
-                    add_candidate(ranking, key, position)
+                    add_entry(ranking, ranking.candidates, key, position)
     consumer_sync(plan)
     key, position = Uint32(0), Uint32(0)
     if shared:
@@ -252,21 +259,22 @@ def gather(
         cute.arch.mbarrier_wait(mail.received_full, parity)
         if thread < bin_.within:
             key, position = entry_at(mail.received, thread)
-    elif thread < bin_.within:
-        key, position = entry_at(ranking.candidates, thread)
+    else:
+        if thread < bin_.within:
+            key, position = entry_at(ranking.candidates, thread)
+            set_entry(mail.received, thread, key, position)
+        consumer_sync(plan)
     if thread == 0:
         ranking.scratch[SCRATCH_CANDIDATES] = Int32(0)
-    consumer_sync(plan)
-    return key, position
+    return Held(key, position, bin_.within)
 
 
 @cute.jit
 def compare(
     ranking: Ranking,
+    mail: Mailboxes,
     range_: Range,
-    key: Uint32,
-    position: Uint32,
-    held: Int32,
+    held: Held,
     count: Int32,
     rank: Int32,
     first_position: Uint32,
@@ -275,26 +283,29 @@ def compare(
 ) -> tuple[Uint32, Uint32, Int32]:
     """The entry of `rank` among the `count` of the `held` ones that are in the range, at most
     max_compared: each is compared with each. With it, how many of the held ones are as good and
-    before `first_position`. SCRATCH_BEFORE and SCRATCH_CANDIDATES were 0. Synced."""
+    before `first_position`. SCRATCH_BEFORE and SCRATCH_CANDIDATES were 0. Synced.
+
+    All held ones are in `received`, unless a round behind `gather` left some out.
+    """
     better_than_range = cutlass.Boolean(False)
-    if thread < held:
-        if count == held:
-            set_candidate(ranking, thread, key, position)
-        elif inside(range_, key, ~position):
-            add_candidate(ranking, key, position)
-        else:
-            better_than_range = key > range_.high or (
-                key == range_.high and ~position > range_.place_high
-            )
-    consumer_sync(plan)
+    if count != held.entries:
+        if thread < held.entries:
+            place = ~held.position
+            if inside(range_, held.key, place):
+                add_entry(ranking, mail.received, held.key, held.position)
+            else:
+                better_than_range = held.key > range_.high or (
+                    held.key == range_.high and place > range_.place_high
+                )
+        consumer_sync(plan)
     lanes_each = plan.consumer_threads // plan.max_compared
     index = thread // lanes_each
     mine, mine_at = Uint32(0), Uint32(0)
     if index < count:
-        mine, mine_at = entry_at(ranking.candidates, index)
+        mine, mine_at = entry_at(mail.received, index)
     better = Int32(0)
     for other in cutlass.range(thread % lanes_each, count, lanes_each, unroll=4):
-        other_key, other_at = entry_at(ranking.candidates, other)
+        other_key, other_at = entry_at(mail.received, other)
         if other_key > mine or (other_key == mine and other_at < mine_at):
             better += 1
     for step in cutlass.range_constexpr(lanes_each.bit_length() - 1):
@@ -303,11 +314,10 @@ def compare(
     if wins and better == rank - 1:
         ranking.scratch[SCRATCH_THRESHOLD] = Int32(mine)
         ranking.scratch[SCRATCH_THRESHOLD + 1] = Int32(mine_at)
-    before = Int32(
-        cute.arch.popc(cute.arch.vote_ballot_sync(wins and mine_at < first_position))
-    ) + Int32(
-        cute.arch.popc(cute.arch.vote_ballot_sync(better_than_range and position < first_position))
-    )
+    counted = wins and mine_at < first_position
+    left_out = better_than_range and held.position < first_position
+    before = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(counted)))
+    before += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(left_out)))
     if before != 0 and thread % WARP_SIZE == 0:
         cute.arch.atomic_add(
             ranking.scratch.iterator + SCRATCH_BEFORE, before, sem="relaxed", scope="cta"
@@ -343,10 +353,10 @@ def find_threshold(
         range_ = places_of(range_, part)
     left = Int32(plan.topk)  # the rank among the entries in the range
     counted = cutlass.Boolean(True)
-    first_place, total, held = Int32(0), Int32(0), Int32(0)
+    first_place, total = Int32(0), Int32(0)
+    held = Held(Uint32(0), Uint32(0), Int32(0))
     # `above` is the second warp's: the caller's entries above the range.
     above, stage = Int32(0), Int32(LISTED)
-    key, position = Uint32(0), Uint32(0)  # of a held entry
     at_key, at_position = Uint32(0), Uint32(LAST_POSITION)
     if thread == 0:
         ranking.scratch[SCRATCH_BEFORE] = Int32(0)
@@ -355,7 +365,7 @@ def find_threshold(
         steps = steps_of(range_)
         if not counted:
             listed = part.entries if stage == LISTED else Int32(0)
-            recount(ranking, range_, steps, listed, held, key, position, thread, plan)
+            recount(ranking, range_, steps, listed, held, thread, plan)
         found = find_rank(
             ranking, mail, place, shared, left, parity_of(parities, COUNTED), thread, plan
         )
@@ -403,7 +413,7 @@ def find_threshold(
             if was_shared:
                 close_rounds(mail, place, found.within if gathers else Int32(0), above, thread)
             if gathers:
-                key, position = gather(
+                held = gather(
                     ranking,
                     mail,
                     place,
@@ -415,7 +425,6 @@ def find_threshold(
                     thread,
                     plan,
                 )
-                held = found.within
                 stage = Int32(HELD)
                 shared = cutlass.Boolean(False)
             elif was_shared:
@@ -426,9 +435,8 @@ def find_threshold(
         if stage == HELD and found.within <= plan.max_compared:
             at_key, at_position, before = compare(
                 ranking,
+                mail,
                 range_,
-                key,
-                position,
                 held,
                 found.within,
                 left,

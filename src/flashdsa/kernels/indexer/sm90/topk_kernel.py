@@ -70,8 +70,8 @@ def topk_kernel(
     else:
         producer_warp = warp - plan.consumer_warps
         producer = Producer(pipeline, None, None, None, None, Int32(0), rows, producer_warp)
+        cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
         produce_dealt(producer, ranking.own_rows, place, lane, plan)
-        cute.arch.cluster_wait()
 
 
 @cute.jit

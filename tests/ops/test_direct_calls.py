@@ -1,0 +1,347 @@
+"""Indexer calls that come back go straight to the kernel; wrong or watched ones the whole way.
+
+The kernel and its GPU are pretended: a launcher of CPU tensors that notes its launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashdsa
+from flashdsa import api
+from flashdsa.backends import registry as registry_module
+from flashdsa.backends.catalog import registry
+from flashdsa.ops import indexer as indexer_ops
+from flashdsa.problem import Operation
+from tests.ops import inputs
+
+TOPK = 16
+HELD = inputs.indexer()
+CACHE = HELD.k_index_cache_fp8
+OP = torch.ops.flashdsa.dsa_topk_indexer.default
+
+
+@dataclass
+class Kernel:
+    """A backend with a launcher: says which way a call came, and writes as a kernel would."""
+
+    calls: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    tables: list[tuple[int, bool]] = field(default_factory=list)
+    """Pages of the table of every call, and the order if it is known."""
+
+    def serve(self, *tensors: Tensor, sorted: bool, check: bool) -> None:
+        """The whole way."""
+        self.tables.append((tensors[4].shape[1], sorted))
+        self._write("checked", tensors[5])
+
+    def prepare(self, device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Any:
+        """Its launcher."""
+        assert (device.type, num_heads, topk) == ("cpu", 4, TOPK)
+        return self
+
+    def launch(self, *tensors: Tensor) -> None:
+        """The whole way of unchecked calls."""
+        self._write("launched", tensors[5])
+
+    def ready(self, rows: int) -> tuple[Callable[..., None], int, int]:
+        """The short way."""
+        return self.function, 3 * rows, 4
+
+    def function(self, *arguments: Any) -> None:
+        """The kernel's function."""
+        assert arguments[6:] == (3 * len(arguments[0]), 4)
+        self.tables.append((arguments[4].shape[1], False))
+        self._write("direct", arguments[5])
+
+    def _write(self, way: str, out: Tensor) -> None:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(way)
+        out.detach().fill_(7)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    pretended = Kernel()
+    (real,) = (
+        i for i in registry.implementations(Operation.DSA_TOPK_INDEXER) if i.backend == "sm90"
+    )
+    features = replace(
+        real.features,
+        devices=("cpu",),
+        num_heads=replace(real.features.num_heads, values=(4,)),
+        topk=replace(real.features.topk, values=(TOPK,)),
+        capability=None,
+    )
+    implementation = replace(
+        real, entry="pretended:serve", launcher="pretended:prepare", features=features
+    )
+    loads = {"pretended:serve": pretended.serve, "pretended:prepare": pretended.prepare}
+    monkeypatch.setattr(registry, "_implementations", [implementation])
+    monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
+    for kept in (indexer_ops._served, api._launches, api._launchers):
+        kept.clear()
+    yield pretended
+    for kept in (indexer_ops._served, api._launches, api._launchers):
+        kept.clear()
+
+
+def output() -> Tensor:
+    return torch.full((2, TOPK), -99, dtype=torch.int32)
+
+
+def call(
+    out: Tensor | None = None, sorted: bool = False, backend: str = "auto", **changed: Any
+) -> None:
+    out = output() if out is None else out
+    operands = {**HELD._asdict(), **changed}
+    flashdsa.dsa_topk_indexer(*operands.values(), out, sorted=sorted, backend=backend)
+
+
+def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
+    out = output()
+    for turn, way in enumerate(("checked", "direct", "direct"), 1):
+        out.detach().fill_(-99)
+        before = out._version
+        call(out)
+        assert kernel.calls[-1] == way and len(kernel.calls) == turn
+        assert out._version == before + 2  # the pretended kernel's fill_, and the operation
+        assert (out == 7).all()
+    indexer_ops.dsa_topk_indexer(*HELD, out, False, True, "auto")
+    assert kernel.calls[-1] == "direct"
+    call(sorted=True)
+    call(backend="sm90")
+    assert kernel.calls[-2:] == ["checked", "checked"]
+    call(block_table=torch.zeros(2, 9, dtype=torch.int32)[:, :3])
+    assert kernel.calls[-1] == "direct"  # of what else there is, the kernel's function takes care
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seq_lens", HELD.seq_lens.view(torch.uint32)),
+        ("block_table", HELD.block_table.view(torch.uint32)),
+        ("out", output().view(torch.uint32)),
+        ("out", output().float()),
+        ("seq_lens", 3),
+    ],
+    ids=["seq_lens", "block_table", "uint32 ids", "float ids", "no tensor"],
+)
+def test_what_the_kernel_would_take_wrongly_is_an_error_as_ever(
+    kernel: Kernel, name: str, value: Any
+) -> None:
+    message = rf"{name.replace('out', 'topk_indices')}: expected (dtype int32|a torch.Tensor); got"
+    call()
+    with pytest.raises(TypeError, match=message):
+        call(**{name: value})
+    assert kernel.calls == ["checked"]
+
+
+def test_too_many_pages_are_an_error_and_none_are_served_the_whole_way(kernel: Kernel) -> None:
+    call()
+    call(k_index_cache_fp8=CACHE[:0])
+    assert kernel.calls == ["checked", "checked"]
+    many = CACHE[:1].expand(2**25 + 1, 64, 1, 132)
+    with pytest.raises(ValueError, match="expected at most 33554432 pages"):
+        call(k_index_cache_fp8=many)
+    assert kernel.calls == ["checked", "checked"]
+
+
+def test_a_refused_call_is_checked_and_served_or_raises(kernel: Kernel) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("Mismatched Tensor on argument #2")
+
+    call()
+    (known,) = indexer_ops._served
+    indexer_ops._served[known] = (refuse, 6, 4)
+    out = output()
+    with pytest.raises(ValueError, match="weights: expected a contiguous last dimension"):
+        call(out, weights=torch.zeros(4, 2).t())
+    assert kernel.calls == ["checked"] and (out == -99).all()
+    call(out)
+    assert kernel.calls == ["checked", "checked"] and (out == 7).all()
+    kernel.error = RuntimeError("CUDA error 700")
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        call()
+
+
+def test_the_environment_is_read_at_every_call(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call()
+    for value in ("1", "0"):
+        monkeypatch.setenv("FLASHDSA_CHECK", value)
+        call()
+    with pytest.raises(ValueError, match="FLASHDSA_CHECK"):
+        monkeypatch.setenv("FLASHDSA_CHECK", "perhaps")
+        call()
+    monkeypatch.delenv("FLASHDSA_CHECK")
+    call()
+    assert kernel.calls == ["checked", "checked", "checked", "direct"]
+    monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
+    with pytest.raises(NotImplementedError, match="backend 'cpu'"):
+        call()
+    monkeypatch.setenv("FLASHDSA_BACKEND", "sm90")
+    call()
+    call()
+    monkeypatch.delenv("FLASHDSA_BACKEND")
+    call()
+    assert kernel.calls[4:] == ["checked", "direct", "direct"]
+
+
+class Seen(TorchDispatchMode):
+    """Notes the operations that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class SeenFunctions(TorchFunctionMode):
+    """Notes the functions that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [Seen, SeenFunctions])
+def test_modes_see_the_operation(kernel: Kernel, make: type[Seen | SeenFunctions]) -> None:
+    call()
+    with make() as seen:
+        call()
+    assert OP in seen.operations
+    call()
+    assert kernel.calls[-1] == "direct"
+
+
+class Mine(Tensor):
+    """Notes the functions that it passes through."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [*HELD._fields, "out"])
+def test_subclasses_see_the_operation(kernel: Kernel, name: str) -> None:
+    call()
+    mine = {**HELD._asdict(), "out": output()}[name].as_subclass(Mine)
+    Mine.seen.clear()
+    call(**{name: mine})
+    assert OP in Mine.seen
+
+
+def test_a_profile_shows_the_operation(kernel: Kernel) -> None:
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    assert "flashdsa::dsa_topk_indexer" in {event.name for event in profile.events()}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")
+def test_tracers_record_the_operation(kernel: Kernel) -> None:
+    call()
+
+    def choose(weights: Tensor, out: Tensor) -> Tensor:
+        call(out, weights=weights)
+        return out + 1
+
+    weights = HELD.weights
+    for pre_dispatch in (False, True):
+        graph = make_fx(choose, pre_dispatch=pre_dispatch)(weights, output())
+        assert OP in [node.target for node in graph.graph.nodes]
+    traced = torch.jit.trace(choose, (weights, output()), check_trace=False)
+    assert "flashdsa::dsa_topk_indexer" in str(traced.inlined_graph)
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+
+    def compiled(out: Tensor) -> Tensor:
+        flashdsa.dsa_topk_indexer(*HELD, out)
+        return out + 1
+
+    out = output()
+    assert (torch.compile(compiled, fullgraph=True, backend=keep)(out) == 8).all()
+    assert OP in [node.target for node in graphs[0].graph.nodes]
+
+
+def test_tensors_that_stand_for_others_go_the_whole_way(kernel: Kernel) -> None:
+    call()
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(output())
+        call(fake, **{n: mode.from_tensor(x) for n, x in HELD._asdict().items()})
+    assert kernel.calls == ["checked"]
+    weights = HELD.weights
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.func.vmap(lambda w: call(weights=w) or w)(weights[None])
+    assert kernel.calls == ["checked"]
+    call(weights=torch.nn.Parameter(weights))
+    assert kernel.calls[-1] == "direct"  # by the dispatcher
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
+def test_without_gradients_calls_are_direct(kernel: Kernel, inference: bool) -> None:
+    outside = output()
+    for way in ("checked", "direct"):
+        with torch.inference_mode() if inference else torch.no_grad():
+            assert indexer_ops.is_plain_eager()
+            made_here = output()
+            call(made_here)
+            call(outside)
+        assert kernel.calls.pop() == "direct" and kernel.calls.pop() == way
+    with nullcontext() if inference else torch.inference_mode():
+        call(made_here)
+    assert made_here.is_inference() is inference and (made_here == 7).all()
+
+
+def test_unchecked_launches_are_direct_too(kernel: Kernel) -> None:
+    def launch(**changed: Any) -> str:
+        out = output()
+        operands = {**HELD._asdict(), **changed}
+        flashdsa.dsa_topk_indexer_launch(*operands.values(), out)
+        assert (out == 7).all()
+        return kernel.calls[-1]
+
+    assert [launch(), launch()] == ["launched", "direct"]
+    assert launch(k_index_cache_fp8=CACHE[:0]) == "launched"
+    (known,) = api._launches
+    api._launches[known] = (None, 6, 4)  # whatever it raises
+    assert [launch(), launch()] == ["launched", "direct"]
+    kernel.error = ValueError("Mismatched Tensor on argument #2")
+    with pytest.raises(ValueError, match="Mismatched Tensor"):
+        launch()
+
+
+def test_warming_up_meets_every_kernel(kernel: Kernel) -> None:
+    """Either order, and a table of rows long enough to be shared by clusters."""
+    flashdsa.compile_kernel(num_heads=4, topk=TOPK, backend="sm90")
+    assert kernel.tables == [(1, False), (16384, False), (1, True)]

@@ -1,0 +1,184 @@
+"""Small calls of every Hopper kernel, one a process, for tools/sanitize.py.
+
+    python tools/sanitize_cases.py NAME
+
+Scores are exact in any order of additions (see tests/kernels/indexer/exact_inputs.py), so that the
+result must be the CPU backend's; of the fused indexer it says by how many clusters of how many CTAs
+a row is ranked, few of them: a sanitizer is a hundred times slower than the GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tests.kernels.indexer.exact_inputs import Inputs
+
+DONE = "sanitized case: done"
+"""What a case prints last, if its result was right."""
+NO_SUCH_PAGE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A launch of the fused indexer.
+
+    Attributes:
+        lengths: tokens of each row. clusters: their number, CTAs of each, clusters of a long row.
+        values: as `make_inputs` has them. bad_pages: every third page id is outside the cache.
+    """
+
+    lengths: tuple[int, ...]
+    clusters: tuple[int, int, int]
+    num_heads: int = 64
+    topk: int = 2048
+    by_score: bool = False
+    values: str = "random"
+    bad_pages: bool = False
+
+    def __call__(self) -> None:
+        """Launch once, and compare."""
+        from flashdsa.jit.functions import indexer_function
+        from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+
+        plan = IndexerPlan(
+            num_heads=self.num_heads,
+            topk=self.topk,
+            sorted=self.by_score,
+            teams=self.clusters[2] > 1,
+        )
+        inputs = self.inputs()
+        ids = inputs.output(self.topk).to("cuda")
+        launch(indexer_function(plan), plan, inputs.to("cuda"), ids, self.clusters)
+        require_equal("ids", ids, self.expected(inputs))
+
+    def inputs(self) -> Inputs:
+        """On the CPU."""
+        from tests.kernels.indexer.exact_inputs import make_inputs
+
+        inputs = make_inputs(list(self.lengths), num_heads=self.num_heads, values=self.values)
+        if self.bad_pages:
+            inputs.block_table[:, ::3] = -1
+            inputs.block_table[:, 1::6] = NO_SUCH_PAGE
+        return inputs
+
+    def expected(self, inputs: Inputs) -> Tensor:
+        """The CPU backend's ids; bad page ids are no error here."""
+        from flashdsa.ops import indexer
+
+        ids = inputs.output(self.topk)
+        indexer.dsa_topk_indexer(*inputs, ids, self.by_score, False, "cpu")
+        return ids
+
+
+def launch(
+    function: Any, plan: Any, inputs: Inputs, ids: Tensor, clusters: tuple[int, int, int]
+) -> None:
+    """By a function that `compile_indexer` describes. What teams publish in is not initialised."""
+    import torch
+
+    how: tuple[Any, ...] = clusters[:2]
+    if plan.teams:
+        size = clusters[0] * clusters[1], plan.slot_words
+        slots = torch.empty(size, dtype=torch.int32, device=ids.device)
+        how = (torch.zeros_like(inputs.seq_lens), slots, *clusters)
+    function(*inputs, ids, *how)
+
+
+def dispatched() -> None:
+    """The operation as users call it, with clusters of its own choice; rows without scores too."""
+    import flashdsa
+    from tests.kernels.indexer.exact_inputs import make_inputs
+
+    inputs = make_inputs([0, 1, 65, 2048, 2049])
+    expected, ids = inputs.output(2048), inputs.output(2048).to("cuda")
+    flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
+    flashdsa.dsa_topk_indexer(*inputs.to("cuda"), ids, backend="sm90")
+    require_equal("ids", ids, expected)
+
+
+def logits() -> None:
+    """Scores of rows with and without tokens."""
+    import flashdsa
+    from tests.kernels.indexer.exact_inputs import make_inputs
+
+    inputs = make_inputs([700, 65, 0])
+    scores = flashdsa.indexer_logits(*inputs.to("cuda"), 705, backend="sm90")
+    require_equal("scores", scores, flashdsa.indexer_logits(*inputs, 705, backend="cpu"))
+
+
+def topk() -> None:
+    """Of given scores, in both orders; a row is longer than one CTA's list."""
+    import torch
+
+    import flashdsa
+
+    scores = torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([20_000, 5_000], dtype=torch.int32)
+    for by_score in (False, True):
+        expected = flashdsa.topk_indices(scores, lengths, 512, sorted=by_score, backend="cpu")
+        found = flashdsa.topk_indices(
+            scores.to("cuda"), lengths.to("cuda"), 512, sorted=by_score, backend="sm90"
+        )
+        require_equal("positions", found, expected)
+
+
+def cache() -> None:
+    """Keys of both types quantised, and written by slots of both types; some are padding."""
+    import torch
+
+    import flashdsa
+
+    draw = torch.Generator().manual_seed(0)
+    for dtype, slot_type in ((torch.bfloat16, torch.int64), (torch.float32, torch.int32)):
+        k = torch.randn(200, 128, generator=draw).to(dtype)
+        for name, got, expected in zip(
+            ("fp8", "scale"),
+            flashdsa.quantize_index_k(k.to("cuda"), backend="sm90"),
+            flashdsa.quantize_index_k(k, backend="cpu"),
+            strict=True,
+        ):
+            require_equal(name, got.view(torch.uint8), expected.view(torch.uint8))
+        slots = torch.randperm(5 * 64, generator=draw)[:200].to(slot_type)
+        slots[::7] = -1
+        pages = torch.zeros(5, 64, 1, 132, dtype=torch.uint8)
+        written = pages.to("cuda")
+        flashdsa.write_index_k_cache(k.to("cuda"), slots.to("cuda"), written, backend="sm90")
+        flashdsa.write_index_k_cache(k, slots, pages, backend="cpu")
+        require_equal("cache", written, pages)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "clusters of 16": Fused((9000,), (1, 16, 1)),
+    "clusters of 2": Fused((2100, 9000, 3000), (2, 2, 1)),
+    "clusters of 1": Fused((2100, 4000), (2, 1, 1)),
+    "teams": Fused((66_000,), (2, 16, 2)),
+    "compaction": Fused((9000,), (1, 1, 1)),
+    "sorted": Fused((3000, 100), (1, 2, 1), by_score=True),
+    "16 heads": Fused((1400, 600), (1, 2, 1), num_heads=16, topk=512),
+    "plateau": Fused((2500,), (1, 3, 1), values="two"),
+    "bad pages": Fused((4000, 300), (1, 2, 1), bad_pages=True),
+    "dispatched": dispatched,
+    "logits": logits,
+    "top-k of scores": topk,
+    "index-K cache": cache,
+}
+"""By name."""
+
+
+def require_equal(what: str, got: Tensor, expected: Tensor) -> None:
+    """Exit with 1, saying so, where they differ."""
+    import torch
+
+    if not torch.equal(got.cpu(), expected):
+        sys.exit(f"{what}: not the CPU backend's")
+
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]]()
+    print(DONE)

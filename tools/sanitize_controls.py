@@ -1,0 +1,265 @@
+"""Mutants of the fused indexer that racecheck must report, for tools/sanitize.py.
+
+    python tools/sanitize_controls.py build NAME FOLDER
+    python tools/sanitize_controls.py run NAME FOLDER
+
+A mutant is the kernel compiled while one of its barriers is left out, or with a read in front of a
+wait. None can hang: no decision that CTAs or threads take together depends on what is read too
+early. Its ids may be wrong, and may lie a little outside the output: there is room around it.
+`build` needs CuTe DSL and no GPU; ptxemu's verdict on the mutant is in FOLDER/NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+from sanitize_cases import DONE, Fused, launch
+
+SHARED = Fused((700,), (1, 2, 1), num_heads=16, topk=512)
+"""A cluster of two ranks a row; its bins are so small that wrong keys cannot fill one."""
+COMPACTED = Fused((8300,), (1, 1, 1), num_heads=16, topk=512)
+"""One CTA compacts its list, and sorts the winners by their bits in a bitmap."""
+GUARD = 1 << 22
+"""Ids before and behind a mutant's output."""
+NO_WORD = -12345678
+"""Neither a count nor a weight."""
+RIGHT = "right"
+"""The control that is no mutant: nothing may be reported of it."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """A mutant and the call that shows it.
+
+    Attributes:
+        what: is wrong with it. case: launched once.
+        barrier: that is left out: a function of the kernel, and which of its barriers.
+        early: makes a context manager, in which the kernel is compiled with an early read.
+        unseen: why racecheck reports nothing of it, which ptxemu does.
+    """
+
+    what: str
+    case: Fused
+    barrier: tuple[str, int] | None = None
+    early: Callable[[], AbstractContextManager[None]] | None = None
+    unseen: str = ""
+
+    def mutate(self) -> AbstractContextManager[None]:
+        """In it the mutant is compiled."""
+        if self.barrier:
+            return without_barrier(*self.barrier)
+        return self.early() if self.early else nullcontext()
+
+    @property
+    def plan(self) -> Any:
+        """What the mutant is compiled for."""
+        from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+
+        return IndexerPlan(num_heads=self.case.num_heads, topk=self.case.topk)
+
+
+BLOCK = re.compile(r"(then|else|while|loop|if|for)_.*\d+$")
+"""What CuTe DSL calls the body of a statement when it traces a function."""
+
+
+def traced(frame: FrameType | None) -> tuple[str, int]:
+    """The kernel's function that is being traced, and its line; `consumer_sync` is seen through.
+
+    ("", 0) outside of the kernels.
+    """
+    line = 0
+    while frame is not None:
+        name = frame.f_code.co_name
+        if "flashdsa/kernels" in frame.f_code.co_filename and name != "consumer_sync":
+            line = line or frame.f_lineno
+            if not BLOCK.match(name):
+                return name, line
+        frame = frame.f_back
+    return "", 0
+
+
+@contextmanager
+def without_barrier(function: str, number: int) -> Iterator[None]:
+    """Leave out the function's barrier of that number, in the order of tracing.
+
+    Raises:
+        LookupError: it has none of that number; the kernel has changed.
+    """
+    from cutlass import cute
+
+    real = cute.arch.barrier
+    lines: list[int] = []
+
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        owner, line = traced(sys._getframe(1))
+        if owner != function:
+            return real(*args, **kwargs)
+        if line not in lines:
+            lines.append(line)
+        return None if lines.index(line) == number else real(*args, **kwargs)
+
+    with patch.object(cute.arch, "barrier", barrier):
+        yield
+    if number >= len(lines):
+        raise LookupError(f"{function} has {len(lines)} barriers, none of number {number}")
+
+
+def early_read() -> Callable[[Any], None]:
+    """A function that reads an array's first words; they are never what it compares them with, but
+    who compiles it cannot know."""
+    from cutlass import cute
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def read(words: Any) -> None:
+        lane = cute.arch.lane_idx()
+        if words[lane] == words.element_type(NO_WORD):
+            words[lane] = words.element_type(0)
+
+    return read  # type: ignore[no-any-return]
+
+
+@contextmanager
+def counts_read_early() -> Iterator[None]:
+    """Read a mailbox before its barrier says that the other CTAs' messages (st.async) are there."""
+    from flashdsa.kernels.indexer.sm90 import exchange, threshold
+
+    read = early_read()
+
+    def early(ranking: Any, mail: Any, *others: Any) -> Any:
+        read(mail.coarse)
+        return exchange.find_rank(ranking, mail, *others)
+
+    with patch.object(threshold, "find_rank", early):
+        yield
+
+
+@contextmanager
+def weights_read_early() -> Iterator[None]:
+    """Read weights before the barrier says that the copy engine has brought them."""
+    from flashdsa.kernels.indexer.sm90 import rank, segments
+
+    read = early_read()
+
+    def early(pipeline: Any, *others: Any) -> Any:
+        read(pipeline.weights)
+        return segments.wait_for_segment(pipeline, *others)
+
+    with patch.object(rank, "wait_for_segment", early):
+        yield
+
+
+CONTROLS = {
+    RIGHT: Control("nothing", COMPACTED),
+    "warp sums": Control(
+        "ids: sums of the warps are read before all are stored",
+        SHARED,
+        barrier=("emit_in_order", 0),
+    ),
+    "candidates": Control(
+        "threshold: candidates are sent before all are stored", SHARED, barrier=("gather", 0)
+    ),
+    "threshold": Control(
+        "threshold: it is read before it is stored", SHARED, barrier=("compare", 1)
+    ),
+    "compacted": Control(
+        "list: overwritten before all of a stretch is read", COMPACTED, barrier=("compact", 0)
+    ),
+    "bitmap": Control(
+        "ids: the bitmap is read before all bits are set",
+        COMPACTED,
+        barrier=("emit_by_position", 1),
+        unseen="does not see reductions",
+    ),
+    "prefix": Control(
+        "ids: a prefix sum's parts are read before all are stored",
+        COMPACTED,
+        barrier=("consumer_prefix", 0),
+    ),
+    "counts": Control(
+        "mailbox: read before its st.async messages are there",
+        SHARED,
+        early=counts_read_early,
+        unseen="does not see st.async",
+    ),
+    "weights": Control(
+        "weights: read before the bulk copy is complete", SHARED, early=weights_read_early
+    ),
+}
+"""By name."""
+
+
+def build(name: str, folder: Path) -> None:
+    """Compile the mutant, run it on the emulator, and link it into FOLDER/NAME.so."""
+    import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
+    from flashdsa.jit.shared_object import build_shared_object
+    from flashdsa.kernels.indexer.sm90.build import compile_indexer
+
+    control = CONTROLS[name]
+    plan = control.plan
+    with control.mutate():
+        function = compile_indexer(plan)
+    verdict = emulated(function, plan, control.case)
+    build_shared_object(object_of(folder, name), {"control": function})
+    text = json.dumps({"what": control.what, "emulator": verdict})
+    verdict_of(folder, name).write_text(text + "\n")
+
+
+def emulated(function: Any, plan: Any, case: Fused) -> dict[str, int]:
+    """Code of an error that ptxemu's check finds -> how many of it, at different places."""
+    from ptxemu.cutedsl import emulate
+
+    inputs = case.inputs()
+    ids = guarded(inputs.output(case.topk))
+    with emulate(arch="sm_90a", on_finding="collect") as run:
+        launch(function, plan, inputs, ids, case.clusters)
+    codes = [finding.code for finding in run.findings if finding.level == "error"]
+    return {code: codes.count(code) for code in sorted(set(codes))}
+
+
+def run(name: str, folder: Path) -> None:
+    """Launch it once on the GPU, behind the right kernel, whose leavings in shared memory it may
+    read for what it does not wait for."""
+    from flashdsa.jit.shared_object import is_from, load_shared_object
+    from flashdsa.jit.sources import source_hash
+
+    control = CONTROLS[name]
+    inputs = control.case.inputs()
+    expected = control.case.expected(inputs)
+    for one in dict.fromkeys((RIGHT, name)):
+        path = object_of(folder, one)
+        if not is_from(path, source_hash()):
+            sys.exit(f"{path}: built from other sources")
+        function = load_shared_object(path)("control")
+        ids = guarded(expected.cuda())
+        launch(function, control.plan, inputs.to("cuda"), ids, control.case.clusters)
+        print(f"{one}: {int((ids.cpu() != expected).sum())} of {expected.numel()} ids are wrong")
+
+
+def guarded(like: Any) -> Any:
+    """Zeros of the shape of `like`, with room before and behind."""
+    room = like.new_zeros(2 * GUARD + like.numel())
+    return room[GUARD : GUARD + like.numel()].view(like.shape)
+
+
+def object_of(folder: Path, name: str) -> Path:
+    """The mutant's shared object."""
+    return folder / f"{name.replace(' ', '_')}.so"
+
+
+def verdict_of(folder: Path, name: str) -> Path:
+    """What ptxemu said of it."""
+    return object_of(folder, name).with_suffix(".json")
+
+
+if __name__ == "__main__":
+    {"build": build, "run": run}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    print(DONE)
