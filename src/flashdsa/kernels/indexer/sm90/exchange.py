@@ -66,6 +66,18 @@ def send_four(box: Any, four: Any, barrier: Any, rank: Int32) -> None:
     )
 
 
+def send_word(box: Any, word: Int32, barrier: Any, rank: Int32) -> None:
+    """4 bytes into a box of the CTA with that rank in the cluster."""
+    cute.arch.inline_ptx(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{$r0}], {$r1}, [{$r2}];",
+        read_only_args=[
+            cute.arch.map_dsmem_ptr(box, rank),
+            word,
+            cute.arch.map_dsmem_ptr(barrier, rank),
+        ],
+    )
+
+
 def send_entry(box: Any, key: Int32, position: Int32, barrier: Any, rank: Int32) -> None:
     """An entry into a box of the CTA with that rank in the cluster."""
     cute.arch.inline_ptx(
@@ -258,15 +270,7 @@ def within_before(
 def send_above(mail: Mailboxes, place: Place, above: Int32, lane: Int32) -> None:
     """One warp: the caller's entries above the last round's bin, to every CTA of the cluster."""
     if lane < place.parts:
-        box = mail.above.iterator + place.part
-        cute.arch.inline_ptx(
-            "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{$r0}], {$r1}, [{$r2}];",
-            read_only_args=[
-                cute.arch.map_dsmem_ptr(box, lane),
-                above,
-                cute.arch.map_dsmem_ptr(mail.received_full, lane),
-            ],
-        )
+        send_word(mail.above.iterator + place.part, above, mail.received_full, lane)
 
 
 @cute.jit

@@ -184,10 +184,6 @@ def indexer_kernel(
         # racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
         produce_dealt(producer, ranking.own_rows, place, lane, plan)
-    if const_expr(plan.teams):
-        # A CTA stays until its team has stored its tickets there, as these are ordinary stores.
-        cute.arch.cluster_arrive_relaxed()
-        cute.arch.cluster_wait()
 
 
 @cute.jit

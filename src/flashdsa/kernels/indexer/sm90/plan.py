@@ -265,7 +265,15 @@ class IndexerPlan:
                 self.received_bytes + MAX_CLUSTER * 4,
                 "candidates, and counts above them",
             ),
-            Barrier("tickets_full", 1, rank, Arrives.EVERY_CTA, rank, 0, "who published last"),
+            Barrier(
+                "tickets_full",
+                1,
+                rank,
+                Arrives.EVERY_CTA,
+                rank,
+                MAX_CLUSTER * 4,
+                "who published last",
+            ),
             Barrier(
                 "winners_full", 1, rank, one, rank, self.topk * ENTRY_WORDS * 4, "winners to sort"
             ),

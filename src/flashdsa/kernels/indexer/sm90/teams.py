@@ -14,6 +14,7 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.kernels.indexer.sm90.bins import accepts
 from flashdsa.kernels.indexer.sm90.deal import Place
+from flashdsa.kernels.indexer.sm90.exchange import send_word
 from flashdsa.kernels.indexer.sm90.listing import (
     clear_histogram,
     consumer_sync,
@@ -107,7 +108,8 @@ def arrive(
 
     Each CTA draws a ticket and shows it to its team; the last ticket is in the last team. What all
     teams published is visible to the last team: released and acquired with the tickets of the
-    device, and with those of the cluster.
+    device, and with those of the cluster: the messages bring the numbers, the arrivals the order.
+    A CTA has all of both before it can end.
     """
     lane = thread % WARP_SIZE
     if thread < WARP_SIZE:
@@ -117,15 +119,11 @@ def arrive(
             ticket = cute.arch.atomic_add(
                 published.arrivals.iterator + row, Int32(1), sem="acq_rel", scope="gpu"
             )
+            cute.arch.mbarrier_expect_tx(mail.tickets_full, place.parts * 4)
         ticket = cute.arch.shuffle_sync(ticket, 0)
         if lane < place.parts:
-            cute.arch.inline_ptx(
-                "st.shared::cluster.b32 [{$r0}], {$r1};",
-                read_only_args=[
-                    cute.arch.map_dsmem_ptr(mail.tickets.iterator + place.part, lane),
-                    ticket,
-                ],
-            )
+            box = mail.tickets.iterator + place.part
+            send_word(box, ticket, mail.tickets_full, lane)
             cute.arch.inline_ptx(
                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];",
                 read_only_args=[cute.arch.map_dsmem_ptr(mail.tickets_full, lane)],
