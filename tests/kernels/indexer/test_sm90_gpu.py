@@ -123,11 +123,11 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, parts that are compacted, parts of one page or none."""
     plan = IndexerPlan(topk=512, sorted=by_score)
-    function, untouched = indexer_function(plan), allocate(0, plan, 1)
+    function = indexer_function(plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
         ids = inputs.output(512)
-        function(*inputs, ids, *untouched, 2, size, 1)
+        function(*inputs, ids, 2, size)
         assert torch.equal(ids, expected_ids(inputs, 512, by_score))
 
 
@@ -137,7 +137,7 @@ def test_teams_of_every_shape_are_exact(values: str, clusters: tuple[int, int, i
     """Rows that several clusters share, beside rows of one; counters end at 0 for the next call."""
     rows = clusters[0] // clusters[2]
     inputs = make_inputs([150_000, 70_000][:rows], values=values).to("cuda")
-    plan = IndexerPlan()
+    plan = IndexerPlan(teams=True)
     arrivals, slots = allocate(0, plan, clusters[0] * clusters[1])
     expected = expected_ids(inputs, 2048)
     for _ in range(3):

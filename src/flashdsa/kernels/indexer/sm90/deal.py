@@ -17,7 +17,13 @@ from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at
 from flashdsa.kernels.indexer.sm90.load import Producer, announce, finish, load_pages
 from flashdsa.kernels.indexer.sm90.memory import Ranking
 from flashdsa.kernels.indexer.sm90.plan import MAX_DEALS, ORDERED_ROWS
-from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, pages_to_score, row_length
+from flashdsa.kernels.indexer.sm90.segments import (
+    Rows,
+    Segment,
+    clamped,
+    pages_to_score,
+    row_length,
+)
 
 VECTOR = 4
 """Rows that are compared with one load."""
@@ -90,15 +96,25 @@ def order_rows(
 
 @cute.jit
 def produce_dealt(
-    c: Producer, own_rows: cute.Tensor, place: Place, lane: Int32, plan: cutlass.Constexpr
+    c: Producer,
+    own_rows: cute.Tensor,
+    place: Place,
+    first_lengths: Int32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Load this CTA's part of every row of its cluster, then say that there are no more."""
+    """Load this CTA's part of every row of its cluster, then say that there are no more.
+
+    Lane 0's of `first_lengths` is that of the row with the cluster's number, as it is in memory;
+    that row is the cluster's first one if rows are not ordered.
+    """
     pages_done = Int32(0)
     segment = Int32(0)
     clusters = place.clusters // place.teams
     cluster = place.cluster // place.teams
     turns = (c.rows.count + clusters - 1) // clusters
     ordered = is_ordered(c.rows, place)
+    first_length = clamped(c.rows, cute.arch.shuffle_sync(first_lengths, 0))
     for turn in cutlass.range(turns, unroll=1):
         number = turn * clusters + cluster
         if turn & 1 == 1:
@@ -106,7 +122,9 @@ def produce_dealt(
         row = number
         if ordered and number < c.rows.count:
             row = own_rows[turn]
-        length = row_length(c.rows, row)
+        length = first_length
+        if turn > 0 or ordered:
+            length = row_length(c.rows, row)
         pages = pages_to_score(length, plan)
         teams = Int32(1)
         if pages >= plan.team_pages:

@@ -31,7 +31,7 @@ from flashdsa.kernels.indexer.sm90.maps import make_maps
 from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, Ranking, allocate
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.segments import Rows
+from flashdsa.kernels.indexer.sm90.segments import Rows, raw_length
 from flashdsa.kernels.indexer.sm90.teams import Published
 from flashdsa.plan import Barrier
 from flashdsa.problem import PAGE_SIZE
@@ -96,21 +96,14 @@ def enter_cluster(
 
 @cute.jit
 def prefetch_inputs(
-    rows: Rows,
     block_table: cute.Tensor,
     weights: cute.Tensor,
-    place: Place,
     thread: Int32,
+    num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Bring what is read first into the second-level cache: what is known only later would wait
-    for memory again. `thread` is one of the CTA's producers."""
-    threads = plan.producer_warps * WARP_SIZE
-    row = place.cluster // place.teams
-    if thread == 0 and row < rows.count:
-        prefetch(rows.seq_lens.iterator + row)
-    thread += (place.cluster * place.parts + place.part) * threads
-    threads *= place.clusters * place.parts
+    """Bring what is read behind `seq_lens` into the second-level cache; `thread` is of the grid."""
+    threads = num_ctas * plan.consumer_threads
     lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
         row = line // lines
@@ -152,13 +145,15 @@ def indexer_kernel(
     ranking, mail, pipeline = allocate(plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
     place = find_place(Int32(1) if const_expr(teams is None) else teams)
-    if not consumes:
-        prefetch_inputs(rows, block_table, weights, place, thread - plan.consumer_threads, plan)
+    # Asked for before anything else: the way to the first page begins with it. Each lane asks for
+    # another row: for a number that all lanes share ptxas would wait here, to keep it only once.
+    first_lengths = raw_length(rows, place.cluster // place.teams + lane)
     enter_cluster(ranking, mail, pipeline, rows, place, thread, consumes, plan)
     load, rank = plan.roles
     if consumes:
         cute.arch.setmaxregister_increase(rank.registers)
         output = Output(topk_indices, block_table, num_pages, rows)
+        prefetch_inputs(block_table, weights, cta * plan.consumer_threads + thread, num_ctas, plan)
         # From the far end: CTAs without pages, if any, have the highest numbers.
         emit_unscored_rows(
             output,
@@ -183,7 +178,7 @@ def indexer_kernel(
         # All threads that arrived wait, and before what they wait for else: compute-sanitizer's
         # racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
-        produce_dealt(producer, ranking.own_rows, place, lane, plan)
+        produce_dealt(producer, ranking.own_rows, place, first_lengths, lane, plan)
 
 
 @cute.jit

@@ -31,10 +31,21 @@ class Segment(NamedTuple):
 @cute.jit
 def row_length(rows: Rows, row: Int32) -> Int32:
     """Tokens of the row, clamped to what the block table can name; 0 beyond the last row."""
+    return clamped(rows, raw_length(rows, row))
+
+
+@cute.jit
+def raw_length(rows: Rows, row: Int32) -> Int32:
+    """What is in memory for the row; 0 beyond the last one."""
     length = Int32(0)
     if row < rows.count:
-        length = cutlass.min(cutlass.max(rows.seq_lens[row], Int32(0)), rows.max_length)
+        length = rows.seq_lens[row]
     return length
+
+
+def clamped(rows: Rows, length: Int32) -> Int32:
+    """A length that the block table has room for."""
+    return cutlass.min(cutlass.max(length, Int32(0)), rows.max_length)
 
 
 @cute.jit

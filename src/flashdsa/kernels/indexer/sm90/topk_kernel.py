@@ -18,7 +18,7 @@ from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, mailboxes_in, ranking_in
 from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.segments import Rows
+from flashdsa.kernels.indexer.sm90.segments import Rows, raw_length
 
 
 def segments_in(arena: Arena, plan: Any) -> Pipeline:
@@ -71,7 +71,8 @@ def topk_kernel(
         producer_warp = warp - plan.consumer_warps
         producer = Producer(pipeline, None, None, None, None, Int32(0), rows, producer_warp)
         cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
-        produce_dealt(producer, ranking.own_rows, place, lane, plan)
+        first_lengths = raw_length(rows, place.cluster + lane)
+        produce_dealt(producer, ranking.own_rows, place, first_lengths, lane, plan)
 
 
 @cute.jit
