@@ -27,6 +27,7 @@ MODEL = IndexerPlan()
 SORTED = IndexerPlan(sorted=True)
 TEAMS = IndexerPlan(num_heads=16, topk=512, teams=True, team_pages=20)
 SMALL = IndexerPlan(num_heads=16, topk=512)
+TIGHT = replace(SMALL, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
 MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
@@ -110,6 +111,16 @@ def test_more_rows_than_are_ordered() -> None:
     lengths = [5, 0, 3] * 21 + [600, 2, 530]
     assert len(lengths) > MAX_DEALS
     assert_as_the_cpu(SMALL, make_inputs(lengths, num_heads=16), 1, 2)
+
+
+def test_nan_wins_behind_a_list_that_was_compacted_with_few_entries() -> None:
+    """There are fewer tokens than topk: all of them are winners, wherever they are."""
+    inputs = make_inputs([5000], num_heads=16, values="nan")
+    kept = torch.tensor([1, 50, 70])
+    pages = inputs.block_table[0, kept].clone()
+    inputs.block_table[:] = -1
+    inputs.block_table[0, kept] = pages
+    assert_as_the_cpu(TIGHT, inputs, 1, 1, warnings=OF_BAD_PAGES)
 
 
 def test_parts_longer_than_the_list_are_compacted() -> None:

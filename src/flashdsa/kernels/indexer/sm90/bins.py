@@ -24,13 +24,15 @@ NO_POSITION = -(2**31)
 
 @cute.jit
 def sortable(score: Float32) -> Uint32:
-    """The score as an unsigned integer in the same order; -0 as +0, NaN below everything."""
+    """The score as an unsigned integer in the same order; -0 as +0, NaN below everything but 0, the
+    key of what is no token: a list that was compacted before it had topk tokens takes any key but
+    that one further on."""
     bits = (score + Float32(0.0)).bitcast(Uint32)
     key = bits | Uint32(0x80000000)
     if bits >> 31 == 1:
         key = ~bits
     if score != score:
-        key = Uint32(0)
+        key = Uint32(1)
     return key
 
 

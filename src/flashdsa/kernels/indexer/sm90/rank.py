@@ -13,7 +13,12 @@ from flashdsa.kernels.indexer.sm90.emit_sorted import emit_sorted
 from flashdsa.kernels.indexer.sm90.exchange import PARITY_BITS
 from flashdsa.kernels.indexer.sm90.listing import append, compact, consumer_sync, put, reset
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Pipeline, Ranking
-from flashdsa.kernels.indexer.sm90.plan import FILLS, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.plan import (
+    FILLS,
+    WARP_SIZE,
+    WARPGROUP_SIZE,
+    IndexerPlan,
+)
 from flashdsa.kernels.indexer.sm90.read_scores import read_batch
 from flashdsa.kernels.indexer.sm90.score import (
     Scorer,
@@ -22,7 +27,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     make_scorer,
     score_span,
 )
-from flashdsa.kernels.indexer.sm90.segments import Segment, wait_for_segment
+from flashdsa.kernels.indexer.sm90.segments import Segment, wait_for_segment, word_in
 from flashdsa.kernels.indexer.sm90.teams import arrive, list_published, merged_part, publish
 from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold, find_threshold
 from flashdsa.problem import PAGE_SIZE
@@ -66,13 +71,14 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
     cute.arch.cluster_wait()
     segment = wait_for_segment(c.pipeline, Int32(0), plan)
     while segment.row >= 0:
-        slot = (parities >> PARITY_BITS) % plan.segment_stages
         entries, done = Int32(0), Int32(0)  # of the list; pages scored
         floor = Uint32(0)  # keys below it cannot win any more
+        row = Int32(0)  # read when it is needed
         ranked = cutlass.Boolean(False)
         merges = cutlass.Boolean(False)
         while not ranked:
             part = Part(Int32(0), Int32(0), Int32(0))
+            slot = slot_in(parities, plan)
             if merges:
                 part = merged_part(c.ranking, entries)
             else:
@@ -85,9 +91,13 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     )
                 part = part_of(segment, entries)
             scored = done == segment.num_pages
-            if scored and not merges and lane == 0:
-                # Queries, weights and description have been read: the slot may be refilled.
-                cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
+            if scored and not merges:
+                slot = slot_in(parities, plan)
+                row = word_in(c.pipeline.segments, slot, "row")
+                cute.arch.sync_warp()
+                if lane == 0:
+                    # Queries, weights and description have been read: the slot may be refilled.
+                    cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
             full = plan.list_capacity - entries < plan.refill_entries
             if scored or full or floor == 0:
                 publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -99,7 +109,7 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     if const_expr(c.published is not None):
                         in_order = in_order and segment.teams == 1
                     if in_order:
-                        stretch = own_stretch(c.output, segment.row, part, thread, plan)
+                        stretch = own_stretch(c.output, row, part, thread, plan)
                 shared = scored and c.place.parts > 1
                 threshold, parities = find_threshold(
                     c.ranking, c.mail, c.place, shared, publishes, part, parities, thread, plan
@@ -111,18 +121,25 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     floor = threshold.key + 1  # an equal key further on has a larger position
                 elif publishes:
                     if const_expr(c.published is not None):
-                        merges, entries = publish_part(
-                            c, segment.row, part, threshold, thread, plan
-                        )
+                        merges, entries = publish_part(c, row, part, threshold, thread, plan)
                         ranked = not merges
                 else:
                     parities = emit_row(
-                        c, segment.row, part, in_order, stretch, threshold, parities, thread, plan
+                        c, row, part, in_order, stretch, threshold, parities, thread, plan
                     )
                     ranked = cutlass.Boolean(True)
         reset(c.ranking, thread, plan)
         parities += 1 << PARITY_BITS
         segment = wait_for_segment(c.pipeline, parities >> PARITY_BITS, plan)
+
+
+def slot_in(parities: Int32, plan: IndexerPlan) -> Int32:
+    """Of the segment that `parities` numbers. Computed anew wherever it is asked for: what follows
+    from it would take registers in the loops that score, and others would be spilled."""
+    here = cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[parities]
+    )
+    return (here >> PARITY_BITS) % plan.segment_stages
 
 
 @cute.jit
@@ -199,10 +216,11 @@ def score_batch(
     stop = cutlass.min(segment.num_pages, batch.begin + room)
     # This warpgroup's pages are those whose number in the ring is `group` modulo the groups.
     groups = plan.consumer_warpgroups
-    first = batch.begin + ((group - segment.first_number - batch.begin) & (groups - 1))
+    first_number = word_in(c.pipeline.segments, batch.slot, "first_number")
+    first = batch.begin + ((group - first_number - batch.begin) & (groups - 1))
     span = Span(
         count=cutlass.max(stop - first + groups - 1, Int32(0)) // groups,
-        first_number=segment.first_number + first,
+        first_number=first_number + first,
         first_position=(segment.first_page + first) * PAGE_SIZE,
         slot=batch.slot,
     )

@@ -69,6 +69,12 @@ def read_segment(segments: cute.Tensor, slot: Int32) -> Segment:
 
 
 @cute.jit
+def word_in(segments: cute.Tensor, slot: Int32, name: cutlass.Constexpr) -> Int32:
+    """One word of a description, while the slot is the caller's: not kept in a register."""
+    return segments[slot * SEGMENT_WORDS + Segment._fields.index(name)]
+
+
+@cute.jit
 def wait_for_segment(pipeline: Any, number: Int32, plan: cutlass.Constexpr) -> Segment:
     """The next segment's description, once it is announced; see memory.py's Pipeline."""
     slot = number % plan.segment_stages
