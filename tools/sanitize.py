@@ -45,6 +45,7 @@ from sanitize_results import Result, aligned, judge, table
 ROOT = Path(__file__).parents[1]
 TOOLS = ("racecheck", "memcheck", "synccheck", "initcheck")
 """The slowest first, so that the last to end is a short one."""
+SCHEMA = "flashdsa-sanitizers/1"
 PACKAGE = "nvidia-cuda-sanitizer-api"
 TRUSTED_RACECHECK = (2026, 1)
 OLD_RACECHECK = """\
@@ -224,6 +225,7 @@ def document(
 
     checkout = find_checkout()
     return {
+        "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(0),
         "cuda_of_torch": torch.version.cuda,

@@ -132,7 +132,11 @@ def test_a_chart_is_drawn_of_what_is_there(result: BenchResult, tmp_path: Path, 
     assert path.stat().st_size > 5000
 
 
-OTHER_SCHEMAS = {"ptxemu": "ptxemu-bench/1", "majorness": "flashdsa-majorness/1"}
+OTHER_SCHEMAS = {
+    "ptxemu": "ptxemu-bench/1",
+    "majorness": "flashdsa-majorness/1",
+    "sanitizers": "flashdsa-sanitizers/1",
+}
 """Of the results that other programs wrote, by folder."""
 
 

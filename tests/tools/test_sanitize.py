@@ -171,4 +171,5 @@ def test_results_are_written(sanitize: ModuleType, monkeypatch: pytest.MonkeyPat
     result = sanitize.judge("case", "memcheck", DONE + NO_ERRORS, 0, 1.0, 60)
     document = json.loads(json.dumps(sanitize.document(sanitizer, [result], [], None)))
     assert document["sanitizer"] == {"version": "2026.4.0", "path": "/x"}
+    assert document["schema"] == "flashdsa-sanitizers/1"
     assert (document["gpu"], document["cases"][0]["reports"]) == ("a GPU", 0)

@@ -73,7 +73,6 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
     while segment.row >= 0:
         entries, done = Int32(0), Int32(0)  # of the list; pages scored
         floor = Uint32(0)  # keys below it cannot win any more
-        row = Int32(0)  # read when it is needed
         ranked = cutlass.Boolean(False)
         merges = cutlass.Boolean(False)
         while not ranked:
@@ -91,13 +90,9 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     )
                 part = part_of(segment, entries)
             scored = done == segment.num_pages
-            if scored and not merges:
-                slot = slot_in(parities, plan)
-                row = word_in(c.pipeline.segments, slot, "row")
-                cute.arch.sync_warp()
-                if lane == 0:
-                    # Queries, weights and description have been read: the slot may be refilled.
-                    cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
+            if scored and not merges and lane == 0:
+                # Queries, weights and description have been read: the slot may be refilled.
+                cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot_in(parities, plan))
             full = plan.list_capacity - entries < plan.refill_entries
             if scored or full or floor == 0:
                 publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -109,7 +104,7 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     if const_expr(c.published is not None):
                         in_order = in_order and segment.teams == 1
                     if in_order:
-                        stretch = own_stretch(c.output, row, part, thread, plan)
+                        stretch = own_stretch(c.output, segment.row, part, thread, plan)
                 shared = scored and c.place.parts > 1
                 threshold, parities = find_threshold(
                     c.ranking, c.mail, c.place, shared, publishes, part, parities, thread, plan
@@ -121,11 +116,13 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     floor = threshold.key + 1  # an equal key further on has a larger position
                 elif publishes:
                     if const_expr(c.published is not None):
-                        merges, entries = publish_part(c, row, part, threshold, thread, plan)
+                        merges, entries = publish_part(
+                            c, segment.row, part, threshold, thread, plan
+                        )
                         ranked = not merges
                 else:
                     parities = emit_row(
-                        c, row, part, in_order, stretch, threshold, parities, thread, plan
+                        c, segment.row, part, in_order, stretch, threshold, parities, thread, plan
                     )
                     ranked = cutlass.Boolean(True)
         reset(c.ranking, thread, plan)
@@ -226,7 +223,7 @@ def score_batch(
     )
     taker = Taker(c.ranking, segment.first_page * PAGE_SIZE, segment.length, floor, in_order)
     score_span(c.pipeline, scorer, weights, span, thread, list_score, taker, plan)
-    consumer_sync(plan)
+    consumer_sync(plan)  # behind all reads of what is in the segment's slot
     if in_order:
         entries = stop * PAGE_SIZE
     else:
