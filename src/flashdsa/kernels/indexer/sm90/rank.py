@@ -94,6 +94,7 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                 # Queries, weights and description have been read: the slot may be refilled.
                 cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot_in(parities, plan))
             full = plan.list_capacity - entries < plan.refill_entries
+            # The list leaves the order of positions, which floor 0 stands for, by a compaction.
             if scored or full or floor == 0:
                 publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
                 stretch = Stretch(Int32(0), Int32(0), Int32(0))
