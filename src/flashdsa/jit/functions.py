@@ -29,8 +29,8 @@ def installed_object(arch: str) -> Path:
 
 def indexer_name(plan: IndexerPlan) -> str:
     """The exported name of the plan's function."""
-    kind = "_sorted" if plan.sorted else "_teams" if plan.teams else ""
-    return f"indexer_h{plan.num_heads}_k{plan.topk}{kind}"
+    kinds = [kind for kind in ("sorted", "teams", "dealt") if getattr(plan, kind)]
+    return "_".join((f"indexer_h{plan.num_heads}_k{plan.topk}", *kinds))
 
 
 def indexer_function(plan: IndexerPlan) -> Any:

@@ -16,10 +16,16 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
 def sm90_variants() -> dict[str, Callable[[], Any]]:
     """Exported name -> what compiles it, for Hopper."""
-    kinds = ((False, False), (True, False), (False, True))
+    kinds: tuple[dict[str, bool], ...] = (
+        {},
+        {"dealt": True},
+        {"teams": True},
+        {"sorted": True},
+        {"sorted": True, "dealt": True},
+    )
     plans = [
-        IndexerPlan(num_heads, topk, by_score, teams)
-        for num_heads, topk, (by_score, teams) in product(NUM_HEADS, TOPK, kinds)
+        IndexerPlan(num_heads, topk, **kind)
+        for num_heads, topk, kind in product(NUM_HEADS, TOPK, kinds)
     ]
     return {indexer_name(plan): partial(compile_plan, plan) for plan in plans} | part_variants()
 

@@ -62,7 +62,12 @@ def topk_indexer(
     if topk_indices.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
         topk_indices.fill_(-1)
         return
-    plan = IndexerPlan(num_heads=q_index_fp8.shape[1], topk=topk_indices.shape[1], sorted=sorted)
+    plan = IndexerPlan(
+        num_heads=q_index_fp8.shape[1],
+        topk=topk_indices.shape[1],
+        sorted=sorted,
+        dealt=topk_indices.shape[0] > CLUSTERS.number,
+    )
     emulate_indexer(
         plan, q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     )

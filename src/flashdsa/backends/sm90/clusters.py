@@ -1,6 +1,7 @@
 """How many CTAs share a row: the largest clusters of which one for every row runs at once.
 
-A long row gets several of them, a *team* each, if there are enough for all rows.
+A long row gets several of them, a *team* each, if there are enough for all rows. With more rows
+than clusters the kernel looks at the lengths and may halve the clusters (see its order.py).
 """
 
 from __future__ import annotations
@@ -21,13 +22,6 @@ SIZES = (16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
 An H200 runs at once, by size 1 to 16: 132, 66, 39, 30, 22, 17, 15, 15, 9, then 7. Not 9: eight
 rows of 16K tokens take as long with 9 CTAs each as with 8, or 0.6 us longer."""
-ROWS_OF_ONE_CTA = 10 / 11
-"""From so many rows per SM on each gets one CTA, though pairs would share the SMs more evenly.
-
-Measured on an H200, 132 SMs: 100 rows of 1 to 16K tokens take 41 us by pairs and 58 us singly; 128
-rows of 16K or 64K are 5 % faster singly.
-"""
-
 TEAMS_BY_SIZE = 2
 """Teams of a row, at most, by the CTAs of each: what they publish has room in one's lists."""
 
@@ -60,17 +54,15 @@ def without_teams(clusters: Clusters) -> Clusters:
 
 
 def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:
-    """As `clusters_for`, by the number of clusters of each size that run at once.
-
-    With more rows than clusters, a cluster gets several rows (see the kernel's deal.py).
-    """
+    """As `clusters_for`, by the number of clusters of each size that run at once."""
     for size in SIZES:
+        if size == 2 and rows <= 2 * capacity.get(4, 0):
+            return Clusters(capacity[4], 4, 1)
         if capacity.get(size, 0) >= rows:
             teams = min(capacity[size] // rows, TEAMS_BY_SIZE * size)
             return Clusters(rows * teams, size, teams)
-    if rows >= ROWS_OF_ONE_CTA * capacity[1] or not capacity.get(2):
-        return Clusters(min(rows, capacity[1]), 1, 1)
-    return Clusters(capacity[2], 2, 1)
+    pairs = capacity.get(2, 0)
+    return Clusters(pairs, 2, 1) if pairs else Clusters(min(rows, capacity[1]), 1, 1)
 
 
 def cluster_capacity(device: int) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -107,6 +108,7 @@ class Prepared:
         """Compile or load the plan's kernel."""
         self._device, self._plan = device, plan
         self._function = indexer_function(plan)
+        self._dealt: Callable[..., Any] | None = None
         self._teams: Teams | None = None
 
     def launch(
@@ -130,6 +132,10 @@ class Prepared:
     def ready(self, rows: int) -> Ready:
         """How `rows` rows are launched; at least one."""
         clusters = clusters_for(self._device, rows)
+        if clusters.number < rows:
+            if self._dealt is None:
+                self._dealt = indexer_function(replace(self._plan, dealt=True))
+            return Ready(self._dealt, clusters.number, clusters.size)
         if clusters.teams == 1 or self._plan.sorted:
             clusters = without_teams(clusters)
             return Ready(self._function, clusters.number, clusters.size)

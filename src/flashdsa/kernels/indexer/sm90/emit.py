@@ -5,10 +5,14 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.kernels.indexer.sm90.bins import accepts
-from flashdsa.kernels.indexer.sm90.deal import Place
-from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at
-from flashdsa.kernels.indexer.sm90.memory import SCRATCH_WARP_SUMS, Ranking
+from flashdsa.kernels.indexer.sm90.listing import (
+    before_warp,
+    consumer_sync,
+    four_at,
+    warp_sums,
+)
+from flashdsa.kernels.indexer.sm90.memory import Ranking
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.segments import Rows, row_length
 from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
@@ -18,6 +22,7 @@ PAGE_BITS = PAGE_SIZE.bit_length() - 1
 ENTRIES_EACH = 4
 """Entries of a lane in one load."""
 WARP_ENTRIES = ENTRIES_EACH * WARP_SIZE
+WINNER_BITS = 31
 
 
 class Output(NamedTuple):
@@ -73,22 +78,19 @@ def own_stretch(
 
 
 @cute.jit
-def votes_at(
-    ranking: Ranking, part: Part, stretch: Stretch, threshold: Threshold, at: Int32, lane: Int32
-) -> tuple[Int32, ...]:
-    """Vote k: the lanes whose k-th entry from `at` on wins."""
-    first = at + ENTRIES_EACH * lane
-    inside = first < stretch.end
-    quad = (first if inside else stretch.first) // ENTRIES_EACH
-    keys = four_at(ranking.keys, quad)
-    positions = four_at(ranking.positions, quad)
-    votes = [Int32(0)] * ENTRIES_EACH
-    for k in cutlass.range_constexpr(ENTRIES_EACH):
-        wins = inside and accepts(
-            Uint32(keys[k]), Uint32(positions[k]), threshold.key, threshold.position
-        )
-        votes[k] = Int32(cute.arch.vote_ballot_sync(wins))
-    return tuple(votes)
+def winners_at(
+    ranking: Ranking, threshold: Threshold, last: Int32, index: Int32, end: Int32
+) -> Int32:
+    """Bit k: entry `index` + k of the list, in front of `end`, wins; with the threshold's key up to
+    entry `last`."""
+    winners = Int32(0)
+    if index < end:
+        keys = four_at(ranking.keys, index // ENTRIES_EACH)
+        for k in cutlass.range_constexpr(ENTRIES_EACH):
+            key = Uint32(keys[k])
+            if key > threshold.key or (key == threshold.key and index + k <= last):
+                winners |= 1 << k
+    return winners
 
 
 @cute.jit
@@ -105,37 +107,45 @@ def emit_in_order(
 ) -> None:
     """The part's entries as good as the threshold, behind those of the parts before.
 
-    Entry i of the list is the part's i-th token. A warp takes 128 at a time, a lane four of them.
+    Entry i of the list is the part's i-th token. A warp takes 128 at a time, a lane four of them:
+    which of all win are bits of one register.
     """
+    most_blocks = plan.list_capacity // (plan.consumer_warps * WARP_ENTRIES)
+    assert const_expr(ENTRIES_EACH * most_blocks <= WINNER_BITS)
+    blocks = (stretch.end - stretch.first + WARP_ENTRIES - 1) // WARP_ENTRIES
     lane = thread % WARP_SIZE
-    warp = thread // WARP_SIZE
-    count = Int32(0)
-    for at in cutlass.range(stretch.first, stretch.end, WARP_ENTRIES, unroll=1):
-        for vote in votes_at(ranking, part, stretch, threshold, at, lane):
-            count += Int32(cute.arch.popc(vote))
-    if lane == 0:
-        ranking.scratch[SCRATCH_WARP_SUMS + warp] = count
-    consumer_sync(plan)
-    before = Int32(0)
-    if lane < warp:
-        before = ranking.scratch[SCRATCH_WARP_SUMS + lane]
-    to = threshold.first_place + cute.arch.warp_redux_sync(before, "add")
+    # Key 0 is that of what is no token: if it is the threshold's, all tokens win.
+    last = Int32(threshold.position) - part.first if threshold.key != 0 else Int32(-1)
+    winners = Int32(0)
+    for block in cutlass.range(blocks, unroll=1):
+        index = stretch.first + block * WARP_ENTRIES + ENTRIES_EACH * lane
+        found = winners_at(ranking, threshold, last, index, stretch.end)
+        winners |= found << (ENTRIES_EACH * block)
+    of_warp = cute.arch.warp_redux_sync(Int32(cute.arch.popc(winners)), "add")
+    sums = warp_sums(ranking, of_warp, thread, plan)
+    to = threshold.first_place + before_warp(sums, thread)
     below = Int32(cute.arch.lanemask_lt())
-    for at in cutlass.range(stretch.first, stretch.end, WARP_ENTRIES, unroll=1):
-        votes = votes_at(ranking, part, stretch, threshold, at, lane)
+    for block in cutlass.range(blocks, unroll=1):
         mine = to
-        for vote in votes:
+        for k in cutlass.range_constexpr(ENTRIES_EACH):
+            vote = Int32(cute.arch.vote_ballot_sync(wins(winners, k)))
             mine += Int32(cute.arch.popc(vote & below))
             to += Int32(cute.arch.popc(vote))
-        index = at + ENTRIES_EACH * lane
+        index = stretch.first + block * WARP_ENTRIES + ENTRIES_EACH * lane
         page = (index >> PAGE_BITS) - (stretch.first >> PAGE_BITS)
         value = cute.arch.shuffle_sync(stretch.ids, page) + (index & (PAGE_SIZE - 1))
         for k in cutlass.range_constexpr(ENTRIES_EACH):
-            if (votes[k] >> lane) & 1 == 1:
+            if wins(winners, k):
                 store_id(output, row, mine, value + k, plan)
                 mine += 1
+        winners = winners >> ENTRIES_EACH
     fill_rest(output, row, place, threshold.total, thread, plan)
     consumer_sync(plan)
+
+
+def wins(winners: Int32, k: int) -> cutlass.Boolean:
+    """Whether the caller's `k`-th entry of the next block does."""
+    return (winners >> k) & 1 == 1
 
 
 @cute.jit

@@ -6,10 +6,10 @@ import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.kernels.indexer.sm90.bins import accepts
-from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.emit import Output, fill_rest, store_id, token_id
 from flashdsa.kernels.indexer.sm90.listing import consumer_prefix, consumer_sync, four_at
 from flashdsa.kernels.indexer.sm90.memory import Ranking
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import BITMAP_WORDS
 from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
 from flashdsa.problem import PAGE_SIZE

@@ -1,13 +1,13 @@
-"""The winners' ids best first: the cluster's first CTA gets all of them and sorts."""
+"""The winners' ids best first: the group's first CTA gets all of them and sorts."""
 
 import cutlass
 from cutlass import Int32, Uint32, cute
 
-from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.emit import Output, store_id, token_id
 from flashdsa.kernels.indexer.sm90.exchange import SORTED, parity_of, send_entry
 from flashdsa.kernels.indexer.sm90.listing import consumer_sync, key_at, position_at
 from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Ranking
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import ENTRY_WORDS
 from flashdsa.kernels.indexer.sm90.threshold import Threshold
 
@@ -16,12 +16,13 @@ from flashdsa.kernels.indexer.sm90.threshold import Threshold
 def send_winners(
     ranking: Ranking,
     mail: Mailboxes,
+    place: Place,
     winners: Int32,
     first_place: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The list's first `winners` entries to the cluster's first CTA."""
+    """The list's first `winners` entries to the group's first CTA."""
     for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
         box = mail.winners.iterator + (first_place + i) * ENTRY_WORDS
         send_entry(
@@ -29,7 +30,7 @@ def send_winners(
             ranking.keys[i],
             ranking.positions[i],
             mail.winners_full,
-            Int32(0),
+            place.first,
         )
 
 
@@ -47,7 +48,7 @@ def emit_sorted(
     plan: cutlass.Constexpr,
 ) -> Int32:
     """The row's ids, best first. The list has the caller's winners only."""
-    send_winners(ranking, mail, own_winners, threshold.first_place, thread, plan)
+    send_winners(ranking, mail, place, own_winners, threshold.first_place, thread, plan)
     if place.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))
         sort_winners(ranking, mail, output, row, winners, parity_of(parities, SORTED), thread, plan)
@@ -66,7 +67,7 @@ def sort_winners(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The cluster's first CTA: sort all winners (Batcher's bitonic network)."""
+    """The group's first CTA: sort all winners (Batcher's bitonic network)."""
     if thread == 0:
         expected = winners * (4 * ENTRY_WORDS)
         cute.arch.mbarrier_arrive_and_expect_tx(mail.winners_full, expected)

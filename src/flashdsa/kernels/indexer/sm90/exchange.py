@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, const_expr, cute
 
-from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at, warp_prefix
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_FOUND, Mailboxes, Ranking
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import (
     BIN_GROUP,
     BIN_GROUPS,
@@ -117,7 +117,7 @@ def send_coarse(mail: Mailboxes, place: Place, thread: Int32) -> None:
     four = four_at(mail.own_coarse, lane)
     box = (mail.coarse.iterator + (place.part * BIN_GROUPS + VECTOR * lane)).align(VECTOR * WORD)
     if peer < place.parts:
-        send_four(box, four, mail.coarse_full, peer)
+        send_four(box, four, mail.coarse_full, place.first + peer)
 
 
 @cute.jit
@@ -128,7 +128,7 @@ def send_fine(ranking: Ranking, mail: Mailboxes, place: Place, first: Int32, lan
     four = four_at(ranking.histogram, first // VECTOR + message)
     box = (mail.fine.iterator + (place.part * BIN_GROUP + message * VECTOR)).align(VECTOR * WORD)
     for peer in cutlass.range(lane // messages, place.parts, WARP_SIZE // messages, unroll=4):
-        send_four(box, four, mail.fine_full, peer)
+        send_four(box, four, mail.fine_full, place.first + peer)
 
 
 @cute.jit
@@ -270,7 +270,7 @@ def within_before(
 def send_above(mail: Mailboxes, place: Place, above: Int32, lane: Int32) -> None:
     """One warp: the caller's entries above the last round's bin, to every CTA of the cluster."""
     if lane < place.parts:
-        send_word(mail.above.iterator + place.part, above, mail.received_full, lane)
+        send_word(mail.above.iterator + place.part, above, mail.received_full, place.first + lane)
 
 
 @cute.jit

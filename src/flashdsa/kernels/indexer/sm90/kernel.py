@@ -18,20 +18,16 @@ from cutlass import GridConstant, Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.kernels.indexer.sm90.deal import (
-    Place,
-    find_place,
-    is_ordered,
-    order_rows,
-    produce_dealt,
-)
+from flashdsa.kernels.indexer.sm90.deal import produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, Ranking, allocate
+from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, allocate
+from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
+from flashdsa.kernels.indexer.sm90.place import find_place
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.segments import Rows, raw_length
+from flashdsa.kernels.indexer.sm90.segments import Rows
 from flashdsa.kernels.indexer.sm90.teams import Published
 from flashdsa.plan import Barrier
 from flashdsa.problem import PAGE_SIZE
@@ -71,16 +67,9 @@ def initialise(barrier: Barrier, holders: tuple[Any, ...]) -> None:
 
 @cute.jit
 def enter_cluster(
-    ranking: Ranking,
-    mail: Mailboxes,
-    pipeline: Pipeline,
-    rows: Rows,
-    place: Place,
-    thread: Int32,
-    consumes: cutlass.Boolean,
-    plan: cutlass.Constexpr,
+    mail: Mailboxes, pipeline: Pipeline, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """All threads of a CTA: its barriers, and the cluster's rows where it gets several.
+    """All threads of a CTA: its barriers.
 
     The other CTAs need not be as far: `cluster_wait` comes before the first message to them.
     """
@@ -88,10 +77,6 @@ def enter_cluster(
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
-    if is_ordered(rows, place):
-        if consumes:
-            order_rows(ranking, rows, place, thread, plan)
-        cute.arch.sync_threads()
 
 
 @cute.jit
@@ -99,11 +84,10 @@ def prefetch_inputs(
     block_table: cute.Tensor,
     weights: cute.Tensor,
     thread: Int32,
-    num_ctas: Int32,
+    threads: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Bring what is read behind `seq_lens` into the second-level cache; `thread` is of the grid."""
-    threads = num_ctas * plan.consumer_threads
+    """Bring what is read behind `seq_lens` into the second-level cache: one of so many threads."""
     lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
         row = line // lines
@@ -139,21 +123,38 @@ def indexer_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     consumes = warp < plan.consumer_warps
+    producer_threads = plan.threads - plan.consumer_threads
     if thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
     ranking, mail, pipeline = allocate(plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
-    place = find_place(Int32(1) if const_expr(teams is None) else teams)
-    # Asked for before anything else: the way to the first page begins with it. Each lane asks for
-    # another row: for a number that all lanes share ptxas would wait here, to keep it only once.
-    first_lengths = raw_length(rows, place.cluster // place.teams + lane)
-    enter_cluster(ranking, mail, pipeline, rows, place, thread, consumes, plan)
+    place = find_place(rows, Int32(1) if const_expr(teams is None) else teams, plan)
+    # Asked for before anything else: the way to the first page begins with them.
+    lengths = first_lengths(ranking, rows, place, thread, consumes, plan)
+    enter_cluster(mail, pipeline, thread, plan)
+    if const_expr(plan.dealt):
+        if not consumes:  # the others put rows in order
+            prefetch_inputs(
+                block_table,
+                weights,
+                cta * producer_threads + thread - plan.consumer_threads,
+                num_ctas * producer_threads,
+                plan,
+            )
+    place = settle(ranking, rows, place, lengths, thread, consumes, plan)
     load, rank = plan.roles
     if consumes:
         cute.arch.setmaxregister_increase(rank.registers)
         output = Output(topk_indices, block_table, num_pages, rows)
-        prefetch_inputs(block_table, weights, cta * plan.consumer_threads + thread, num_ctas, plan)
+        if const_expr(not plan.dealt):
+            prefetch_inputs(
+                block_table,
+                weights,
+                cta * plan.consumer_threads + thread,
+                num_ctas * plan.consumer_threads,
+                plan,
+            )
         # From the far end: CTAs without pages, if any, have the highest numbers.
         emit_unscored_rows(
             output,
@@ -178,7 +179,7 @@ def indexer_kernel(
         # All threads that arrived wait, and before what they wait for else: compute-sanitizer's
         # racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
-        produce_dealt(producer, ranking.own_rows, place, first_lengths, lane, plan)
+        produce_dealt(producer, ranking, place, lengths, lane, plan)
 
 
 @cute.jit

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.kernels.indexer.sm90.load import Producer, announce, finish, load_pages
+from flashdsa.kernels.indexer.sm90.load import Producer, announce, ask_for_ids, finish, load_pages
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, pages_to_score, row_length
 
@@ -119,8 +119,9 @@ def produce_line(
             stop = cutlass.min(start + pages, end)
             length = cute.arch.shuffle_sync(length, found)
             described = Segment(row, cursor - start, stop - cursor, length, Int32(1), pages_done)
+            ids = ask_for_ids(c, described, lane)
             announce(c, segment, described, lane, plan)
-            load_pages(c, described, lane, plan)
+            load_pages(c, described, ids, None, lane, plan)
             pages_done += stop - cursor
             segment += 1
             cursor = start + share

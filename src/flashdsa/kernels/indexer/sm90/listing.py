@@ -90,18 +90,32 @@ def warp_prefix(value: Int32, lane: Int32) -> Int32:
 @cute.jit
 def consumer_prefix(ranking: Ranking, value: Int32, thread: Int32, plan: cutlass.Constexpr):
     """(sum over the threads before this one, sum over all consumers). One consumer sync."""
+    inclusive = warp_prefix(value, thread % WARP_SIZE)
+    of_warp = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
+    sums = warp_sums(ranking, of_warp, thread, plan)
+    return before_warp(sums, thread) + inclusive - value, cute.arch.warp_redux_sync(sums, "add")
+
+
+@cute.jit
+def warp_sums(ranking: Ranking, of_warp: Int32, thread: Int32, plan: cutlass.Constexpr) -> Int32:
+    """In lane i what warp i gave, 0 in the rest. One consumer sync."""
     lane = thread % WARP_SIZE
-    warp = thread // WARP_SIZE
-    inclusive = warp_prefix(value, lane)
-    if lane == WARP_SIZE - 1:
-        ranking.scratch[SCRATCH_WARP_SUMS + warp] = inclusive
+    if lane == 0:
+        ranking.scratch[SCRATCH_WARP_SUMS + thread // WARP_SIZE] = of_warp
     consumer_sync(plan)
     sums = Int32(0)
     if lane < plan.consumer_warps:
         sums = ranking.scratch[SCRATCH_WARP_SUMS + lane]
-    total = cute.arch.warp_redux_sync(sums, "add")
-    before = cute.arch.warp_redux_sync(sums if lane < warp else Int32(0), "add")
-    return before + inclusive - value, total
+    return sums
+
+
+@cute.jit
+def before_warp(sums: Int32, thread: Int32) -> Int32:
+    """Of `warp_sums`, those of the warps before the caller's."""
+    before = Int32(0)
+    if thread % WARP_SIZE < thread // WARP_SIZE:
+        before = sums
+    return cute.arch.warp_redux_sync(before, "add")
 
 
 @cute.jit

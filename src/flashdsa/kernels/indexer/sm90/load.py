@@ -7,13 +7,15 @@ from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import PAGE_ROWS, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.plan import DEPTH_STEPS, PAGE_ROWS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, write_segment_words
 from flashdsa.problem import PAGE_BYTES
 
 EVICT_FIRST = 0x12F0000000000000
 """L2 policies as CUTLASS encodes them (TMA::CacheHintSm90)."""
 EVICT_LAST = 0x14F0000000000000
+SPREAD = 5
+"""Multiples of it, modulo DEPTH_STEPS, are all steps, and neighbouring ones are far apart."""
 
 
 class Producer(NamedTuple):
@@ -96,16 +98,40 @@ def load_query(c: Producer, slot: Int32, row: Int32, plan: cutlass.Constexpr) ->
     )
 
 
-@cute.jit
-def load_pages(c: Producer, segment: Segment, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The segment's pages of this warp into the ring."""
-    count = segment.num_pages
-    table = c.block_table.iterator + (
+def page_table(c: Producer, segment: Segment) -> Any:
+    """Where the ids of the segment's pages are."""
+    return c.block_table.iterator + (
         Int64(segment.row) * c.block_table.stride[0] + segment.first_page
     )
-    ahead = Int32(0)  # this lane's page id of the next 32
-    if lane < count:
-        ahead = (table + lane).load()
+
+
+@cute.jit
+def ask_for_ids(c: Producer, segment: Segment, lane: Int32) -> Int32:
+    """The id of the segment's page with the lane's number."""
+    ids = Int32(0)
+    if lane < segment.num_pages:
+        ids = (page_table(c, segment) + lane).load()
+    return ids
+
+
+@cute.jit
+def load_pages(
+    c: Producer,
+    segment: Segment,
+    first_ids: Int32,
+    depth: Any,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """The segment's pages of this warp into the ring.
+
+    Args:
+        first_ids: of `ask_for_ids`.
+        depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: all that there are stages for.
+    """
+    count = segment.num_pages
+    table = page_table(c, segment)
+    ahead = first_ids  # this lane's page id of the next 32
     for block in cutlass.range(0, count, WARP_SIZE, unroll=1):
         ids = ahead
         if block + WARP_SIZE + lane < count:
@@ -115,19 +141,39 @@ def load_pages(c: Producer, segment: Segment, lane: Int32, plan: cutlass.Constex
         stop = cutlass.min(count - block, Int32(WARP_SIZE))
         for i in cutlass.range(first, stop, plan.consumer_warpgroups, unroll=1):
             page = cute.arch.shuffle_sync(ids, i)
-            load_page(c, page, segment.first_number + block + i, lane, plan)
+            load_page(c, page, segment.first_number + block + i, depth, lane, plan)
+
+
+@cute.jit
+def wait_for_page_slot(
+    pipeline: Pipeline, number: Int32, depth: Any, plan: cutlass.Constexpr
+) -> None:
+    """Until the stage of the CTA's page `number` is free, and no more than `depth` in flight.
+
+    The page that must have been read is of the same warpgroup, which reads its pages in their
+    order: so the stage's last one has been read too. Of DEPTH_STEPS pages so many wait for a nearer
+    one that `depth` is met on average, and those are spread.
+    """
+    ahead = Int32(plan.warp_stages)
+    if const_expr(depth is not None):
+        step = number // plan.consumer_warpgroups * SPREAD & (DEPTH_STEPS - 1)
+        ahead = (depth + step) // DEPTH_STEPS
+    before = number - plan.consumer_warpgroups * ahead
+    if before >= 0:
+        # page_empty: four warps have read it.
+        cute.arch.mbarrier_wait(
+            pipeline.page_empty + before % plan.ring_stages, (before // plan.ring_stages) & 1
+        )
 
 
 @cute.jit
 def load_page(
-    c: Producer, page: Int32, number: Int32, lane: Int32, plan: cutlass.Constexpr
+    c: Producer, page: Int32, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """One page into its stage; a page id outside the cache is passed on as invalid, not read."""
     stage = number % plan.ring_stages
-    turn = number // plan.ring_stages
     if lane == 0:
-        if turn > 0:
-            cute.arch.mbarrier_wait(c.pipeline.page_empty + stage, (turn - 1) & 1)
+        wait_for_page_slot(c.pipeline, number, depth, plan)
         valid = page >= 0 and page < c.num_pages
         c.pipeline.page_valid[stage] = Int32(1) if valid else Int32(0)
         barrier = c.pipeline.page_full + stage

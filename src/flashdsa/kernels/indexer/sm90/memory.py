@@ -13,6 +13,7 @@ from flashdsa.kernels.indexer.sm90.plan import (
     MAX_CLUSTER,
     MAX_DEALS,
     NUM_BINS,
+    ORDERED_ROWS,
     SEGMENT_WORDS,
     IndexerPlan,
 )
@@ -26,7 +27,8 @@ class Ranking(NamedTuple):
     histogram: cute.Tensor  # (NUM_BINS,) Int32
     candidates: cute.Tensor  # (max_candidates, ENTRY_WORDS) Int32: keys and positions
     bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
-    own_rows: cute.Tensor  # (MAX_DEALS,) Int32: rows dealt to the cluster
+    own_rows: Any  # (MAX_DEALS,) Int32: rows dealt to the group, in their order; None: never
+    lengths: Any  # (ORDERED_ROWS,) Int32: of all rows, where they are weighed; None: never
     scratch: cute.Tensor  # (64,) Int32; places: see the constants below
 
 
@@ -36,6 +38,10 @@ SCRATCH_COUNT = 36  # entries in the list
 SCRATCH_CANDIDATES = 37  # entries among the candidates
 SCRATCH_PART = 40  # first and last position of what a team's CTA ranks of all teams' best
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
+SCRATCH_TALLY = 42  # of all rows, see order.py
+SCRATCH_HALVINGS = 45  # of the clusters, likewise
+SCRATCH_MOST_WORK = 46  # of a group, likewise
+SCRATCH_OWN_WORK = 47  # of the caller's, if groups get several rows
 SCRATCH_BEFORE = 23  # winning candidates of CTAs before this one
 
 
@@ -103,7 +109,8 @@ def ranking_in(arena: Arena, plan: Any) -> Ranking:
         histogram=arena.array("histogram", Int32, NUM_BINS),
         candidates=arena.array("candidates", Int32, plan.max_candidates * ENTRY_WORDS),
         bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
-        own_rows=arena.array("own_rows", Int32, MAX_DEALS),
+        own_rows=arena.array("own_rows", Int32, MAX_DEALS) if plan.dealt else None,
+        lengths=arena.array("lengths", Int32, ORDERED_ROWS) if plan.dealt else None,
         scratch=arena.array("scratch", Int32, 64),
     )
 

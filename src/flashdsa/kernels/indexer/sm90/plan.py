@@ -49,6 +49,10 @@ FILLS = 8
 """Different numbers of pages that CTAs take before they first compact their lists."""
 MAX_DEALS = 64
 """Rows that a cluster gets of such a batch, at most."""
+MAX_HALVINGS = 2
+"""Of a cluster into groups of CTAs that share rows."""
+DEPTH_STEPS = 8
+"""Steps of a page in which the pages that a producer warp keeps in flight are measured."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class IndexerPlan:
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
         teams: several clusters may share a long row (see teams.py); not with `sorted`.
+        dealt: for more rows than clusters: longest first, to whole clusters or parts of them (see
+            order.py). Without, such a batch is dealt in its own order.
         stages: pages in flight. A multiple of `consumer_warpgroups`: page i belongs to warpgroup
             i % consumer_warpgroups, so a stage is always read by the same one, and a fast
             warpgroup cannot take the phase of a slow one's page for its own.
@@ -70,12 +76,14 @@ class IndexerPlan:
             their share of the memory's bandwidth to the others.
         refill_pages: with less room in the list than this, it is compacted first.
         team_pages: rows of fewer pages are ranked by one cluster, even if more could share them.
+        ranking_pages: pages that a CTA could score in the time in which it ranks a row.
     """
 
     num_heads: int = 64
     topk: int = 2048
     sorted: bool = False
     teams: bool = False
+    dealt: bool = False
     stages: int = 12
     consumer_warpgroups: int = 4
     list_capacity: int = 8192
@@ -85,6 +93,7 @@ class IndexerPlan:
     fill_step_pages: int = 7
     refill_pages: int = 16
     team_pages: int = 1024
+    ranking_pages: int = 20
 
     def __post_init__(self) -> None:
         """Hold the choices against the instructions and the architecture."""
@@ -94,6 +103,8 @@ class IndexerPlan:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.teams and self.sorted:
             raise ValueError("teams: a kernel that sorts has none")
+        if self.teams and self.dealt:
+            raise ValueError("teams: of clusters that get one row; dealt: of those with several")
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
         if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
@@ -108,6 +119,11 @@ class IndexerPlan:
     def ring_stages(self) -> int:
         """Pages in flight: fewer where all winners need room too, to be sorted."""
         return self.stages - self.consumer_warpgroups if self.sorted else self.stages
+
+    @property
+    def warp_stages(self) -> int:
+        """Of them, those that a producer warp fills."""
+        return self.ring_stages // self.consumer_warpgroups
 
     @property
     def max_candidates(self) -> int:
@@ -184,7 +200,7 @@ class IndexerPlan:
             SmemRegion("coarse", MAX_CLUSTER * BIN_GROUPS * 4, 16, "mailbox: groups of bins"),
             SmemRegion("above", MAX_CLUSTER * 4, 16, "mailbox: entries above the last bin"),
             SmemRegion("own_coarse", BIN_GROUPS * 4, 16, "what is sent there"),
-            SmemRegion("own_rows", MAX_DEALS * 4, 16, "rows dealt to the cluster"),
+            *self._dealing_regions,
             *self._sorting_regions,
             *self._team_regions,
             SmemRegion("segments", self.segment_stages * SEGMENT_WORDS * 4, 16, "descriptions"),
@@ -199,6 +215,16 @@ class IndexerPlan:
             SmemRegion("coarse_full", 8, 8, "mbarrier: counts of groups are there"),
             SmemRegion("fine_full", 8, 8, "mbarrier: counts of bins are there"),
             SmemRegion("received_full", 8, 8, "mbarrier: candidates are there"),
+        ]
+
+    @property
+    def _dealing_regions(self) -> list[SmemRegion]:
+        """What a CTA keeps of the order of rows."""
+        if not self.dealt:
+            return []
+        return [
+            SmemRegion("lengths", ORDERED_ROWS * 4, 16, "tokens of all rows"),
+            SmemRegion("own_rows", MAX_DEALS * 4, 16, "rows dealt to the group"),
         ]
 
     @property

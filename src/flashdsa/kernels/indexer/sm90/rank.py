@@ -6,13 +6,13 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
 
 from flashdsa.kernels.indexer.sm90.bins import sortable
-from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.emit import Output, Stretch, emit_in_order, own_stretch
 from flashdsa.kernels.indexer.sm90.emit_bitmap import emit_by_position
 from flashdsa.kernels.indexer.sm90.emit_sorted import emit_sorted
 from flashdsa.kernels.indexer.sm90.exchange import PARITY_BITS
 from flashdsa.kernels.indexer.sm90.listing import append, compact, consumer_sync, put, reset
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Pipeline, Ranking
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import (
     FILLS,
     WARP_SIZE,
@@ -134,10 +134,14 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
 def slot_in(parities: Int32, plan: IndexerPlan) -> Int32:
     """Of the segment that `parities` numbers. Computed anew wherever it is asked for: what follows
     from it would take registers in the loops that score, and others would be spilled."""
-    here = cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[parities]
+    return (opaque(parities) >> PARITY_BITS) % plan.segment_stages
+
+
+def opaque(value: Int32) -> Int32:
+    """The same value, of which the compiler does not know what it follows from."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
     )
-    return (here >> PARITY_BITS) % plan.segment_stages
 
 
 @cute.jit
@@ -211,7 +215,8 @@ def score_batch(
     room = (plan.list_capacity - entries) // PAGE_SIZE
     if in_order and segment.num_pages > room and c.place.parts == 1:
         room = first_fill(plan)
-    stop = cutlass.min(segment.num_pages, batch.begin + room)
+    # One register through the loops: else a second one keeps the sum, to be compared with later.
+    stop = opaque(cutlass.min(segment.num_pages, batch.begin + room))
     # This warpgroup's pages are those whose number in the ring is `group` modulo the groups.
     groups = plan.consumer_warpgroups
     first_number = word_in(c.pipeline.segments, batch.slot, "first_number")

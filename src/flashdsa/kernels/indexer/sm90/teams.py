@@ -13,7 +13,6 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.kernels.indexer.sm90.bins import accepts
-from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.exchange import send_word
 from flashdsa.kernels.indexer.sm90.listing import (
     clear_histogram,
@@ -25,6 +24,7 @@ from flashdsa.kernels.indexer.sm90.listing import (
     warp_prefix,
 )
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, SCRATCH_PART, Mailboxes, Ranking
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, SLOT_HEADER_WORDS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
 
@@ -162,7 +162,7 @@ def list_published(
     the other in the row; returns how many. Their part of the row is in scratch. Synced."""
     clear_histogram(ranking, thread, plan)
     lane = thread % WARP_SIZE
-    team = place.cluster % place.teams
+    team = place.group % place.teams
     first_slot = cta - place.part - team * place.parts + place.part * place.teams
     count, first, end = Int32(0), Int32(0), Int32(0)
     if lane < place.teams:

@@ -18,7 +18,6 @@ from flashdsa.kernels.indexer.sm90.bins import (
     lowest_key,
     step_bits,
 )
-from flashdsa.kernels.indexer.sm90.deal import Place
 from flashdsa.kernels.indexer.sm90.exchange import (
     COUNTED,
     GATHERED,
@@ -45,6 +44,7 @@ from flashdsa.kernels.indexer.sm90.memory import (
     Mailboxes,
     Ranking,
 )
+from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import ENTRY_WORDS, WARP_SIZE
 
 LISTED, HELD, FOUND = range(3)
@@ -238,7 +238,8 @@ def gather(
         keys = four_at(ranking.keys, i)
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
-            if key >= range_.low and key <= range_.high and 4 * i + k < part.entries:
+            # Below the range is far above it, unsigned.
+            if key - range_.low <= range_.high - range_.low and 4 * i + k < part.entries:
                 position = position_at(ranking, 4 * i + k)
                 if ~position >= range_.place_low and ~position <= range_.place_high:
                     add_entry(ranking, ranking.candidates, key, position)
@@ -253,7 +254,7 @@ def gather(
                 ranking.candidates[own * ENTRY_WORDS],
                 ranking.candidates[own * ENTRY_WORDS + 1],
                 mail.received_full,
-                i - own * place.parts,
+                place.first + (i - own * place.parts),
             )
         # received_full: the candidates of every CTA are there.
         cute.arch.mbarrier_wait(mail.received_full, parity)

@@ -11,14 +11,16 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.kernels.indexer.sm90.deal import find_place, produce_dealt
+from flashdsa.kernels.indexer.sm90.deal import produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.kernel import enter_cluster
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, mailboxes_in, ranking_in
+from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
+from flashdsa.kernels.indexer.sm90.place import find_place
 from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.segments import Rows, raw_length
+from flashdsa.kernels.indexer.sm90.segments import Rows
 
 
 def segments_in(arena: Arena, plan: Any) -> Pipeline:
@@ -53,9 +55,11 @@ def topk_kernel(
     ranking, mail = ranking_in(arena, plan), mailboxes_in(arena, plan)
     pipeline = segments_in(arena, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
-    place = find_place(Int32(1))
+    place = find_place(rows, Int32(1), plan)
     consumes = warp < plan.consumer_warps
-    enter_cluster(ranking, mail, pipeline, rows, place, thread, consumes, plan)
+    lengths_asked_for = first_lengths(ranking, rows, place, thread, consumes, plan)
+    enter_cluster(mail, pipeline, thread, plan)
+    place = settle(ranking, rows, place, lengths_asked_for, thread, consumes, plan)
     if consumes:
         output = Output(positions, None, Int32(0), rows)
         # From the far end: CTAs without segments, if any, have the highest numbers.
@@ -71,8 +75,7 @@ def topk_kernel(
         producer_warp = warp - plan.consumer_warps
         producer = Producer(pipeline, None, None, None, None, Int32(0), rows, producer_warp)
         cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
-        first_lengths = raw_length(rows, place.cluster + lane)
-        produce_dealt(producer, ranking.own_rows, place, first_lengths, lane, plan)
+        produce_dealt(producer, ranking, place, lengths_asked_for, lane, plan)
 
 
 @cute.jit

@@ -18,6 +18,7 @@ class TopkPlan(IndexerPlan):
         read_together: scores that a thread reads at once; the list has room for as many of all.
     """
 
+    dealt: bool = True
     refill_pages: int = 64
     read_together: int = 8
 
