@@ -51,6 +51,7 @@ class Fused:
             topk=self.topk,
             sorted=self.by_score,
             teams=self.clusters[2] > 1,
+            dealt=self.by_score or self.clusters[0] < len(self.lengths),
         )
         inputs = self.inputs()
         ids = inputs.output(self.topk).to("cuda")
@@ -157,6 +158,7 @@ CASES: dict[str, Callable[[], None]] = {
     "clusters of 16": Fused((9000,), (1, 16, 1)),
     "clusters of 2": Fused((2100, 9000, 3000), (2, 2, 1)),
     "clusters of 1": Fused((2100, 4000), (2, 1, 1)),
+    "halved clusters": Fused((1300,) * 5, (1, 4, 1), num_heads=16, topk=512),
     "teams": Fused((66_000,), (2, 16, 2)),
     "compaction": Fused((9000,), (1, 1, 1)),
     "sorted": Fused((3000, 100), (1, 2, 1), by_score=True),

@@ -36,6 +36,8 @@ from flashdsa.problem import (
 
 _KV_LAYOUT = "[S_kv, d_qk] or [S_kv, 1, d_qk]"
 _INDICES_LAYOUT = "[S, topk] or [S, 1, topk]"
+MANY_ROWS = 256
+"""More than GPUs have SMs."""
 
 
 def sparse_mla_fwd(
@@ -347,8 +349,9 @@ def compile_kernel(
 ) -> None:
     """Build and warm up `dsa_topk_indexer` for these sizes, so that the first call is not slow.
 
-    Runs the operation on one page of zeros, in either order and with a table that is narrow or as
-    wide as that of a row of a million tokens; backends that compile do so then.
+    Runs the operation on one page of zeros, in either order: one row, with a table that is narrow
+    or as wide as that of a row of a million tokens, and more rows than a GPU has SMs. Backends that
+    compile do so then.
 
     Args:
         num_heads: indexer heads H, 64 in the model.
@@ -359,14 +362,21 @@ def compile_kernel(
     require_positive("topk", topk)
     device = _device_of_indexers(backend)
     page = torch.zeros(1, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
-    for by_score, num_pages in ((False, 1), (False, 2**20 // PAGE_SIZE), (True, 1)):
+    wide = 2**20 // PAGE_SIZE
+    for by_score, rows, num_pages in (
+        (False, 1, 1),
+        (False, 1, wide),
+        (False, MANY_ROWS, 1),
+        (True, 1, 1),
+        (True, MANY_ROWS, 1),
+    ):
         dsa_topk_indexer(
-            torch.zeros(1, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
+            torch.zeros(rows, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
             page.to(device),
-            torch.zeros(1, num_heads, device=device),
-            torch.full((1,), PAGE_SIZE, dtype=torch.int32, device=device),
-            torch.zeros(1, num_pages, dtype=torch.int32, device=device),
-            torch.empty(1, topk, dtype=torch.int32, device=device),
+            torch.zeros(rows, num_heads, device=device),
+            torch.full((rows,), PAGE_SIZE, dtype=torch.int32, device=device),
+            torch.zeros(rows, num_pages, dtype=torch.int32, device=device),
+            torch.empty(rows, topk, dtype=torch.int32, device=device),
             sorted=by_score,
             backend=backend,
         )

@@ -179,7 +179,7 @@ def test_every_size_has_one_exported_name() -> None:
     names = list(sm90_variants())
     assert len(names) == len(set(names)) >= 18
     assert functions.indexer_name(IndexerPlan()) in names
-    assert functions.indexer_name(IndexerPlan(num_heads=16, topk=512, sorted=True)) in names
+    assert functions.indexer_name(IndexerPlan(16, 512, sorted=True, dealt=True)) in names
 
 
 def test_importing_the_package_compiles_and_loads_nothing() -> None:

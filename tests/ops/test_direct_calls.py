@@ -38,12 +38,12 @@ class Kernel:
 
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
-    tables: list[tuple[int, bool]] = field(default_factory=list)
-    """Pages of the table of every call, and the order if it is known."""
+    tables: list[tuple[int, int, bool]] = field(default_factory=list)
+    """Rows and pages of the table of every call, and the order if it is known."""
 
     def serve(self, *tensors: Tensor, sorted: bool, check: bool) -> None:
         """The whole way."""
-        self.tables.append((tensors[4].shape[1], sorted))
+        self.tables.append((*tensors[4].shape, sorted))
         self._write("checked", tensors[5])
 
     def prepare(self, device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Any:
@@ -62,7 +62,7 @@ class Kernel:
     def function(self, *arguments: Any) -> None:
         """The kernel's function."""
         assert arguments[6:] == (3 * len(arguments[0]), 4)
-        self.tables.append((arguments[4].shape[1], False))
+        self.tables.append((*arguments[4].shape, False))
         self._write("direct", arguments[5])
 
     def _write(self, way: str, out: Tensor) -> None:
@@ -342,6 +342,8 @@ def test_unchecked_launches_are_direct_too(kernel: Kernel) -> None:
 
 
 def test_warming_up_meets_every_kernel(kernel: Kernel) -> None:
-    """Either order, and a table of rows long enough to be shared by clusters."""
+    """Either order, more rows than SMs, a table of rows long enough to be shared by clusters."""
     flashdsa.compile_kernel(num_heads=4, topk=TOPK, backend="sm90")
-    assert kernel.tables == [(1, False), (16384, False), (1, True)]
+    one, wide, many = (1, 1), (1, 16384), (256, 1)
+    by_position = [(*table, False) for table in (one, wide, many)]
+    assert kernel.tables == [*by_position, (*one, True), (*many, True)]

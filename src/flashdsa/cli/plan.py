@@ -52,10 +52,19 @@ plan.add_command(mla_bwd)
 @click.option("--num-heads", type=int, default=64, show_default=True, help="16, 32 or 64.")
 @click.option("--topk", type=int, default=2048, show_default=True, help="512, 1024 or 2048.")
 @click.option("--sorted", "by_score", is_flag=True, help="The variant that sorts by score.")
+@click.option("--teams", is_flag=True, help="The variant whose clusters share long rows.")
+@click.option("--dealt", is_flag=True, help="The variant for more rows than clusters.")
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def indexer(
-    arch: str, num_heads: int, topk: int, by_score: bool, markdown: bool, as_json: bool
+    arch: str,
+    num_heads: int,
+    topk: int,
+    by_score: bool,
+    teams: bool,
+    dealt: bool,
+    markdown: bool,
+    as_json: bool,
 ) -> None:
     """Show the fused indexer's plan.
 
@@ -72,7 +81,7 @@ def indexer(
 
     if as_json and markdown:
         raise ArgumentValueError("--markdown: not together with --json")
-    document = describe(IndexerPlan(num_heads=num_heads, topk=topk, sorted=by_score), arch)
+    document = describe(IndexerPlan(num_heads, topk, by_score, teams, dealt or by_score), arch)
     show(document, tables(document), as_json, markdown)
 
 

@@ -20,7 +20,6 @@ def sm90_variants() -> dict[str, Callable[[], Any]]:
         {},
         {"dealt": True},
         {"teams": True},
-        {"sorted": True},
         {"sorted": True, "dealt": True},
     )
     plans = [

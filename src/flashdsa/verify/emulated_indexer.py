@@ -66,7 +66,7 @@ def topk_indexer(
         num_heads=q_index_fp8.shape[1],
         topk=topk_indices.shape[1],
         sorted=sorted,
-        dealt=topk_indices.shape[0] > CLUSTERS.number,
+        dealt=sorted or topk_indices.shape[0] > CLUSTERS.number,
     )
     emulate_indexer(
         plan, q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices

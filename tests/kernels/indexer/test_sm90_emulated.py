@@ -5,6 +5,7 @@ Scores are exact in any order of additions (see exact_inputs.py), so the ids mus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +21,16 @@ from flashdsa.kernels.indexer.sm90.plan import MAX_DEALS, IndexerPlan
 from flashdsa.ops import indexer as indexer_ops
 from flashdsa.verify.emulated_indexer import EmulatedLaunch, emulate_indexer
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.events import Observer
+from ptxemu.events import Access, AccessKind, Observer, Space
 from tests.kernels.indexer.exact_inputs import KEY_BYTES, PAGE_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
-SORTED = IndexerPlan(sorted=True)
+SORTED = IndexerPlan(sorted=True, dealt=True)
 TEAMS = IndexerPlan(num_heads=16, topk=512, teams=True, team_pages=20)
 SMALL = IndexerPlan(num_heads=16, topk=512)
+DEALT = replace(SMALL, dealt=True)
 TIGHT = replace(SMALL, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
-MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True)
+MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True, dealt=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
 # What the check says of the right kernel, by the file of the first access.
@@ -100,17 +102,65 @@ def test_sorted_rows_of_fewer_pages_than_ctas() -> None:
     assert_as_the_cpu(MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3)
 
 
-def test_clusters_with_several_rows() -> None:
-    """Dealt longest first, forwards and backwards; boxes are used again while rows follow."""
+@pytest.mark.parametrize("plan", [SMALL, DEALT], ids=["in the batch's order", "longest first"])
+def test_clusters_with_several_rows(plan: IndexerPlan) -> None:
+    """Forwards and backwards; boxes are used again while rows follow."""
     lengths = [513, 2000, 3, 900, 700, 1300, 512, 640]
-    assert_as_the_cpu(SMALL, make_inputs(lengths, num_heads=16), 2, 2)
+    assert_as_the_cpu(plan, make_inputs(lengths, num_heads=16), 2, 2)
 
 
-def test_more_rows_than_are_ordered() -> None:
+class Writers(Observer):
+    """Which CTAs write a row's ids."""
+
+    def __init__(self) -> None:
+        self._cta_of: dict[int, int] = {}
+
+    def accessed(self, access: Access) -> None:
+        if access.space is Space.GLOBAL and access.kind is AccessKind.WRITE:
+            cta = re.match(r"cta \((\d+),", access.agent.label)
+            assert cta
+            self._cta_of.update(dict.fromkeys(access.starts.tolist(), int(cta[1])))
+
+    def of_rows(self, rows: int, topk: int) -> list[set[int]]:
+        first = min(self._cta_of)
+        found: list[set[int]] = [set() for _ in range(rows)]
+        for address, cta in self._cta_of.items():
+            found[(address - first) // (4 * topk)].add(cta)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_clusters", "cluster_size", "writers"),
+    [
+        ([1300] * 2, 1, 4, [{0, 1}, {2, 3}]),
+        ([1300] * 4, 1, 4, [{0}, {1}, {2}, {3}]),
+        ([1300] * 5, 1, 6, [{0, 1, 2}, {3, 4, 5}, {3, 4, 5}, {0, 1, 2}, {0, 1, 2}]),
+        ([9000, 600], 1, 2, [{0, 1}, {0, 1}]),
+        ([600, 700, 2000, 900, 650], 2, 1, [{0}, {1}, {0}, {1}, {0}]),
+    ],
+    ids=["halves", "quarters", "halves of three", "a long row", "longest first"],
+)
+def test_rows_are_dealt_to_groups_that_end_together(
+    lengths: list[int], num_clusters: int, cluster_size: int, writers: list[set[int]]
+) -> None:
+    inputs = make_inputs(lengths, num_heads=16)
+    launch = assert_as_the_cpu(DEALT, inputs, num_clusters, cluster_size)
+    assert_as_the_cpu(DEALT, inputs, num_clusters, cluster_size, seed=1)
+    seen = Writers()
+    launch.setup.launch(observer=seen)
+    assert seen.of_rows(len(lengths), DEALT.topk) == writers
+
+
+def test_halved_clusters_sort_and_find_plateaus() -> None:
+    assert_as_the_cpu(MIDDLE, make_inputs([1100, 700], num_heads=32, values="two"), 1, 4)
+
+
+@pytest.mark.parametrize("plan", [SMALL, DEALT], ids=["never ordered", "else ordered"])
+def test_more_rows_than_are_ordered(plan: IndexerPlan) -> None:
     """In the order of the batch: a cluster has room for the numbers of 64 rows."""
     lengths = [5, 0, 3] * 21 + [600, 2, 530]
     assert len(lengths) > MAX_DEALS
-    assert_as_the_cpu(SMALL, make_inputs(lengths, num_heads=16), 1, 2)
+    assert_as_the_cpu(plan, make_inputs(lengths, num_heads=16), 1, 2)
 
 
 def test_nan_wins_behind_a_list_that_was_compacted_with_few_entries() -> None:

@@ -110,7 +110,9 @@ def test_ragged_batches_are_exact() -> None:
         assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
 
 
-@pytest.mark.parametrize("rows", [2, 7, 8, 9, 15, 17, 22, 30, 39, 66, 67, 119, 120, 132, 133, 400])
+@pytest.mark.parametrize(
+    "rows", [2, 7, 8, 9, 15, 17, 22, 30, 39, 40, 60, 61, 66, 67, 119, 132, 133, 400]
+)
 def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     lengths = torch.randint(1, 9000, (rows,), generator=generator).tolist()
@@ -121,8 +123,8 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
 @pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
-    """Fewer clusters than rows, parts that are compacted, parts of one page or none."""
-    plan = IndexerPlan(topk=512, sorted=by_score)
+    """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
+    plan = IndexerPlan(topk=512, sorted=by_score, dealt=True)
     function = indexer_function(plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")

@@ -36,17 +36,15 @@ TEAM_PAGES = IndexerPlan().team_pages
         (22, (22, 5)),
         (30, (30, 4)),
         (39, (39, 3)),
-        (40, (40, 2)),
+        (40, (30, 4)),  # halved, one for every row
+        (60, (30, 4)),
+        (61, (61, 2)),
         (66, (66, 2)),
         (67, (66, 2)),
-        (119, (66, 2)),
-        (120, (120, 1)),
-        (132, (132, 1)),
-        (133, (132, 1)),
-        (100_000, (132, 1)),
+        (100_000, (66, 2)),
     ],
 )
-def test_clusters_are_the_largest_of_which_every_row_has_one(
+def test_clusters_are_the_largest_of_which_every_row_has_one_or_a_half(
     rows: int, chosen: tuple[int, int]
 ) -> None:
     assert choose_clusters(H200, rows) == (*chosen, 1)
@@ -78,6 +76,7 @@ def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
         for rows in range(1, 300):
             count, size, teams = choose_clusters(capacity, rows)
             assert 1 <= count <= capacity[size] and count <= rows * teams
+            assert count >= rows or size <= 4 or not capacity[2]
             assert count % teams == 0
 
 
@@ -93,7 +92,7 @@ def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(clusters, "cluster_capacity", pretended)
     rows = (1, 1, 2, 10)
     assert [clusters_for(0, count).size for count in rows] == [16, 16, 16, 8]
-    assert [clusters_for(1, count).size for count in rows] == [4, 4, 2, 1]
+    assert [clusters_for(1, count).size for count in rows] == [4, 4, 4, 2]
     assert asked == [0, 1]
 
 
@@ -276,12 +275,15 @@ def rows(count: int, pages: int = 0) -> Inputs:
     )
 
 
-def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu) -> None:
+@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
+def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: bool) -> None:
     for count in (1, 2, 3, 9, 2, 1):
-        launch(rows(count, TEAM_PAGES))
-    chosen = [(1, 4), (2, 2), (2, 2), (4, 1), (2, 2), (1, 4)]
+        launch(rows(count, TEAM_PAGES), by_score)
+    chosen = [(1, 4), (1, 4), (2, 2), (2, 2), (1, 4), (1, 4)]
     assert [arguments[6:] for arguments in gpu.launches] == chosen
     assert not any(plan.teams for plan in gpu.plans)
+    dealt = [(True, True)] if by_score else [(False, False), (False, True)]
+    assert [(plan.sorted, plan.dealt) for plan in gpu.plans] == dealt
 
 
 @pytest.fixture

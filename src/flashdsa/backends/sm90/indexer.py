@@ -132,7 +132,7 @@ class Prepared:
     def ready(self, rows: int) -> Ready:
         """How `rows` rows are launched; at least one."""
         clusters = clusters_for(self._device, rows)
-        if clusters.number < rows:
+        if clusters.number < rows and not self._plan.dealt:
             if self._dealt is None:
                 self._dealt = indexer_function(replace(self._plan, dealt=True))
             return Ready(self._dealt, clusters.number, clusters.size)
@@ -148,7 +148,8 @@ class Prepared:
 def prepare(device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Prepared:
     """The calls of these sizes, on this device or with no index on the current one."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return Prepared(index, IndexerPlan(num_heads, topk, sorted=sorted))
+    # Sorting takes so long that one kernel serves all batches.
+    return Prepared(index, IndexerPlan(num_heads, topk, sorted=sorted, dealt=sorted))
 
 
 class Teams:

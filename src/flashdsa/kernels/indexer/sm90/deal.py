@@ -35,17 +35,6 @@ def number_in(place: Place, turn: Int32) -> Int32:
 
 
 @cute.jit
-def weighed_row(ranking: Ranking, rows: Rows, place: Place, turn: Int32) -> tuple[Int32, Int32]:
-    """(the row that the group gets in that turn where rows are weighed, its length or 0)."""
-    row, length = number_in(place, turn), Int32(0)
-    if row < rows.count:
-        if rows.count > place.groups:
-            row = ranking.own_rows[turn]
-        length = ranking.lengths[row]
-    return row, length
-
-
-@cute.jit
 def depth_of(
     ranking: Ranking, rows: Rows, place: Place, pages: Int32, plan: cutlass.Constexpr
 ) -> Any:
@@ -80,7 +69,11 @@ def row_of_turn(
     row, length = number_in(place, turn), first_length
     if const_expr(plan.dealt):
         if place.weighed:
-            row, length = weighed_row(ranking, c.rows, place, turn)
+            length = Int32(0)
+            if row < c.rows.count:
+                if c.rows.count > place.groups:
+                    row = ranking.own_rows[turn]
+                length = ranking.lengths[row]
         elif c.rows.count > place.groups:
             length = row_length(c.rows, row)
     elif turn > 0:

@@ -10,7 +10,7 @@ from flashdsa.plan.inspected import InspectedKernel, InspectedRole
 from flashdsa.plan.variables import RoleEstimate, RoleVariable
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
-LOAD_FILES = ("load.py", "line.py", "deal.py:produce_dealt")
+LOAD_FILES = ("load.py", "line.py", "deal.py")
 """What only the producer warps run."""
 RANK_FILES = (
     "rank.py",
@@ -23,7 +23,7 @@ RANK_FILES = (
     "emit.py",
     "emit_bitmap.py",
     "emit_sorted.py",
-    "deal.py:order_rows",
+    "order.py",
 )
 SCORE_FILES = ("score.py", "write_scores.py")
 LOAD_TEMPORARIES = 6

@@ -1,6 +1,7 @@
 """The fused indexer for Hopper: scores of every key and the exact best of each row, one launch.
 
-A row belongs to a cluster of 1 to 16 CTAs, a part of it to each of them (see deal.py).
+A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row to each
+of them (see deal.py).
 
 producer warp             | 4 consumer warpgroups
 ------------------------- | -----------------------------------------------------------

@@ -44,7 +44,7 @@ SLOT_HEADER_WORDS = 4
 ENTRY_WORDS = 2
 """Of a candidate on its way between CTAs: key and position."""
 ORDERED_ROWS = 512
-"""Batches of up to so many rows are dealt out longest row first (see deal.py)."""
+"""Of batches of up to so many rows the lengths decide who gets which (see order.py)."""
 FILLS = 8
 """Different numbers of pages that CTAs take before they first compact their lists."""
 MAX_DEALS = 64
