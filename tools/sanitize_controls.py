@@ -162,7 +162,7 @@ CONTROLS = {
     "warp sums": Control(
         "ids: sums of the warps are read before all are stored",
         SHARED,
-        barrier=("emit_in_order", 0),
+        barrier=("warp_sums", 0),
     ),
     "candidates": Control(
         "threshold: candidates are sent before all are stored", SHARED, barrier=("gather", 0)
@@ -182,7 +182,7 @@ CONTROLS = {
     "prefix": Control(
         "ids: a prefix sum's parts are read before all are stored",
         COMPACTED,
-        barrier=("consumer_prefix", 0),
+        barrier=("warp_sums", 0),
     ),
     "counts": Control(
         "mailbox: read before its st.async messages are there",
