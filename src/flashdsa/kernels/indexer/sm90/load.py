@@ -7,7 +7,7 @@ from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import DEPTH_STEPS, PAGE_ROWS, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.plan import DEPTH_STEPS, PAGE_ROWS, WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, write_segment_words
 from flashdsa.problem import PAGE_BYTES
 
@@ -150,20 +150,24 @@ def wait_for_page_slot(
 ) -> None:
     """Until the stage of the CTA's page `number` is free, and no more than `depth` in flight.
 
-    The page that must have been read is of the same warpgroup, which reads its pages in their
-    order: so the stage's last one has been read too. Of DEPTH_STEPS pages so many wait for a nearer
-    one that `depth` is met on average, and those are spread.
+    Of DEPTH_STEPS pages so many wait for a nearer one to be read, of the same warpgroup, that
+    `depth` is met on average, and those are spread.
     """
-    ahead = Int32(plan.warp_stages)
     if const_expr(depth is not None):
         step = number // plan.consumer_warpgroups * SPREAD & (DEPTH_STEPS - 1)
         ahead = (depth + step) // DEPTH_STEPS
-    before = number - plan.consumer_warpgroups * ahead
-    if before >= 0:
-        # page_empty: four warps have read it.
-        cute.arch.mbarrier_wait(
-            pipeline.page_empty + before % plan.ring_stages, (before // plan.ring_stages) & 1
-        )
+        nearer = number - plan.consumer_warpgroups * ahead
+        if nearer >= 0 and ahead < plan.warp_stages:
+            wait_until_read(pipeline, nearer, plan)
+    if number >= plan.ring_stages:
+        wait_until_read(pipeline, number - plan.ring_stages, plan)
+
+
+def wait_until_read(pipeline: Pipeline, number: Int32, plan: IndexerPlan) -> None:
+    """page_empty: four warps have read the CTA's page `number`; the next one of its stage is not
+    loaded yet."""
+    stage = number % plan.ring_stages
+    cute.arch.mbarrier_wait(pipeline.page_empty + stage, (number // plan.ring_stages) & 1)
 
 
 @cute.jit
