@@ -1,6 +1,6 @@
 """Record what an H200 and its driver do: `python record_copies.py OUT` (needs libcuda and NumPy).
 
-Writes OUT/h200_tensor_maps.json (cuTensorMapEncodeTiled's results) and OUT/h200_copies.npz (the
+Writes OUT/h200_tensor_maps.json.gz (cuTensorMapEncodeTiled's results) and OUT/h200_copies.npz (the
 arrays that each case of `copy_cases` changed, or its error). The tests compare ptxemu with them.
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gzip
 import json
 import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +166,8 @@ def main() -> None:
         {"args": case, "result": code, "words": [f"{w:x}" for w in words] if code == 0 else []}
         for case, (code, words) in zip(encode_cases(), results, strict=True)
     ]
-    (out / "h200_tensor_maps.json").write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    lines = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+    (out / "h200_tensor_maps.json.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
     cases = all_cases()
     names, parts = [], []
     first = 0
@@ -189,7 +192,11 @@ def main() -> None:
         first = index + 1
     lengths = np.array([len(part) for part in parts])
     data = np.concatenate(parts)
-    np.savez_compressed(out / "h200_copies.npz", names=names, lengths=lengths, data=data)
+    arrays = {"names": np.array(names), "lengths": lengths, "data": data}
+    with zipfile.ZipFile(out / "h200_copies.npz", "w", zipfile.ZIP_LZMA) as archive:
+        for name, array in arrays.items():  # half of what savez_compressed makes of them
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ptxemu.descriptors.tensor_map import (
 from ptxemu.errors import LaunchError
 
 RECORDED: list[dict[str, Any]] = json.loads(
-    (Path(__file__).parent / "h200_tensor_maps.json").read_text()
+    gzip.decompress((Path(__file__).parent / "h200_tensor_maps.json.gz").read_bytes())
 )
 """cuTensorMapEncodeTiled's results on an H200 (see `record_copies.py`)."""
 SM100_TYPES, SM100_SWIZZLES = (13, 14, 15), (4, 5, 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,10 @@ class Archive:
         text = {"meta": self.meta, "programs": index}
         arrays = {f: np.frombuffer(bytes(b), np.uint8) for f, b in blobs.items()}
         arrays["index"] = np.frombuffer(json.dumps(text, separators=(",", ":")).encode(), np.uint8)
-        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w") as file:
+                    np.lib.format.write_array(file, array)
 
     @classmethod
     def load(cls, path: Path = PATH) -> Archive:

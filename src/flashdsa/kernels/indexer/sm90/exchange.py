@@ -223,7 +223,7 @@ def find_rank(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Found:
-    """The bin of the entry of `rank` (1 = best) among the entries of all CTAs of the cluster, or of
+    """The bin of the entry of `rank` (1 = best) among the entries of all CTAs of the group, or of
     the caller if not `shared`. Ends synced.
 
     The histogram is complete and synced, and keeps its counts.
@@ -268,7 +268,7 @@ def within_before(
 
 @cute.jit
 def send_above(mail: Mailboxes, place: Place, above: Int32, lane: Int32) -> None:
-    """One warp: the caller's entries above the last round's bin, to every CTA of the cluster."""
+    """One warp: the caller's entries above the last round's bin, to every CTA of the group."""
     if lane < place.parts:
         send_word(mail.above.iterator + place.part, above, mail.received_full, place.first + lane)
 

@@ -58,7 +58,7 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Rank every segment that the producer announces.
 
     The inner loop has one copy of the search for a threshold: over the caller's part when the list
-    is full, over the whole row, with the other CTAs of the cluster, when the part is scored.
+    is full, over the whole row, with the other CTAs of the group, when the part is scored.
     """
     lane = thread % WARP_SIZE
     scorer = None
