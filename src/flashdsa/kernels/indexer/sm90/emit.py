@@ -14,8 +14,9 @@ from flashdsa.kernels.indexer.sm90.listing import (
 from flashdsa.kernels.indexer.sm90.memory import Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.ranges import Part
 from flashdsa.kernels.indexer.sm90.segments import Rows, row_length
-from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
+from flashdsa.kernels.indexer.sm90.threshold import Threshold
 from flashdsa.problem import PAGE_SIZE
 
 PAGE_BITS = PAGE_SIZE.bit_length() - 1

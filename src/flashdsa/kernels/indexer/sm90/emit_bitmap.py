@@ -11,7 +11,8 @@ from flashdsa.kernels.indexer.sm90.listing import consumer_prefix, consumer_sync
 from flashdsa.kernels.indexer.sm90.memory import Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import BITMAP_WORDS
-from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
+from flashdsa.kernels.indexer.sm90.ranges import Part
+from flashdsa.kernels.indexer.sm90.threshold import Threshold
 from flashdsa.problem import PAGE_SIZE
 
 WORD_BITS = 32

@@ -19,6 +19,8 @@ RANK_FILES = (
     "listing.py",
     "exchange.py",
     "threshold.py",
+    "candidates.py",
+    "ranges.py",
     "teams.py",
     "emit.py",
     "emit_bitmap.py",

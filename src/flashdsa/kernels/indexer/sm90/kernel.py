@@ -23,7 +23,7 @@ from flashdsa.kernels.indexer.sm90.deal import produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, allocate
+from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, allocate, prefetch
 from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
 from flashdsa.kernels.indexer.sm90.place import find_place
 from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
@@ -97,11 +97,6 @@ def prefetch_inputs(
     count = weights.shape[0] * plan.num_heads
     for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
         prefetch(weights.iterator + at)
-
-
-def prefetch(pointer: Any) -> None:
-    """A line of device memory into the second-level cache."""
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
 
 
 @cute.kernel

@@ -152,3 +152,8 @@ def allocate(plan: IndexerPlan) -> tuple[Ranking, Mailboxes, Pipeline]:
     """All of the fused kernel's shared memory."""
     arena = Arena(plan)
     return ranking_in(arena, plan), mailboxes_in(arena, plan), pipeline_in(arena, plan)
+
+
+def prefetch(pointer: Any) -> None:
+    """A line of device memory into the second-level cache."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])

@@ -19,6 +19,7 @@ from flashdsa.kernels.indexer.sm90.plan import (
     WARPGROUP_SIZE,
     IndexerPlan,
 )
+from flashdsa.kernels.indexer.sm90.ranges import Part
 from flashdsa.kernels.indexer.sm90.read_scores import read_batch
 from flashdsa.kernels.indexer.sm90.score import (
     Scorer,
@@ -29,7 +30,7 @@ from flashdsa.kernels.indexer.sm90.score import (
 )
 from flashdsa.kernels.indexer.sm90.segments import Segment, wait_for_segment, word_in
 from flashdsa.kernels.indexer.sm90.teams import arrive, list_published, merged_part, publish
-from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold, find_threshold
+from flashdsa.kernels.indexer.sm90.threshold import Threshold, find_threshold
 from flashdsa.problem import PAGE_SIZE
 
 

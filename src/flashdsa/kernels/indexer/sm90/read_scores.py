@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from flashdsa.kernels.indexer.sm90.bins import bin_of, sortable
 from flashdsa.kernels.indexer.sm90.listing import consumer_sync, count_in_bin
-from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Ranking
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Ranking, prefetch
 from flashdsa.problem import PAGE_SIZE
 
 PREFETCHED = 1 << 16
@@ -24,7 +24,7 @@ def prefetch_scores(
     line = scores.iterator + Int64(row) * scores.stride[0]
     stretch = plan.consumer_threads * LINE_SCORES
     for at in cutlass.range(begin + thread * LINE_SCORES, end, stretch, unroll=1):
-        cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[line + at])
+        prefetch(line + at)
 
 
 @cute.jit

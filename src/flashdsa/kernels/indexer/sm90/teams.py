@@ -26,7 +26,8 @@ from flashdsa.kernels.indexer.sm90.listing import (
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, SCRATCH_PART, Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, SLOT_HEADER_WORDS, WARP_SIZE
-from flashdsa.kernels.indexer.sm90.threshold import Part, Threshold
+from flashdsa.kernels.indexer.sm90.ranges import Part
+from flashdsa.kernels.indexer.sm90.threshold import Threshold
 
 SLOTS_TOGETHER = 8
 """Of which a thread loads an entry each at a time."""
