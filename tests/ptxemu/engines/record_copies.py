@@ -13,7 +13,6 @@ import json
 import struct
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "memory"), str(HERE.parents[2])]
 
 from copy_cases import Case, TensorMap, all_cases  # noqa: E402
 from tensor_map_cases import encode_cases  # noqa: E402
+
+from tests.ptxemu.packed import save_packed  # noqa: E402
 
 
 class Driver:
@@ -193,10 +194,7 @@ def main() -> None:
     lengths = np.array([len(part) for part in parts])
     data = np.concatenate(parts)
     arrays = {"names": np.array(names), "lengths": lengths, "data": data}
-    with zipfile.ZipFile(out / "h200_copies.npz", "w", zipfile.ZIP_LZMA) as archive:
-        for name, array in arrays.items():  # half of what savez_compressed makes of them
-            with archive.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array(file, array)
+    save_packed(out / "h200_copies.npz", arrays)
 
 
 if __name__ == "__main__":

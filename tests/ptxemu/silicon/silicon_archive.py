@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.ptxemu.packed import save_packed
 
 HERE = Path(__file__).parent
 PATH = HERE / "recordings" / "h200.npz"
@@ -42,10 +43,7 @@ class Archive:
         text = {"meta": self.meta, "programs": index}
         arrays = {f: np.frombuffer(bytes(b), np.uint8) for f, b in blobs.items()}
         arrays["index"] = np.frombuffer(json.dumps(text, separators=(",", ":")).encode(), np.uint8)
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w") as file:
-                    np.lib.format.write_array(file, array)
+        save_packed(path, arrays)
 
     @classmethod
     def load(cls, path: Path = PATH) -> Archive:

@@ -14,7 +14,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
 
 KEY_BYTES = PAGE_BYTES / PAGE_SIZE
 NUM_HEADS = 64
-SASS_PER_PTX = 3128 / 3064
+SASS_PER_PTX = 2920 / 2870
 """Instructions of the cubin to those of the PTX, of which the runs are counted."""
 WARPS_OF_A_SCHEDULER = 4
 """Of the 16 that score and rank."""

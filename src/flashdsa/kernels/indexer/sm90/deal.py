@@ -15,7 +15,7 @@ from cutlass import Int32, Uint32, Uint64, const_expr, cute
 from flashdsa.kernels.indexer.sm90.load import Producer, announce, ask_for_ids, finish, load_pages
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_MOST_WORK, SCRATCH_OWN_WORK, Ranking
 from flashdsa.kernels.indexer.sm90.order import work_of
-from flashdsa.kernels.indexer.sm90.place import Place
+from flashdsa.kernels.indexer.sm90.place import Place, number_in
 from flashdsa.kernels.indexer.sm90.plan import DEPTH_STEPS
 from flashdsa.kernels.indexer.sm90.segments import (
     Rows,
@@ -24,14 +24,6 @@ from flashdsa.kernels.indexer.sm90.segments import (
     pages_to_score,
     row_length,
 )
-
-
-def number_in(place: Place, turn: Int32) -> Int32:
-    """Of the row that the caller's group gets in that turn, in the order of rows."""
-    groups = place.groups // place.teams
-    group = place.group // place.teams
-    backwards = -(turn & 1)
-    return turn * groups + (group ^ backwards) + (groups & backwards)
 
 
 @cute.jit

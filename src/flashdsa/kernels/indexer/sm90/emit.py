@@ -24,6 +24,7 @@ ENTRIES_EACH = 4
 """Entries of a lane in one load."""
 WARP_ENTRIES = ENTRIES_EACH * WARP_SIZE
 WINNER_BITS = 31
+"""Entries of a lane of which a register says who wins; the sign stays 0."""
 
 
 class Output(NamedTuple):

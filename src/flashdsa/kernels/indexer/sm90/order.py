@@ -20,7 +20,7 @@ from flashdsa.kernels.indexer.sm90.memory import (
     SCRATCH_TALLY,
     Ranking,
 )
-from flashdsa.kernels.indexer.sm90.place import Place, most_halvings, split
+from flashdsa.kernels.indexer.sm90.place import Place, dealt_to, most_halvings, split
 from flashdsa.kernels.indexer.sm90.plan import ORDERED_ROWS, WARP_SIZE, IndexerPlan
 from flashdsa.kernels.indexer.sm90.segments import Rows, clamped, pages_to_score, raw_length
 
@@ -165,10 +165,7 @@ def order_rows(
     work = ranking.histogram.iterator + plan.consumer_threads
     row, before = rank_of_row(ranking.histogram, rows, thread, plan)
     if row >= 0:
-        turn = before // place.groups
-        group = before - turn * place.groups
-        if turn & 1 == 1:
-            group = place.groups - 1 - group
+        group, turn = dealt_to(place, before)
         if group == place.group:
             ranking.own_rows[turn] = row
         pages = pages_to_score(ranking.lengths[row], plan)
@@ -180,9 +177,9 @@ def order_rows(
     if thread < WARP_SIZE:
         most = Int32(0)
         # Words behind those of the groups are 0.
-        for four in cutlass.range(thread, (place.groups + 3) // 4, WARP_SIZE, unroll=1):
-            at = (work + VECTOR * four).align(16)
-            words = cute.make_tensor(at, cute.make_layout(VECTOR)).load()
+        vectors = (place.groups + VECTOR - 1) // VECTOR
+        for four in cutlass.range(thread, vectors, WARP_SIZE, unroll=1):
+            words = four_at(ranking.histogram, plan.consumer_threads // VECTOR + four)
             for i in cutlass.range_constexpr(VECTOR):
                 most = cutlass.max(most, words[i])
         most = cute.arch.warp_redux_sync(most, "max")

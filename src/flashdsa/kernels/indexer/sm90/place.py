@@ -56,3 +56,21 @@ def split(place: Place, halvings: Int32) -> Place:
         part=place.part - number * parts,
         parts=parts,
     )
+
+
+def number_in(place: Place, turn: Int32) -> Int32:
+    """Of the row that the caller's group gets in that turn, in the order of rows."""
+    groups = place.groups // place.teams
+    group = place.group // place.teams
+    backwards = -(turn & 1)
+    return turn * groups + (group ^ backwards) + (groups & backwards)
+
+
+@cute.jit
+def dealt_to(place: Place, number: Int32) -> tuple[Int32, Int32]:
+    """The other way round: (the group that gets row `number` of the order, in which turn)."""
+    turn = number // place.groups
+    group = number - turn * place.groups
+    if turn & 1 == 1:
+        group = place.groups - 1 - group
+    return group, turn
