@@ -1,0 +1,98 @@
+"""The tensors of each operation as one NamedTuple, which travels from the custom op to the backend.
+
+A backend's function takes the operation's tuple and its parameters by keyword:
+`backward(operands, *, sm_scale, deterministic, dkv_dtype)`. Shapes and dtypes are checked before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SparseMlaOperands(NamedTuple):
+    """Of `sparse_mla_fwd`: q (S, H, d_qk), kv (S_kv, d_qk), indices (S, topk) int32,
+    topk_length (S,) int32, attn_sink (H,)."""
+
+    q: Tensor
+    kv: Tensor
+    indices: Tensor
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+
+
+class MlaBwdOperands(NamedTuple):
+    """Of `mla_bwd`: the forward's, and dO, O (S, H, d_v), lse (S, H)."""
+
+    q: Tensor
+    kv: Tensor
+    dO: Tensor
+    lse: Tensor
+    O: Tensor
+    indices: Tensor
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+
+
+class IndexerOperands(NamedTuple):
+    """Of `indexer_logits`: q_index_fp8 (B, H, 128) e4m3, k_index_cache_fp8 (num_pages, 64, 1, 132)
+    bytes, weights (B, H) fp32, seq_lens (B,) int32, block_table (B, max_pages) int32."""
+
+    q_index_fp8: Tensor
+    k_index_cache_fp8: Tensor
+    weights: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+
+
+class TopkIndexerOperands(NamedTuple):
+    """Of `dsa_topk_indexer`: the indexer's, and topk_indices (B, topk) int32, written."""
+
+    q_index_fp8: Tensor
+    k_index_cache_fp8: Tensor
+    weights: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    topk_indices: Tensor
+
+    @property
+    def inputs(self) -> IndexerOperands:
+        """Without the output."""
+        return IndexerOperands(*self[:5])
+
+
+class TopkOperands(NamedTuple):
+    """Of `topk_indices`: scores (B, max_len) fp32, lengths (B,) int32."""
+
+    scores: Tensor
+    lengths: Tensor
+
+
+class IndexKOperands(NamedTuple):
+    """Of `quantize_index_k`: k (T, 128) bf16 or fp32."""
+
+    k: Tensor
+
+
+class IndexQOperands(NamedTuple):
+    """Of `quantize_index_q`: q (B, H, 128) bf16 or fp32, weights (B, H) fp32."""
+
+    q: Tensor
+    weights: Tensor
+
+
+class CacheWriteOperands(NamedTuple):
+    """Of `write_index_k_cache`: k (T, 128), slots (T,) int32 or int64, cache, written."""
+
+    k: Tensor
+    slots: Tensor
+    cache: Tensor
+
+
+class CacheReadOperands(NamedTuple):
+    """Of `read_index_k_cache`: cache (num_pages, 64, 1, 132) bytes, slots (T,)."""
+
+    cache: Tensor
+    slots: Tensor
