@@ -1,6 +1,8 @@
 # Every target makes its own set-up: a .venv with the versions that constraints.txt pins.
 VENV := .venv
 BIN := $(VENV)/bin
+# A process for each core; those that have done their tests take over tests of others.
+PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
@@ -19,14 +21,14 @@ demo: $(READY)  ## A DSA layer learns real text on this machine (about a minute)
 	$(BIN)/flashdsa demo
 
 test: $(READY)  ## The tests that need no GPU and are not marked slow
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (installs them)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(BIN)/python -m pytest -m slow tests/ptxemu/peers
 
 test-slow: $(READY)  ## The tests marked slow
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(READY)  ## Format, lint, types, import rules, spelling
 	$(BIN)/ruff check .

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-
-# Read when torch is imported: threads that spin while they wait are slow on busy cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 from collections.abc import Generator
 from typing import Any
 
-# Threads that wait must sleep: where other work shares the cores, spinning ones slow the tests
-# many times over.  Read when torch is imported, hence before it.
+# Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
+# the cores, spinning ones slow the tests many times over. With a process for each core
+# (`make test`) a process has one thread.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PYTHON_FILES = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py")), *(ROOT / "tools").glob("*.py")]
 
-MAX_FILE_LINES = 600
+MAX_FILE_LINES = 400
+MAX_TEST_FILE_LINES = 600
+# Files that are longer than that. This list only shrinks.
+LONGER_FILES = {"src/flashdsa/api.py"}
 MAX_FUNCTION_LINES = 120
 MAX_PARAMETERS = 10
 # Functions whose arguments the contract, or what a launch takes, fixes. This list only shrinks.
@@ -27,8 +31,13 @@ MORE_PARAMETERS = {
 }
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -53,40 +62,51 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=_name)
-def test_file_is_short_and_says_what_it_is_for(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= MAX_FILE_LINES
-    assert ast.get_docstring(ast.parse(text)), "no module docstring"
+def test_files_are_short() -> None:
+    longer = set()
+    for path in PYTHON_FILES:
+        most = MAX_TEST_FILE_LINES if _name(path).startswith("tests/") else MAX_FILE_LINES
+        if len(path.read_text().splitlines()) > most:
+            longer.add(_name(path))
+    assert longer == LONGER_FILES
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_functions_are_short_and_take_few_arguments(path: Path) -> None:
-    for function in _functions(path):
-        assert function.end_lineno is not None
-        lines = function.end_lineno - function.lineno + 1
-        assert lines <= MAX_FUNCTION_LINES, f"{function.name} has {lines} lines"
-        count = _parameters(function)
-        listed = f"{_name(path)}:{function.name}" in MORE_PARAMETERS
-        if not listed and not _is_entry_point(function):
-            assert count <= MAX_PARAMETERS, f"{function.name} has {count} parameters"
+def test_files_say_what_they_are_for() -> None:
+    silent = [_name(path) for path in PYTHON_FILES if not ast.get_docstring(_tree(path))]
+    assert silent == []
 
 
-def test_the_list_of_exceptions_only_names_what_needs_it() -> None:
-    needed = {
+def test_functions_are_short() -> None:
+    long = [
+        f"{_name(path)}:{function.name}"
+        for path in SOURCES
+        for function in _functions(path)
+        if (function.end_lineno or 0) - function.lineno >= MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_functions_take_few_arguments() -> None:
+    """Not one more than the list names, and the list names nothing that needs no exception."""
+    many = {
         f"{_name(path)}:{function.name}"
         for path in SOURCES
         for function in _functions(path)
         if _parameters(function) > MAX_PARAMETERS and not _is_entry_point(function)
     }
-    assert needed == MORE_PARAMETERS
+    assert many == MORE_PARAMETERS
 
 
 def test_public_names_have_docstrings() -> None:
-    for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-                assert ast.get_docstring(node), f"{_name(path)}: {node.name}"
+    silent = [
+        f"{_name(path)}:{node.name}"
+        for path in SOURCES
+        for node in _tree(path).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert silent == []
 
 
 @pytest.mark.parametrize("module", ["flashdsa", "flashdsa.cli.main"])
