@@ -46,6 +46,33 @@ class Proxy(Enum):
     TENSORMAP = "tensormap"
 
 
+class FenceKind(Enum):
+    """What a fence is of."""
+
+    MEMORY = "memory"
+    ASYNC_PROXY = "proxy.async"
+    ALIAS_PROXY = "proxy.alias"
+    MBARRIER_INIT = "mbarrier_init"
+    TENSORMAP_RELEASE = "proxy.tensormap::generic.release"
+    TENSORMAP_ACQUIRE = "proxy.tensormap::generic.acquire"
+    TCGEN05_BEFORE = "tcgen05.before_thread_sync"
+    TCGEN05_AFTER = "tcgen05.after_thread_sync"
+    WGMMA = "wgmma"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A fence of a warp (PTX ISA, "membar, fence", and those of wgmma and tcgen05)."""
+
+    kind: FenceKind
+    order: str = ""
+    """Of MEMORY: acq_rel, sc, acquire or release."""
+    scope: str = ""
+    """Of MEMORY and the tensormap proxy: cta, cluster, gpu or sys."""
+    spaces: frozenset[Space] = frozenset((Space.SHARED, Space.GLOBAL))
+    """Of ASYNC_PROXY: the memory whose accesses it orders."""
+
+
 class Agent(Protocol):
     """A warp or an asynchronous operation."""
 
@@ -122,9 +149,8 @@ class Observer:
     def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
         """`agent` has learnt what was released into `token` (a wait that succeeded)."""
 
-    def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
-        """A fence: "proxy.async", "proxy.async.shared::cta", "mbarrier_init", "acq_rel.cluster",
-        "tcgen05.before_thread_sync", "wgmma"..."""
+    def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
+        """A warp executed a fence."""
 
     def async_issued(self, operation: Any, issuer: Agent) -> None:
         """`issuer` started an asynchronous operation, which is an agent of its own."""

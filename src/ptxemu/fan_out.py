@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from ptxemu.events import Access, Agent, Observer
+from ptxemu.events import Access, Agent, Fence, Observer
 
 if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
@@ -52,10 +52,10 @@ class FanOut(Observer):
         for observer in self.observers:
             observer.acquired(agent, token, scope)
 
-    def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
+    def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """Tell all."""
         for observer in self.observers:
-            observer.fenced(agent, kind, instruction)
+            observer.fenced(agent, fence, instruction)
 
     def async_issued(self, operation: Any, issuer: Agent) -> None:
         """Tell all."""

@@ -40,8 +40,8 @@ class Recorder(Observer):
     def acquired(self, agent, token, scope):
         self.sync.append(("acquired", agent.label, token, scope))
 
-    def fenced(self, agent, kind, instruction):
-        self.sync.append(("fenced", agent.label, kind, instruction.opcode))
+    def fenced(self, agent, fence, instruction):
+        self.sync.append(("fenced", agent.label, fence, instruction.opcode))
 
     def complained(self, level, code, message, agent, instruction):
         self.complaints.append((level, code, message))

@@ -17,7 +17,7 @@ from ptxemu.check.races import Races, Spot
 from ptxemu.check.shadow import Region, States
 from ptxemu.check.vector_clock import NOTHING, Knowledge, Part
 from ptxemu.check.wgmma_fences import WgmmaFences
-from ptxemu.events import Access, AccessKind, Agent, Observer, Space
+from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.actors import Event
@@ -242,23 +242,24 @@ class Checker(Observer):
         if cta not in self._gone:
             self._mbarriers.used(actor, instruction, cta, offset, action)
 
-    def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
+    def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """A fence of a warp."""
         actor = self._actors[agent.agent_id]
         if not isinstance(actor, WarpActor):
             return
-        name, _, scope = kind.partition(".")
-        if name in ("acq_rel", "sc", "acquire", "release"):
-            self._flags.fenced(actor, scope)
-        elif kind == "tcgen05.before_thread_sync":
+        kind = fence.kind
+        if kind is FenceKind.MEMORY:
+            self._flags.fenced(actor, fence.scope)
+        elif kind is FenceKind.TCGEN05_BEFORE:
             relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
-        elif kind == "tcgen05.after_thread_sync":
+        elif kind is FenceKind.TCGEN05_AFTER:
             relaxed.after_thread_sync(actor, self._tcgen05.get(actor.home, 0))
             actor.unfenced_tcgen05 = False
-        elif kind == "wgmma" and self._wgmma is not None:
-            self._wgmma.fenced(agent.agent_id)
+        elif kind is FenceKind.WGMMA:
+            if self._wgmma is not None:
+                self._wgmma.fenced(agent.agent_id)
         else:
-            proxies.apply_fence(actor, kind)
+            proxies.apply_fence(actor, fence)
 
     def async_issued(self, operation: Any, issuer: Agent) -> None:
         """An operation starts with its issuer's knowledge, and after those it is ordered after."""
@@ -277,14 +278,13 @@ class Checker(Observer):
             self._wgmma_started(warp, issuer, operation)
         actor.instruction = operation.instruction
         self._actors[operation.agent_id] = actor
-        details = operation.details
-        actor.signals_peers = any(cta != warp.cta for cta, _ in details.get("mbarriers", ()))
-        before = details.get("ordered_after")
-        for other in operation.after if before is None else before:
+        actor.signals_peers = any(cta != warp.cta for cta, _ in operation.mbarriers)
+        ordering = operation.ordering
+        for other in ordering.after:
             actor.complete_after(self._actors[other.agent_id])
-        for other in details.get("ordered_in_practice", ()):
+        for other in ordering.in_practice:
             actor.complete_after_in_practice(self._actors[other.agent_id])
-        for other in details.get("ordered_if_synced", ()):
+        for other in ordering.if_synced:
             first = self._actors[other.agent_id]
             if isinstance(first, OperationActor) and actor.knows_issue(first):
                 actor.complete_after(first)
@@ -292,8 +292,7 @@ class Checker(Observer):
     def _wgmma_started(self, warp: Actor, issuer: Agent, operation: Any) -> None:
         assert self._wgmma is not None
         instruction = operation.instruction
-        registers = operation.details["registers"]
-        why = self._wgmma.started(issuer.agent_id, instruction, registers)
+        why = self._wgmma.started(issuer.agent_id, instruction, operation.registers)
         if why is not None:
             self._collected.add(
                 "wgmma-fence-missing",

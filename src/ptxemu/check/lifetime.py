@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ptxemu.check import races
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.vector_clock import Knowledge
+from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import AccessKind
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Lifetimes:
                 is_seen = known.includes(actor.home, actor.slot, False, clock)
             if not is_seen:
                 self._report_signal(cta.index, actor, place)
-        barriers = cta.engines.get("mbarrier")
+        barriers = mbarriers.peek(cta)
         if barriers is not None:
             self._barriers[self._labels[cta.index]] = barriers.by_offset
 

@@ -15,30 +15,25 @@ from ptxemu.check.vector_clock import (
     TENSORMAP,
     TENSORMAP_RELEASED,
 )
-from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.actors import Actor, Event, WarpActor
 
-_ROWS_OF_ASYNC_FENCE = {
-    "proxy.async": (ASYNC_SHARED, ASYNC_GLOBAL),
-    "proxy.async.shared::cta": (ASYNC_SHARED,),
-    "proxy.async.shared::cluster": (ASYNC_SHARED,),
-    "proxy.async.global": (ASYNC_GLOBAL,),
-    "proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster": (ASYNC_SHARED,),
-    "proxy.async::generic.release.sync_restrict::shared::cta.cluster": (ASYNC_SHARED,),
-}
 _ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
 
 
-def apply_fence(warp: WarpActor, kind: str) -> None:
+def apply_fence(warp: WarpActor, fence: Fence) -> None:
     """What the warp knows for the generic proxy it now knows for the fence's proxies too."""
-    source, rows = GENERIC, _ROWS_OF_ASYNC_FENCE.get(kind, ())
-    if kind == "mbarrier_init":
+    source, kind = GENERIC, fence.kind
+    rows: tuple[int, ...] = ()
+    if kind is FenceKind.ASYNC_PROXY:
+        rows = tuple(row for space, row in _ROW_OF_SPACE.items() if space in fence.spaces)
+    elif kind is FenceKind.MBARRIER_INIT:
         rows = (MBARRIER_INIT,)
-    elif kind.startswith("proxy.tensormap::generic.release"):
+    elif kind is FenceKind.TENSORMAP_RELEASE:
         rows = (TENSORMAP_RELEASED,)
-    elif kind.startswith("proxy.tensormap::generic.acquire"):
+    elif kind is FenceKind.TENSORMAP_ACQUIRE:
         source, rows = TENSORMAP_RELEASED, (TENSORMAP,)
     if not rows:
         return

@@ -1,8 +1,8 @@
 """Order of tcgen05 instructions in TMEM (PTX ISA, "TensorCore 5th Generation Memory Consistency
 Model Operations").
 
-Pairs that the ISA executes in order know each other (`operation.details["ordered_after"]`, see
-`checker`); what is left unordered here lacks a commit, a wait or one and the same issuing thread.
+Pairs that the ISA executes in order know each other (`machine.operation.Ordering`); what is left
+unordered here lacks a commit, a wait or one and the same issuing thread.
 """
 
 from __future__ import annotations

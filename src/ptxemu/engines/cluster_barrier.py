@@ -6,12 +6,14 @@ A phase completes when every thread of the cluster that has not exited has arriv
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxemu.machine.engine_state import EngineState
+
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cluster
+    from ptxemu.machine.cta import Cluster, Cta
     from ptxemu.machine.lanes import Mask
     from ptxemu.machine.warp import Warp
 
@@ -71,10 +73,11 @@ class ClusterBarrier:
         return None
 
 
+_of_first_cta: EngineState[Cta, ClusterBarrier] = EngineState(
+    lambda cta: ClusterBarrier(cta.cluster)
+)
+
+
 def cluster_barrier(cluster: Cluster) -> ClusterBarrier:
     """The barrier of a cluster."""
-    engines = cluster.ctas[0].engines
-    found = engines.get("cluster_barrier")
-    if found is None:
-        found = engines["cluster_barrier"] = ClusterBarrier(cluster)
-    return cast(ClusterBarrier, found)
+    return _of_first_cta(cluster.ctas[0])

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import ExecutionError
 from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.machine.operation import AsyncOperation
 
 if TYPE_CHECKING:
     from ptxemu.engines.reductions import Combine
@@ -79,7 +79,6 @@ def issue_copy(
 ) -> AsyncOperation:
     """Start a copy of `size` bytes, or with `combine` a reduction."""
     operation = AsyncOperation(kind, warp, instruction)
-    operation.details["bytes"] = size
     data: list[Bytes] = []
 
     def read() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.copy_operation import fault
-from ptxemu.engines.groups import Groups, groups_of
+from ptxemu.engines.groups import copy_groups
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
 from ptxemu.machine.access import report
+from ptxemu.machine.operation import NO_ORDER, AsyncOperation, Ordering
 from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 
 if TYPE_CHECKING:
@@ -33,11 +33,6 @@ _UNITS: dict[int, np.dtype[np.generic]] = {
     16: np.dtype(np.complex128),
 }
 """What NumPy moves at once: a complex number is 16 bytes."""
-
-
-def copy_groups(warp: Warp) -> Groups:
-    """A warp's groups of cp.async."""
-    return groups_of(warp, "cp.async")
 
 
 class ThreadCopies(AsyncOperation):
@@ -62,7 +57,6 @@ class ThreadCopies(AsyncOperation):
         self._sources = sources
         self._counts = counts
         self._size = size
-        self.details["bytes"] = size * len(targets)
         _check_sources(sources, counts, size, instruction)
         self.steps.append(self._copy)
 
@@ -141,8 +135,9 @@ def issue_arrival(
             barriers.add_pending(offset, count)
     groups = copy_groups(warp)
     before = [member.operation for member in groups.prior(lanes)]
-    operation = AsyncOperation("cp.async.mbarrier.arrive", warp, instruction, after=before)
-    operation.details["ordered_after"] = before
+    operation = AsyncOperation(
+        "cp.async.mbarrier.arrive", warp, instruction, ordering=Ordering(before)
+    )
 
     def arrive() -> None:
         for offset, count in arrivals:
@@ -150,7 +145,7 @@ def issue_arrival(
 
     operation.steps.append(arrive)
     warp.cta.machine.issue(operation)
-    del operation.details["ordered_after"]  # else every arrival would keep all those before it
+    operation.ordering = NO_ORDER  # else every arrival would keep all those before it
     # Whoever waits for this operation has waited for those before it.
     groups.forget_open(lanes)
     groups.add(operation, lanes)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.machine.engine_state import EngineState
+
 if TYPE_CHECKING:
-    from ptxemu.engines.operation import AsyncOperation
     from ptxemu.machine.lanes import Mask
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.machine.warp import Warp
 
 
@@ -91,11 +93,7 @@ class Groups:
         self._read = [member for member in self._read if member.lanes.any()]
 
 
-def groups_of(warp: Warp, kind: str) -> Groups:
-    """A warp's groups of one kind: "cp.async" or "bulk"."""
-    key = f"groups {kind}"
-    found = warp.state.get(key)
-    if found is None:
-        found = warp.state[key] = Groups()
-    assert isinstance(found, Groups)
-    return found
+copy_groups: EngineState[Warp, Groups] = EngineState(lambda warp: Groups())
+"""A warp's groups of cp.async."""
+bulk_groups: EngineState[Warp, Groups] = EngineState(lambda warp: Groups())
+"""A warp's groups of bulk copies."""

@@ -14,8 +14,8 @@ from ptxemu.events import AccessKind, Space
 from ptxemu.memory.im2col import column
 
 if TYPE_CHECKING:
-    from ptxemu.engines.operation import AsyncOperation
     from ptxemu.engines.reductions import Combine
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.syntax.ast import Instruction
 
 

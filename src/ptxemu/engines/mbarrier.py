@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
+from ptxemu.machine.engine_state import EngineState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,9 +171,5 @@ class Mbarriers:
             )
 
 
-def mbarriers(cta: Cta) -> Mbarriers:
-    """The mbarriers of a CTA."""
-    found: Mbarriers | None = cta.engines.get("mbarrier")
-    if found is None:
-        found = cta.engines["mbarrier"] = Mbarriers(cta)
-    return found
+mbarriers = EngineState(Mbarriers)
+"""The mbarriers of a CTA."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
+from ptxemu.machine.engine_state import EngineState
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -138,9 +139,5 @@ class NamedBarriers:
         return generation
 
 
-def named_barriers(cta: Cta) -> NamedBarriers:
-    """The named barriers of a CTA."""
-    found = cta.engines.get("named_barrier")
-    if found is None:
-        found = cta.engines["named_barrier"] = NamedBarriers(cta)
-    return cast(NamedBarriers, found)
+named_barriers = EngineState(NamedBarriers)
+"""The named barriers of a CTA."""

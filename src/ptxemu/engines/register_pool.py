@@ -5,7 +5,9 @@ The launch gives every warp the same number; what a warp releases, another may r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+
+from ptxemu.machine.engine_state import EngineState
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -83,9 +85,5 @@ class RegisterPool:
         return None
 
 
-def register_pool(cta: Cta) -> RegisterPool:
-    """The register pool of a CTA."""
-    found = cta.engines.get("register_pool")
-    if found is None:
-        found = cta.engines["register_pool"] = RegisterPool(cta)
-    return cast(RegisterPool, found)
+register_pool = EngineState(RegisterPool)
+"""The register pool of a CTA."""

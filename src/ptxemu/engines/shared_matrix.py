@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,22 +19,23 @@ from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.machine.access import report
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.numerics import dot
 
 if TYPE_CHECKING:
-    from ptxemu.engines.operation import AsyncOperation
     from ptxemu.machine.cta import Cta
+    from ptxemu.machine.operation import AsyncOperation
 
 Descriptor: TypeAlias = WgmmaDescriptor | Tcgen05Descriptor
 
 
-def _chunks_of(cta: Cta) -> NDArray[np.complex128]:
-    """A CTA's shared memory in units of 16 bytes, which NumPy moves fastest as complex numbers."""
-    found = cta.engines.get("shared chunks")
-    if found is None:
-        whole = len(cta.shared) // CHUNK * CHUNK
-        found = cta.engines["shared chunks"] = cta.shared[:whole].view(np.complex128)
-    return cast("NDArray[np.complex128]", found)
+def _as_chunks(cta: Cta) -> NDArray[np.complex128]:
+    whole = len(cta.shared) // CHUNK * CHUNK
+    return cta.shared[:whole].view(np.complex128)
+
+
+_chunks_of = EngineState(_as_chunks)
+"""A CTA's shared memory in units of 16 bytes, which NumPy moves fastest as complex numbers."""
 
 
 def read_chunks(

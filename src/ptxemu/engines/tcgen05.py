@@ -3,25 +3,26 @@
 Operations of one thread are unordered but for the pairs that the ISA names ("Pipelined tcgen05
 Instructions"): mma to mma on the same accumulator with the same shape and kind; cp to mma; shift
 to mma; mma to shift; shift to cp.4x256b; and mma, cp and shift to commit. `operation.after` makes
-the scheduler keep them; `details["ordered_after"]` tells a checker all of them, those included
-that have completed since. Between threads a pair is pipelined only if the threads synchronise
-around tcgen05.fence::before_thread_sync and ::after_thread_sync: `details["ordered_if_synced"]`.
+the scheduler keep them; `operation.ordering` tells a checker all of them, those included that have
+completed since. Between threads a pair is pipelined only if the threads synchronise around
+tcgen05.fence::before_thread_sync and ::after_thread_sync: `Ordering.if_synced`.
 
 An mma or cp also comes behind the thread's earlier mma's that read operands from TMEM, which it may
 overwrite, and a cp behind earlier cp's. The ISA does not say so, but hardware executes them in
 order, and kernels rely on it (attention writes S where the product before reads P; block-scaled
-kernels copy new scale factors over those in use): `details["ordered_in_practice"]`.
+kernels copy new scale factors over those in use): `Ordering.in_practice`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.engines.tmem_allocator import pair
+from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.operation import AsyncOperation, Ordering
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -92,9 +93,15 @@ class ThreadState:
         return list(dict.fromkeys(found))
 
 
+_threads: EngineState[Warp, dict[int, ThreadState]] = EngineState(lambda warp: {})
+"""The state of a warp's threads by lane."""
+_fenced: EngineState[Cta, Pipeline] = EngineState(lambda cta: Pipeline())
+"""What threads of a CTA pair have fenced with before_thread_sync; the even CTA has it."""
+
+
 def thread_state(warp: Warp, lane: int) -> ThreadState:
     """The state of a thread."""
-    threads = cast("dict[int, ThreadState]", warp.state.setdefault("tcgen05", {}))
+    threads = _threads(warp)
     found = threads.get(lane)
     if found is None:
         found = threads[lane] = ThreadState()
@@ -103,16 +110,12 @@ def thread_state(warp: Warp, lane: int) -> ThreadState:
 
 def fenced_pipeline(cta: Cta) -> Pipeline:
     """What threads of the CTA, or of its pair, have fenced with before_thread_sync."""
-    leader = cta.cluster.ctas[cta.rank & ~1]
-    found = leader.engines.get("tcgen05 fenced")
-    if found is None:
-        found = leader.engines["tcgen05 fenced"] = Pipeline()
-    return cast(Pipeline, found)
+    return _fenced(cta.cluster.ctas[cta.rank & ~1])
 
 
 def fence_before(warp: Warp, lanes: Iterable[int]) -> None:
     """tcgen05.fence::before_thread_sync by the threads `lanes`."""
-    threads = cast("dict[int, ThreadState]", warp.state.get("tcgen05", {}))
+    threads = _threads(warp)
     for lane in lanes:
         if lane in threads:
             fenced_pipeline(warp.cta).merge(threads[lane].own)
@@ -139,13 +142,8 @@ def start(
     """A new mma, cp or shift of a thread, pipelined behind `own` and `imported`; not yet issued."""
     state = thread_state(warp, lane)
     imported = [op for op in imported if op not in own]
-    operation = AsyncOperation(kind, warp, instruction, after=[*own, *imported, *in_practice])
-    operation.details.update(
-        ordered_after=own,
-        ordered_if_synced=imported,
-        ordered_in_practice=[op for op in in_practice if op not in own],
-        thread=(warp.agent_id, lane),
-    )
+    ordering = Ordering(own, imported, [op for op in in_practice if op not in own])
+    operation = AsyncOperation(kind, warp, instruction, ordering=ordering)
     state.uncompleted = [op for op in state.uncompleted if not op.completed]
     state.uncompleted.append(operation)
     state.since_commit.append(operation)
@@ -228,17 +226,17 @@ def commit(
         targets: CTA and offset of each mbarrier.
     """
     state = thread_state(warp, lane)
-    operation = AsyncOperation("tcgen05.commit", warp, instruction, after=state.uncompleted)
     tracked = list(state.since_commit)
     if state.last_commit is not None:  # its past is part of this one's
         tracked.append(state.last_commit)
-    operation.details.update(
-        ordered_after=tracked,
-        ordered_if_synced=[],
-        thread=(warp.agent_id, lane),
-        cta_group=cta_group,
-        mbarriers=[(cta.index, offset) for cta, offset in targets],
+    operation = AsyncOperation(
+        "tcgen05.commit",
+        warp,
+        instruction,
+        ordering=Ordering(tracked),
+        after=state.uncompleted,
     )
+    operation.mbarriers = tuple((cta.index, offset) for cta, offset in targets)
     state.since_commit = []
     state.last_commit = operation
 

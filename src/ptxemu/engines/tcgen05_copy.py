@@ -18,8 +18,8 @@ from ptxemu.memory.tmem import COPY_SHAPES, LANES, PARTITION, split_address
 from ptxemu.numerics import dot
 
 if TYPE_CHECKING:
-    from ptxemu.engines.operation import AsyncOperation
     from ptxemu.machine.cta import Cta
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 
@@ -58,7 +58,7 @@ def issue_copy(
         )
     ctas = ctas_of(warp.cta, cta_group, instruction, warp)
     operation = start_copy(warp, lane, instruction, cta_group, address, ".".join(shape))
-    operation.details.update(shape=".".join(filter(None, shape)), cta_group=cta_group, ws=False)
+    operation.shape = ".".join(filter(None, shape))
 
     def execute() -> None:
         for cta in ctas:
@@ -120,7 +120,7 @@ def issue_shift(
         )
     ctas = ctas_of(warp.cta, cta_group, instruction, warp)
     operation = start_shift(warp, lane, instruction, cta_group, address)
-    operation.details.update(shape="32x256b", cta_group=cta_group, ws=False)
+    operation.shape = "32x256b"
     lanes = np.arange(first, first + PARTITION)
 
     def execute() -> None:

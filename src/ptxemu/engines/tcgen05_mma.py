@@ -124,13 +124,7 @@ class _Product:
         if form.sparse:
             read.append(operands.metadata)
         self.operation = start_mma(warp, lane, instruction, key, read)
-        self.operation.details.update(
-            shape=shape,
-            accumulator=operands.d,
-            cta_group=form.cta_group,
-            ws=form.ws,
-            kind=form.kind,
-        )
+        self.operation.shape = shape
 
     def _checked_lane(self, address: int, name: str) -> tuple[int, int]:
         lane, column = split_address(address)

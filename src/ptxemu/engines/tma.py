@@ -24,9 +24,9 @@ from ptxemu.memory.tile import Landing, Tile, box_shape, clip, clip_rows, landin
 from ptxemu.numerics import tf32
 
 if TYPE_CHECKING:
-    from ptxemu.engines.operation import AsyncOperation
     from ptxemu.engines.reductions import Combine
     from ptxemu.machine.cta import Cta
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 

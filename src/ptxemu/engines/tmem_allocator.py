@@ -7,11 +7,12 @@ pair's even CTA keeps the requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.errors import ExecutionError
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.memory.tmem import COLUMNS, split_address
 
 if TYPE_CHECKING:
@@ -221,12 +222,8 @@ class TmemAllocator:
         self._cta.machine.complain("error", code, message, agent, instruction)
 
 
-def tmem_allocator(cta: Cta) -> TmemAllocator:
-    """The TMEM allocations of a CTA."""
-    found = cta.engines.get("tmem")
-    if found is None:
-        found = cta.engines["tmem"] = TmemAllocator(cta)
-    return cast(TmemAllocator, found)
+tmem_allocator = EngineState(TmemAllocator)
+"""The TMEM allocations of a CTA."""
 
 
 def pair(cta: Cta) -> list[Cta]:

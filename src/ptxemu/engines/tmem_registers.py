@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.engines.in_flight import claim, release
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy
+from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.in_flight import claim, release
+from ptxemu.machine.operation import AsyncOperation
 from ptxemu.memory.tmem import COLUMNS, PARTITION, Fragment, split_address
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ _SIXTEEN = np.uint32(16)
 _LOW_HALF = np.uint32(0xFFFF)
 
 
-def pending(warp: Warp, kind: str) -> list[AsyncOperation]:
-    """The tcgen05.ld or tcgen05.st operations that the warp has not waited for."""
-    return cast("list[AsyncOperation]", warp.state.setdefault(kind, []))
+pending_loads: EngineState[Warp, list[AsyncOperation]] = EngineState(lambda warp: [])
+"""The tcgen05.ld operations that a warp has not waited for."""
+pending_stores: EngineState[Warp, list[AsyncOperation]] = EngineState(lambda warp: [])
+"""The tcgen05.st operations that a warp has not waited for."""
 
 
 def issue_load(
@@ -41,7 +43,8 @@ def issue_load(
         ExecutionError: lanes that the warp may not access.
     """
     lane, column = _checked_address(warp, instruction, fragment, address)
-    operation = _operation("tcgen05.ld", warp, instruction, fragment)
+    operation = AsyncOperation("tcgen05.ld", warp, instruction)
+    pending_loads(warp).append(operation)
     for slot in slots:
         warp.registers[slot] = POISON
 
@@ -67,7 +70,8 @@ def issue_store(
         ExecutionError: lanes that the warp may not access.
     """
     lane, column = _checked_address(warp, instruction, fragment, address)
-    operation = _operation("tcgen05.st", warp, instruction, fragment)
+    operation = AsyncOperation("tcgen05.st", warp, instruction)
+    pending_stores(warp).append(operation)
 
     def execute() -> None:
         _report(operation, fragment, AccessKind.WRITE, lane, column)
@@ -82,21 +86,6 @@ def issue_store(
 
     operation.steps.append(execute)
     warp.cta.machine.issue(operation)
-
-
-def _operation(
-    kind: str, warp: Warp, instruction: Instruction, fragment: Fragment
-) -> AsyncOperation:
-    operation = AsyncOperation(kind, warp, instruction)
-    operation.details.update(
-        ordered_after=[],
-        ordered_if_synced=[],
-        registers=len(fragment.lanes),
-        thread=(warp.agent_id, 0),
-    )
-    waiting = pending(warp, kind)
-    waiting.append(operation)
-    return operation
 
 
 def _index(fragment: Fragment, lane: int, column: int) -> NDArray[np.int64]:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import Major
-from ptxemu.engines.in_flight import claim, release
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
+from ptxemu.events import Fence, FenceKind
+from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.in_flight import claim, release
+from ptxemu.machine.operation import AsyncOperation, Ordering
 from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 
@@ -70,31 +73,40 @@ class WgmmaForm:
         return self.a if self.metadata is None else (*self.a, self.metadata)
 
 
+class WgmmaOperation(AsyncOperation):
+    """One warp's part of a product; its registers are those of D and of what it reads."""
+
+    number: int
+    """The warp has started so many products before."""
+    parts: list[WgmmaOperation]
+    """Those of all warps of the warpgroup that have started it, this one included."""
+
+
 @dataclass(slots=True)
 class WgmmaState:
     """A warp's wgmma operations that it has not waited for."""
 
-    uncommitted: list[AsyncOperation] = field(default_factory=list)
-    groups: deque[list[AsyncOperation]] = field(default_factory=deque)
+    uncommitted: list[WgmmaOperation] = field(default_factory=list)
+    groups: deque[list[WgmmaOperation]] = field(default_factory=deque)
     """Committed groups, the oldest first."""
     num_issued: int = 0
-    latest: dict[tuple[int, ...], AsyncOperation] = field(default_factory=dict)
+    latest: dict[tuple[int, ...], WgmmaOperation] = field(default_factory=dict)
     """The last operation on each set of D registers: the next one is ordered behind it."""
 
 
-def wgmma_state(warp: Warp) -> WgmmaState:
-    """The wgmma state of a warp."""
-    found = warp.state.get("wgmma")
-    if found is None:
-        found = warp.state["wgmma"] = WgmmaState()
-    return cast(WgmmaState, found)
+wgmma_state: EngineState[Warp, WgmmaState] = EngineState(lambda warp: WgmmaState())
+"""The wgmma state of a warp."""
+_started: EngineState[Cta, dict[tuple[int, int], list[WgmmaOperation]]] = EngineState(
+    lambda cta: {}
+)
+"""The products that not all warps of their warpgroup have started: by warpgroup and number."""
 
 
 def fence(warp: Warp, instruction: Instruction) -> None:
     """wgmma.fence: register accesses before it are ordered before wgmma's."""
     observer = warp.cta.machine.observer
     if observer is not None:
-        observer.fenced(warp, "wgmma", instruction)
+        observer.fenced(warp, Fence(FenceKind.WGMMA), instruction)
 
 
 def issue(
@@ -110,14 +122,11 @@ def issue(
     state = wgmma_state(warp)
     before = state.latest.get(form.d)
     same_d = [] if before is None else [before]
-    operation = AsyncOperation("wgmma", warp, instruction, after=same_d)
-    operation.details.update(
-        ordered_after=same_d,
-        shape=(64, form.n, form.k),
-        registers=(*form.d, *form.sources),
-        number=state.num_issued,
-        warpgroup=_join_warpgroup(operation, state.num_issued),
-    )
+    operation = WgmmaOperation("wgmma", warp, instruction, ordering=Ordering(same_d))
+    operation.shape = (64, form.n, form.k)
+    operation.registers = (*form.d, *form.sources)
+    operation.number = state.num_issued
+    operation.parts = _join_warpgroup(operation)
     state.num_issued += 1
     state.latest[form.d] = operation
 
@@ -131,27 +140,27 @@ def issue(
     machine.issue(operation)
 
 
-def _join_warpgroup(operation: AsyncOperation, number: int) -> list[AsyncOperation]:
+def _join_warpgroup(operation: WgmmaOperation) -> list[WgmmaOperation]:
     """The operations that are one product of a warpgroup, this one included; its warps' n-th."""
     warp = operation.issuer
-    started = warp.cta.engines.setdefault("wgmma", {})
-    key = (warp.index // 4, number)
-    found = cast("list[AsyncOperation]", started.setdefault(key, []))
+    started = _started(warp.cta)
+    key = (warp.index // 4, operation.number)
+    found = started.setdefault(key, [])
     found.append(operation)
     if len(found) == 4:
         del started[key]
     return found
 
 
-def is_complete(operation: AsyncOperation) -> bool:
+def is_complete(operation: WgmmaOperation) -> bool:
     """Whether the product is complete in all warps of the warpgroup: it is one operation of all.
 
     PTX ISA, "wgmma.mma_async": the four warps execute it together, so that one that has waited for
     it may overwrite what the others' parts read.
     """
-    if not all(part.completed for part in operation.details["warpgroup"]):
+    if not all(part.completed for part in operation.parts):
         return False
-    group, number = operation.issuer.index // 4, operation.details["number"]
+    group, number = operation.issuer.index // 4, operation.number
     return not any(
         warp.index // 4 == group and warp.groups and wgmma_state(warp).num_issued <= number
         for warp in operation.cta.warps
@@ -165,7 +174,7 @@ def commit(warp: Warp) -> None:
     state.uncommitted = []
 
 
-def oldest_groups(warp: Warp, keep: int) -> list[AsyncOperation]:
+def oldest_groups(warp: Warp, keep: int) -> list[WgmmaOperation]:
     """The operations of all groups but the `keep` latest."""
     groups = wgmma_state(warp).groups
     return [op for index in range(len(groups) - keep) for op in groups[index]]
@@ -177,9 +186,9 @@ def join(warp: Warp, keep: int) -> None:
     observer = warp.cta.machine.observer
     while len(state.groups) > keep:
         for operation in state.groups.popleft():
-            release(warp, operation, operation.details["registers"])
+            release(warp, operation, operation.registers)
             if observer is not None:
-                for part in operation.details["warpgroup"]:
+                for part in operation.parts:
                     observer.async_joined(warp, part, False)
 
 

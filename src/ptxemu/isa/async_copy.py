@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.engines.copy_operation import fault
-from ptxemu.engines.cp_async import ThreadCopies, copy_groups, issue_arrival
+from ptxemu.engines.cp_async import ThreadCopies, issue_arrival
+from ptxemu.engines.groups import copy_groups
 from ptxemu.isa.copy_operands import wait
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step

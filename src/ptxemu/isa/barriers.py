@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ptxemu.engines.named_barrier import Generation, named_barriers
 from ptxemu.errors import ExecutionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
 from ptxemu.machine.operands import reader, writer
 from ptxemu.syntax.ast import Instruction, Operand
@@ -132,12 +133,10 @@ class _ClusterArrivals:
     """Of these the ones that have two waits to come: for the phase before, and for `phase`."""
 
 
-def _cluster_arrivals(warp: Warp) -> _ClusterArrivals:
-    found = warp.state.get("cluster_barrier")
-    if found is None:
-        nobody = np.zeros(WARP_SIZE, dtype=np.bool_)
-        found = warp.state["cluster_barrier"] = _ClusterArrivals(0, nobody, nobody)
-    return cast(_ClusterArrivals, found)
+_NOBODY = np.zeros(WARP_SIZE, dtype=np.bool_)
+_cluster_arrivals: EngineState[Warp, _ClusterArrivals] = EngineState(
+    lambda warp: _ClusterArrivals(0, _NOBODY, _NOBODY)
+)
 
 
 @visible("barrier.cluster.arrive", section="barrier.cluster")

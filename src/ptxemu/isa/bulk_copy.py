@@ -14,7 +14,7 @@ from ptxemu.engines.bulk_copy import (
     signal_of,
 )
 from ptxemu.engines.copy_operation import GlobalRange, SharedRange, issue_copy
-from ptxemu.engines.groups import groups_of
+from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.reductions import Combine, reduction
 from ptxemu.isa.copy_operands import (
     BULK_GROUP,
@@ -211,7 +211,7 @@ def _to_global(
                 size=size,
                 combine=combine,
             )
-            groups_of(warp, "bulk").add(operation, lanes)
+            bulk_groups(warp).add(operation, lanes)
 
     return step
 
@@ -243,7 +243,7 @@ def commit_group(instruction: Instruction) -> Step:
     Modifiers(instruction, "cp.async.bulk.commit_group").done()
 
     def step(warp: Warp, mask: Mask) -> None:
-        groups_of(warp, "bulk").commit(mask)
+        bulk_groups(warp).commit(mask)
 
     return step
 
@@ -263,7 +263,7 @@ def wait_group(instruction: Instruction) -> Step:
     pending = operand.value
 
     def step(warp: Warp, mask: Mask) -> Blocked | None:
-        groups = groups_of(warp, "bulk")
+        groups = bulk_groups(warp)
         due = groups.due(mask, pending, reads_only=reads_only)
         return wait(warp, groups, due, mask, reads_only=reads_only)
 

@@ -8,6 +8,7 @@ on an H200): after it CC.CF is 1 where it did not borrow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from ptxemu.isa.forms import Function
 from ptxemu.isa.integer import high_product
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE, Mask, merged
 from ptxemu.machine.operands import reader, writer
 from ptxemu.numerics.dtypes import Array
@@ -26,14 +28,17 @@ if TYPE_CHECKING:
 
 SECTION = "Extended-Precision Integer Arithmetic Instructions"
 _TYPES = ("u32", "s32", "u64", "s64")
-_STATE = "carry"
 Operation = Callable[..., tuple[Array, Array]]
 
 
-def _carry(warp: Warp) -> Array:
-    """The warp's CC.CF, one a lane."""
-    flag = warp.state.get(_STATE)
-    return flag if isinstance(flag, np.ndarray) else np.zeros(WARP_SIZE, np.bool_)
+@dataclass(slots=True)
+class _Carry:
+    """A warp's CC.CF, one a lane."""
+
+    flag: Array
+
+
+_carry: EngineState[Warp, _Carry] = EngineState(lambda warp: _Carry(np.zeros(WARP_SIZE, np.bool_)))
 
 
 def sum_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
@@ -64,12 +69,13 @@ def _step(
     fixed = None if carry_in is None else np.full(WARP_SIZE, carry_in)
 
     def step(warp: Warp, mask: Mask) -> None:
-        old = _carry(warp)
+        held = _carry(warp)
+        old = held.flag
         values = [read(warp) for read in readers]
         result, carry = operation(*values, old if fixed is None else fixed)
         write(warp, result, mask)
         if gives_carry:
-            warp.state[_STATE] = merged(mask, carry, old)
+            held.flag = merged(mask, carry, old)
 
     return step
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.isa.copy_operands import COMPLETE_TX
@@ -25,6 +24,7 @@ from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import Lanes, Mask
 from ptxemu.machine.operands import address_reader
+from ptxemu.machine.operation import AsyncOperation
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
 
@@ -77,7 +77,6 @@ def _cancel(
         first = machine.cancel_cluster()
         words = (*first, _SUCCESS) if first is not None else (0, 0, 0, _FAILURE)
         data = np.array(words, dtype=np.uint32).view(np.uint8)
-        operation.details["ctaid"] = first
         for cta in receivers:
             cta.shared[offset : offset + _RESPONSE_BYTES] = data
             _report(operation, cta, offset, _RESPONSE_BYTES, AccessKind.WRITE, Proxy.ASYNC)

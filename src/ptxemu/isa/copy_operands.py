@@ -15,7 +15,7 @@ from ptxemu.syntax.ast import Address, Instruction, Operand
 
 if TYPE_CHECKING:
     from ptxemu.engines.groups import Groups, Member
-    from ptxemu.engines.operation import AsyncOperation
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.machine.warp import Warp
 
 _SPACES = ("shared::cluster", "shared::cta", "global")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
+from ptxemu.events import Fence, FenceKind, Space
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -19,25 +20,25 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
 _SECTION = "Parallel Synchronization and Communication Instructions: membar, fence"
-_PROXIES = (
-    "alias",
-    "async",
-    "async.global",
-    "async.shared::cta",
-    "async.shared::cluster",
-)
-_RESTRICTED = {
-    "async::generic.acquire.sync_restrict::shared::cluster.cluster",
-    "async::generic.release.sync_restrict::shared::cta.cluster",
+_ASYNC = Fence(FenceKind.ASYNC_PROXY)
+_ASYNC_SHARED = Fence(FenceKind.ASYNC_PROXY, spaces=frozenset((Space.SHARED,)))
+_PROXIES = {
+    "alias": Fence(FenceKind.ALIAS_PROXY),
+    "async": _ASYNC,
+    "async.global": Fence(FenceKind.ASYNC_PROXY, spaces=frozenset((Space.GLOBAL,))),
+    "async.shared::cta": _ASYNC_SHARED,
+    "async.shared::cluster": _ASYNC_SHARED,
+    "async::generic.acquire.sync_restrict::shared::cluster.cluster": _ASYNC_SHARED,
+    "async::generic.release.sync_restrict::shared::cta.cluster": _ASYNC_SHARED,
 }
 _TENSORMAP_BYTES = 128
 
 
-def _told(kind: str, instruction: Instruction) -> Step:
+def _told(fence: Fence, instruction: Instruction) -> Step:
     def step(warp: Warp, mask: Mask) -> None:
         observer = warp.cta.machine.observer
         if observer is not None:
-            observer.fenced(warp, kind, instruction)
+            observer.fenced(warp, fence, instruction)
 
     return step
 
@@ -53,7 +54,7 @@ def thread_fence(instruction: Instruction) -> Step:
         modifiers.flag("sync_restrict::shared::cta")
     scope = modifiers.one_of(*SCOPES)
     modifiers.done()
-    return _told(f"{order}.{scope}", instruction)
+    return _told(Fence(FenceKind.MEMORY, order, scope), instruction)
 
 
 @visible("membar", section=_SECTION)
@@ -62,7 +63,7 @@ def memory_barrier(instruction: Instruction) -> Step:
     modifiers = Modifiers(instruction, "membar")
     scope = {"cta": "cta", "gl": "gpu", "sys": "sys"}[modifiers.one_of("cta", "gl", "sys")]
     modifiers.done()
-    return _told(f"sc.{scope}", instruction)
+    return _told(Fence(FenceKind.MEMORY, "sc", scope), instruction)
 
 
 @visible("fence.mbarrier_init", section=_SECTION)
@@ -72,16 +73,16 @@ def init_fence(instruction: Instruction) -> Step:
     modifiers.one_of("release")
     modifiers.one_of("cluster")
     modifiers.done()
-    return _told("mbarrier_init", instruction)
+    return _told(Fence(FenceKind.MBARRIER_INIT), instruction)
 
 
 @visible("fence.proxy", "membar.proxy", section=_SECTION)
 def proxy_fence(instruction: Instruction) -> Step:
     """Order accesses of different proxies; both ways, or as .release and .acquire say."""
     kind = ".".join(instruction.modifiers[2:])
-    if kind not in _PROXIES and kind not in _RESTRICTED:
+    if kind not in _PROXIES:
         unsupported(instruction, f"proxy .{kind}")
-    return _told(f"proxy.{kind}", instruction)
+    return _told(_PROXIES[kind], instruction)
 
 
 @visible("fence.proxy.tensormap::generic", section=_SECTION)
@@ -91,8 +92,10 @@ def tensormap_fence(instruction: Instruction) -> Step:
     order = modifiers.one_of("release", "acquire")
     scope = modifiers.one_of(*SCOPES)
     modifiers.done()
-    told = _told(f"proxy.tensormap::generic.{order}.{scope}", instruction)
-    if order == "release":
+    is_release = order == "release"
+    kind = FenceKind.TENSORMAP_RELEASE if is_release else FenceKind.TENSORMAP_ACQUIRE
+    told = _told(Fence(kind, scope=scope), instruction)
+    if is_release:
         return told
     address, size = instruction.operands
     if size != IntImmediate(_TENSORMAP_BYTES):

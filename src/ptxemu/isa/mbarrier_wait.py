@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ptxemu.engines.mbarrier import Mbarrier, Mbarriers
 from ptxemu.isa.mbarrier import Target, phase_of_state, take_scope
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import reader, writer
 from ptxemu.syntax.ast import Instruction
@@ -18,7 +19,10 @@ from ptxemu.syntax.ast import Instruction
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
-_Seen = dict[tuple[int, int], tuple[Mbarrier, int]]
+_last_seen: EngineState[Warp, dict[tuple[int, int], tuple[Mbarrier, int]]] = EngineState(
+    lambda warp: {}
+)
+"""By CTA and offset the object that a warp saw there last, and the latest phase of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def _succeeded(warp: Warp, wait: _Wait, scope: str, target: Target) -> None:
     """
     barriers, offset, machine = wait.barriers, wait.offset, warp.cta.machine
     matched, barrier = wait.matched(), barriers.at(offset)
-    seen = cast(_Seen, warp.state.setdefault("mbarrier_seen", {}))
+    seen = _last_seen(warp)
     key = (barriers.cta.index, offset)
     last_barrier, last = seen.get(key, (None, None))
     if last_barrier is not barrier:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.engines import tmem_registers
-from ptxemu.engines.in_flight import release_all
 from ptxemu.engines.tcgen05_copy import DECOMPRESSED_BITS, issue_copy, issue_shift
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.in_flight import release_all
 from ptxemu.machine.lanes import Lanes, Mask, first_lane
 from ptxemu.machine.operands import address_reader, elements, reader
 from ptxemu.machine.warp import Warp
@@ -71,10 +71,10 @@ def tcgen05_wait(instruction: Instruction) -> Step:
     modifiers.one_of("sync")
     modifiers.one_of("aligned")
     modifiers.done()
-    kind = f"tcgen05.{name.removeprefix('wait::')}"
+    pending = tmem_registers.pending_loads if name == "wait::ld" else tmem_registers.pending_stores
 
     def step(warp: Warp, mask: Mask) -> Blocked | None:
-        waited = tmem_registers.pending(warp, kind)
+        waited = pending(warp)
         if not waited:
             return None
 
@@ -88,7 +88,7 @@ def tcgen05_wait(instruction: Instruction) -> Step:
 
         return Blocked(
             ready=lambda: all(operation.completed for operation in waited),
-            reason=lambda: f"tcgen05.{name}: {len(waited)} {kind} are under way",
+            reason=lambda: f"tcgen05.{name}: {len(waited)} of them are under way",
             resume=join,
         )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxemu.engines import tcgen05
 from ptxemu.engines.tmem_allocator import tmem_allocator
-from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 from ptxemu.isa.registry import Modifiers, visible
 from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import Blocked, Step
@@ -146,14 +146,15 @@ def tcgen05_fence(instruction: Instruction) -> Step:
     """Orders asynchronous tcgen05 operations around a synchronisation between threads."""
     name = instruction.modifiers[1]
     Modifiers(instruction, f"tcgen05.{name}").done()
-    kind = f"tcgen05.{name.removeprefix('fence::')}"
-    effect = tcgen05.fence_before if "before" in name else tcgen05.fence_after
+    is_before = "before" in name
+    effect = tcgen05.fence_before if is_before else tcgen05.fence_after
+    fence = Fence(FenceKind.TCGEN05_BEFORE if is_before else FenceKind.TCGEN05_AFTER)
 
     def step(warp: Warp, mask: Mask) -> None:
         effect(warp, [int(lane) for lane in np.flatnonzero(mask)])
         observer = warp.cta.machine.observer
         if observer is not None:
-            observer.fenced(warp, kind, instruction)
+            observer.fenced(warp, fence, instruction)
 
     return step
 

@@ -13,7 +13,7 @@ from ptxemu.engines.bulk_copy import (
     signal_of,
 )
 from ptxemu.engines.copy_operation import fault, issue_copy
-from ptxemu.engines.groups import groups_of
+from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.im2col import GlobalColumn
 from ptxemu.engines.reductions import reduction
 from ptxemu.engines.tma import GlobalTile, SharedTile, fetch_map
@@ -226,7 +226,7 @@ def _store(
             operation = issue_copy(
                 warp, instruction, kind, source, target, size=target.size, combine=combine
             )
-            groups_of(warp, "bulk").add(operation, lanes)
+            bulk_groups(warp).add(operation, lanes)
 
     return step
 

@@ -18,7 +18,7 @@ from ptxemu.descriptors.tensor_map_bits import (
 from ptxemu.engines.bulk_copy import shared_place
 from ptxemu.engines.copy_operation import fault
 from ptxemu.errors import ExecutionError
-from ptxemu.events import AccessKind, Space
+from ptxemu.events import AccessKind, Fence, FenceKind, Space
 from ptxemu.isa.copy_operands import addresses
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.access import report
@@ -101,6 +101,7 @@ def copy_and_fence(instruction: Instruction) -> Step:
         modifiers.one_of(name)
     scope = modifiers.one_of("cta", "cluster", "gpu", "sys")
     modifiers.done()
+    fence = Fence(FenceKind.TENSORMAP_RELEASE, scope=scope)
     target, source, size = instruction.operands
     if size != IntImmediate(TENSOR_MAP_BYTES):
         unsupported(instruction, f"expected {TENSOR_MAP_BYTES} bytes; got {size}")
@@ -117,8 +118,7 @@ def copy_and_fence(instruction: Instruction) -> Step:
         machine = warp.cta.machine
         machine.progress += 1
         if machine.observer is not None:
-            kind = f"proxy.tensormap::generic.release.{scope}"
-            machine.observer.fenced(warp, kind, instruction)
+            machine.observer.fenced(warp, fence, instruction)
 
     return step
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.errors import ExecutionError
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.memory.address import PARAM_WINDOW
 
@@ -15,19 +16,21 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 
-_Frames = dict[str, NDArray[np.uint8]]
-
 
 def frame_bytes(warp: Warp, name: str) -> NDArray[np.uint8] | None:
     """The bytes (32, size) of a .param variable of the function body; None for another name."""
-    frames = warp.state.get("call frames")
-    if frames is None:
-        frames = warp.state["call frames"] = {
-            variable.name: np.zeros((WARP_SIZE, variable.size), dtype=np.uint8)
-            for variable in warp.program.function.variables
-            if variable.space == "param"
-        }
-    return cast(_Frames, frames).get(name)
+    return _frames(warp).get(name)
+
+
+def _empty_frames(warp: Warp) -> dict[str, NDArray[np.uint8]]:
+    return {
+        variable.name: np.zeros((WARP_SIZE, variable.size), dtype=np.uint8)
+        for variable in warp.program.function.variables
+        if variable.space == "param"
+    }
+
+
+_frames = EngineState(_empty_frames)
 
 
 def parameter_bytes(

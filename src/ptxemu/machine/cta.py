@@ -13,6 +13,7 @@ from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
 
 if TYPE_CHECKING:
+    from ptxemu.machine.engine_state import EngineState
     from ptxemu.machine.grid import Machine
     from ptxemu.machine.warp import Warp
 
@@ -58,8 +59,8 @@ class Cta:
         self._tmem: NDArray[np.uint32] | None = None
         self.warps: list[Warp] = []
         self.exited = False
-        self.engines: dict[str, Any] = {}
-        """Engines' per-CTA state by engine name: mbarriers, named barriers, TMEM allocations."""
+        self.engines: dict[EngineState[Cta, Any], Any] = {}
+        """The engines' state of this CTA: mbarriers, named barriers, TMEM allocations."""
         self.exit_checks: list[Callable[[], None]] = []
         """Called when all warps have exited: engines report what was left undone."""
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import ExecutionError
 from ptxemu.events import Agent, Observer
 from ptxemu.machine.cta import Cluster, Cta
 from ptxemu.machine.device import Device
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask, first_lane
 from ptxemu.machine.layout import Layout
+from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.program import Program
 from ptxemu.machine.warp import Warp
 from ptxemu.memory.address import PARAM_WINDOW

@@ -75,7 +75,6 @@ class LaneMemory:
         self._count = count
         self._size = element * count
         self._order = order
-        self._key = f"region {instruction.pc}"
 
     def load(self, warp: Warp, mask: Mask) -> Values:
         """The words at the active lanes' addresses."""
@@ -217,12 +216,12 @@ class LaneMemory:
         if window is not None and first < WINDOW_BYTES:
             addresses = addresses + window
             first += window
-        region = warp.state.get(self._key)
-        if not isinstance(region, Region) or not region.words.holds(first, self._size):
+        region = warp.last_regions.get(self._instruction.pc)
+        if region is None or not region.words.holds(first, self._size):
             region = global_region(warp, first, self._size)
             if region is None:
                 raise IndexError
-            warp.state[self._key] = region
+            warp.last_regions[self._instruction.pc] = region
         return region, addresses
 
     def _peer(self, warp: Warp, address: int) -> Any:

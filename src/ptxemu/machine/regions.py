@@ -6,11 +6,12 @@ A region's words are at the addresses that instructions use, generic windows and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.events import Space
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.memory.address import (
     CONST_WINDOW,
@@ -53,24 +54,18 @@ class Region:
         return self.space in (Space.GLOBAL, Space.SHARED)
 
 
-def shared_region(cta: Cta) -> Region:
-    """A CTA's shared memory at its 32-bit shared addresses."""
-    return _shared(cta, "region shared", 0)
+def _shared(cta: Cta, window: int) -> Region:
+    origin = window + (cta.rank << SHARED_RANK_SHIFT)
+    first = 0 if cta.machine.layout.uses_reserved_shared else SHARED_BASE
+    return Region(Words(origin + first, cta.shared[first:]), Space.SHARED, cta, origin)
 
 
-def generic_shared_region(cta: Cta) -> Region:
-    """A CTA's shared memory at its generic addresses."""
-    return _shared(cta, "region generic", SHARED_WINDOW)
-
-
-def _shared(cta: Cta, key: str, window: int) -> Region:
-    found = cta.engines.get(key)
-    if found is None:
-        origin = window + (cta.rank << SHARED_RANK_SHIFT)
-        first = 0 if cta.machine.layout.uses_reserved_shared else SHARED_BASE
-        words = Words(origin + first, cta.shared[first:])
-        found = cta.engines[key] = Region(words, Space.SHARED, cta, origin)
-    return cast(Region, found)
+shared_region: EngineState[Cta, Region] = EngineState(lambda cta: _shared(cta, 0))
+"""A CTA's shared memory at its 32-bit shared addresses."""
+generic_shared_region: EngineState[Cta, Region] = EngineState(
+    lambda cta: _shared(cta, SHARED_WINDOW)
+)
+"""A CTA's shared memory at its generic addresses."""
 
 
 def local_stride(warp: Warp) -> int:
@@ -78,13 +73,13 @@ def local_stride(warp: Warp) -> int:
     return -(-warp.cta.machine.layout.local_bytes // _LOCAL_ALIGNMENT) * _LOCAL_ALIGNMENT
 
 
-def local_region(warp: Warp) -> Region:
-    """The local memories of a warp's lanes, one behind the other, at lane * stride + offset."""
-    found = warp.state.get("region local")
-    if found is None:
-        data = np.zeros(WARP_SIZE * local_stride(warp), dtype=np.uint8)
-        found = warp.state["region local"] = Region(Words(0, data), Space.LOCAL, None, 0)
-    return cast(Region, found)
+def _local(warp: Warp) -> Region:
+    data = np.zeros(WARP_SIZE * local_stride(warp), dtype=np.uint8)
+    return Region(Words(0, data), Space.LOCAL, None, 0)
+
+
+local_region = EngineState(_local)
+"""The local memories of a warp's lanes, one behind the other, at lane * stride + offset."""
 
 
 def global_region(warp: Warp, address: int, size: int) -> Region | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxemu.engines.in_flight import Claim, touch_block, touch_predicate, touch_step
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.convergence import lane_names
+from ptxemu.machine.in_flight import Claim, touch_block, touch_predicate, touch_step
 from ptxemu.machine.lanes import FULL, LANE_IDS, STORAGE, WARP_SIZE, Lanes, Mask
 from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.decoded import Blocked
+    from ptxemu.machine.engine_state import EngineState
+    from ptxemu.machine.regions import Region
     from ptxemu.syntax.ast import Guard
 
 
@@ -68,8 +70,10 @@ class Warp:
         self.group = self.groups[0]
         """The group that executes now, or executed last."""
         self.instruction_count = 0
-        self.state: dict[str, object] = {}
-        """Engines' per-warp state by engine name: groups of cp.async, bulk copies, wgmma."""
+        self.engines: dict[EngineState[Warp, Any], Any] = {}
+        """The engines' state of this warp: groups of cp.async, bulk copies, wgmma."""
+        self.last_regions: dict[int, Region] = {}
+        """Where each instruction's last access to global memory went, by pc."""
         self.in_flight: dict[int, Claim] = {}
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
         self._special = cta.special_registers(index)

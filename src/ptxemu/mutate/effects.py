@@ -27,7 +27,7 @@ from ptxemu.check.vector_clock import (
     Knowledge,
 )
 from ptxemu.check.wgmma_fences import WgmmaFences
-from ptxemu.events import Access, Agent, Space
+from ptxemu.events import Access, Agent, Fence, FenceKind, Space
 from ptxemu.mutate.groups import Groups
 from ptxemu.mutate.tcgen05_fences import Tcgen05Fences
 from ptxemu.syntax.ast import Register
@@ -39,8 +39,6 @@ _ARRIVALS = ROWS
 """Row of `_happened` for arrivals; the others are those of the clocks."""
 _WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
 _ALL_ROWS = (GENERIC, *range(MBARRIER_INIT + 1, ROWS))
-_WITHOUT_EFFECT = ("proxy", "mbarrier_init", "wgmma", "tcgen05")
-"""Fences whose whole effect is followed here."""
 
 
 class Effects(NamedTuple):
@@ -254,28 +252,30 @@ class EffectRecorder(Checker):
                         for each in pcs:
                             self._note(each, accesses=accesses, arrivals=arrivals)
 
-    def fenced(self, agent: Agent, kind: str, instruction: Instruction) -> None:
+    def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """Compare what is known for each proxy before and after."""
         self._settle(agent.agent_id)
         self._handed_on(agent.agent_id)
         actor = self._actors[agent.agent_id]
         before = actor.know.copy()
         has_learnt = actor.unfenced_tcgen05
-        if kind == "tcgen05.before_thread_sync" and isinstance(actor, WarpActor):
+        kind = fence.kind
+        if kind is FenceKind.TCGEN05_BEFORE and isinstance(actor, WarpActor):
             operations = self._tcgen05.get(actor.home, 0)
             effect = self._tcgen05_fences.has_effect_before(agent.agent_id, actor, operations)
             self._note(instruction.pc, accesses=effect, arrivals=effect)
-        super().fenced(agent, kind, instruction)
-        if not kind.startswith(_WITHOUT_EFFECT):
+        super().fenced(agent, fence, instruction)
+        if kind is FenceKind.MEMORY:
             effect = True
-        elif kind == "wgmma":
+        elif kind is FenceKind.WGMMA:
             for pc, fences in self._without.items():
                 if pc != instruction.pc:
                     fences.fenced(agent.agent_id)
             return  # whether it had an effect is seen when products start
-        elif kind.startswith("tcgen05"):
-            if kind == "tcgen05.after_thread_sync":
-                self._tcgen05_fences.after(agent.agent_id, instruction.pc, has_learnt)
+        elif kind is FenceKind.TCGEN05_AFTER:
+            self._tcgen05_fences.after(agent.agent_id, instruction.pc, has_learnt)
+            return
+        elif kind is FenceKind.TCGEN05_BEFORE:
             return
         else:
             effect = any(self._gains(before, actor.know, *range(1, ROWS)))
@@ -292,8 +292,8 @@ class EffectRecorder(Checker):
             self._groups.issued(issuer.agent_id, operation)
         if operation.kind == "wgmma":
             for pc, fences in self._without.items():
-                registers = operation.details["registers"]
-                if fences.started(issuer.agent_id, operation.instruction, registers) is not None:
+                started = (issuer.agent_id, operation.instruction, operation.registers)
+                if fences.started(*started) is not None:
                     self._note(pc, accesses=True, arrivals=True)
         warp = self._actors[issuer.agent_id]
         if operation.kind.startswith("tcgen05") and isinstance(warp, WarpActor):

@@ -66,7 +66,7 @@ class Groups:
         family = "wgmma" if operation.kind == "wgmma" else _copy_family(operation.instruction)
         if family is None or family not in self._changes:
             return
-        self._registers[operation.agent_id] = frozenset(operation.details.get("registers", ()))
+        self._registers[operation.agent_id] = frozenset(operation.registers)
         for change in self._changes[family]:
             self._queues[warp, family, change].uncommitted.append(operation.agent_id)
 

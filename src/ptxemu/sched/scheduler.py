@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from math import prod
 
-from ptxemu.engines.operation import AsyncOperation
 from ptxemu.errors import DeadlockError
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
 from ptxemu.machine.occupancy import ctas_per_sm
+from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.warp import Status, Warp
 from ptxemu.sched.policy import Policy
 

@@ -108,7 +108,7 @@ class ParallelClock:
     def issued(self, operation: Any, issuer: Agent) -> None:
         """It starts now, or when those that it is pipelined behind are done."""
         self._times[operation.agent_id] = self.now(issuer)
-        before = (*operation.after, *operation.details.get("ordered_after", ()))
+        before = (*operation.after, *operation.ordering.after)
         if before:
             self._after[operation.agent_id] = [other.agent_id for other in before]
 

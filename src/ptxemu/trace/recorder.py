@@ -219,7 +219,8 @@ class Recorder(Observer):
         unit = unit_of(operation)
         row = (operation.cta.index, "unit", unit)
         details = {"instruction": operation.instruction, "issuer": issuer.label, "bytes": 0}
-        details |= {key: operation.details[key] for key in ("shape",) if key in operation.details}
+        if operation.shape is not None:
+            details["shape"] = operation.shape
         one = Slice(row, operation.kind, "operation", now, now, details)
         self._operations[operation.agent_id] = one
 

@@ -9,10 +9,23 @@ import numpy as np
 
 from ptxemu.check import Checker, Finding
 from ptxemu.errors import Span
-from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.events import Access, AccessKind, Fence, FenceKind, Proxy, Space
+from ptxemu.machine.operation import NO_ORDER, Ordering
 from ptxemu.syntax.ast import Instruction
 
 SHARED, GLOBAL, TMEM = Space.SHARED, Space.GLOBAL, Space.TMEM
+FENCES = {
+    "proxy.async": Fence(FenceKind.ASYNC_PROXY),
+    "proxy.async.shared::cta": Fence(FenceKind.ASYNC_PROXY, spaces=frozenset((SHARED,))),
+    "proxy.async.global": Fence(FenceKind.ASYNC_PROXY, spaces=frozenset((GLOBAL,))),
+    "acq_rel.cta": Fence(FenceKind.MEMORY, "acq_rel", "cta"),
+    "acq_rel.gpu": Fence(FenceKind.MEMORY, "acq_rel", "gpu"),
+    "mbarrier_init": Fence(FenceKind.MBARRIER_INIT),
+    "tensormap.release": Fence(FenceKind.TENSORMAP_RELEASE, scope="gpu"),
+    "tensormap.acquire": Fence(FenceKind.TENSORMAP_ACQUIRE, scope="gpu"),
+    "tcgen05.before_thread_sync": Fence(FenceKind.TCGEN05_BEFORE),
+    "tcgen05.after_thread_sync": Fence(FenceKind.TCGEN05_AFTER),
+}
 
 
 @dataclass
@@ -60,8 +73,9 @@ class FakeOperation:
     kind: str
     issuer: FakeWarp
     instruction: Instruction
-    after: list[FakeOperation] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
+    ordering: Any = NO_ORDER
+    registers: tuple[int, ...] = ()
+    mbarriers: tuple[tuple[int, int], ...] = ()
 
     @property
     def label(self) -> str:
@@ -177,7 +191,7 @@ class FakeRun:
         instruction = self.instruction(text)
         operation = FakeOperation(self._agent_id(), kind or instruction.opcode, warp, instruction)
         if ordered_after is not None:
-            operation.details["ordered_after"] = ordered_after
+            operation.ordering = Ordering(ordered_after)  # type: ignore[arg-type]
         self.checker.instruction_executed(warp, instruction, 1)
         self.checker.async_issued(operation, warp)
         return operation
@@ -207,8 +221,8 @@ class FakeRun:
         self.checker.acquired(warp, ("mbarrier", cta, offset, phase), "cta")
 
     def fence(self, warp: FakeWarp, kind: str) -> None:
-        """A fence."""
-        self.checker.fenced(warp, kind, self.instruction(f"fence.{kind}"))
+        """A fence, one of FENCES."""
+        self.checker.fenced(warp, FENCES[kind], self.instruction(f"fence.{kind}"))
 
     def join(self, warp: FakeWarp, operation: FakeOperation, *, reads: bool = False) -> None:
         """A wait_group."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Proxy
 from tests.ptxemu.check.fake_run import (
     GLOBAL,
@@ -137,10 +138,10 @@ def test_tensor_maps_need_the_tensormap_fences(
 
     run.write(a, 0x3000, space=GLOBAL)
     if released:
-        run.fence(a, "proxy.tensormap::generic.release.gpu")
+        run.fence(a, "tensormap.release")
     run.barrier(a, b)
     if acquired:
-        run.fence(b, "proxy.tensormap::generic.acquire.gpu")
+        run.fence(b, "tensormap.acquire")
     use_map()
     assert run.codes == ([] if released and acquired else ["missing-tensormap-fence"])
     if not (released and acquired):
@@ -377,7 +378,7 @@ def test_mbarriers_are_looked_at_when_all_is_over(
     run: FakeRun, tx: int, pending: int, code: str | None
 ) -> None:
     barrier = SimpleNamespace(tx_count=tx, pending=pending, expected=2, phase=3)
-    run.ctas[0].engines["mbarrier"] = SimpleNamespace(by_offset={0x400: barrier})
+    run.ctas[0].engines[mbarriers] = SimpleNamespace(by_offset={0x400: barrier})
     run.exit(run.ctas[0])
     run.finish()
     assert levels(run) == ([] if code is None else [(code, "warning")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ptxemu.machine.operation import Ordering
 from tests.ptxemu.check.fake_run import (
     STORE,
     TMEM,
@@ -128,7 +129,7 @@ def test_mmas_of_two_threads_are_in_order_only_if_the_threads_synchronise(
         run.barrier(one, other)
         run.fence(other, "tcgen05.after_thread_sync")
     second = FakeOperation(99, "tcgen05.mma", other, run.instruction("tcgen05.mma of other"))
-    second.details.update(ordered_after=[], ordered_if_synced=[first])
+    second.ordering = Ordering(if_synced=[first])  # type: ignore[list-item]
     run.checker.async_issued(second, other)
     run.write(second, ROWS, 256, space=TMEM)
     assert run.codes == ([] if synchronised else ["unordered-mma"])
@@ -279,8 +280,8 @@ def test_a_peer_waits_for_each_commit_that_arrives_in_its_shared_memory(waited: 
     before: list[FakeOperation] = [product]
     for phase in range(2):
         operation = FakeOperation(50 + phase, "tcgen05.commit", issuer, run.instruction("commit"))
-        both = [(cta.index, 8 * phase) for cta in run.ctas]
-        operation.details.update(ordered_after=before, mbarriers=both)
+        operation.mbarriers = tuple((cta.index, 8 * phase) for cta in run.ctas)
+        operation.ordering = Ordering(before)  # type: ignore[arg-type]
         run.checker.async_issued(operation, issuer)
         for cta in run.ctas:
             run.arrive(operation, cta=cta.index, offset=8 * phase)

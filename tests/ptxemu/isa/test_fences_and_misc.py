@@ -9,37 +9,46 @@ from ptxemu.errors import (
     IllegalInstructionError,
     UnsupportedInstructionError,
 )
+from ptxemu.events import Fence, FenceKind, Space
 from tests.ptxemu.kernel_run import TID, run, store
+
+SHARED, GLOBAL = frozenset((Space.SHARED,)), frozenset((Space.GLOBAL,))
 
 
 @pytest.mark.parametrize(
-    ("instruction", "kind"),
+    ("instruction", "fence"),
     [
-        ("fence.acq_rel.gpu", "acq_rel.gpu"),
-        ("fence.cluster", "acq_rel.cluster"),
-        ("fence.sc.cta", "sc.cta"),
-        ("fence.acquire.sync_restrict::shared::cluster.cluster", "acquire.cluster"),
-        ("fence.release.sync_restrict::shared::cta.cluster", "release.cluster"),
-        ("membar.gl", "sc.gpu"),
-        ("membar.sys", "sc.sys"),
-        ("fence.proxy.async", "proxy.async"),
-        ("fence.proxy.async.shared::cta", "proxy.async.shared::cta"),
-        ("fence.proxy.async.global", "proxy.async.global"),
-        ("fence.proxy.alias", "proxy.alias"),
-        ("fence.mbarrier_init.release.cluster", "mbarrier_init"),
+        ("fence.acq_rel.gpu", Fence(FenceKind.MEMORY, "acq_rel", "gpu")),
+        ("fence.cluster", Fence(FenceKind.MEMORY, "acq_rel", "cluster")),
+        ("fence.sc.cta", Fence(FenceKind.MEMORY, "sc", "cta")),
+        (
+            "fence.acquire.sync_restrict::shared::cluster.cluster",
+            Fence(FenceKind.MEMORY, "acquire", "cluster"),
+        ),
+        (
+            "fence.release.sync_restrict::shared::cta.cluster",
+            Fence(FenceKind.MEMORY, "release", "cluster"),
+        ),
+        ("membar.gl", Fence(FenceKind.MEMORY, "sc", "gpu")),
+        ("membar.sys", Fence(FenceKind.MEMORY, "sc", "sys")),
+        ("fence.proxy.async", Fence(FenceKind.ASYNC_PROXY)),
+        ("fence.proxy.async.shared::cta", Fence(FenceKind.ASYNC_PROXY, spaces=SHARED)),
+        ("fence.proxy.async.global", Fence(FenceKind.ASYNC_PROXY, spaces=GLOBAL)),
+        ("fence.proxy.alias", Fence(FenceKind.ALIAS_PROXY)),
+        ("fence.mbarrier_init.release.cluster", Fence(FenceKind.MBARRIER_INIT)),
         (
             "fence.proxy.tensormap::generic.release.gpu",
-            "proxy.tensormap::generic.release.gpu",
+            Fence(FenceKind.TENSORMAP_RELEASE, scope="gpu"),
         ),
         (
             "fence.proxy.tensormap::generic.acquire.gpu [%rd_x], 128",
-            "proxy.tensormap::generic.acquire.gpu",
+            Fence(FenceKind.TENSORMAP_ACQUIRE, scope="gpu"),
         ),
     ],
 )
-def test_a_fence_is_told_by_kind(instruction, kind):
+def test_a_fence_is_told_by_kind(instruction, fence):
     seen = run(f"{instruction};", x=np.zeros(32, np.uint32)).seen.sync
-    assert [(what, told) for what, _, told, _ in seen] == [("fenced", kind)]
+    assert [(what, told) for what, _, told, _ in seen] == [("fenced", fence)]
 
 
 @pytest.mark.parametrize("instruction", ["fence.proxy.magic", "fence.acq_rel", "membar.cluster"])

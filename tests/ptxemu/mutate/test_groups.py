@@ -24,9 +24,8 @@ class Run:
         self.groups.executed(WARP, self.function.instructions[pc])
 
     def issue(self, number, register):
-        details = {"registers": (register,)}
         operation = SimpleNamespace(
-            agent_id=number, kind="wgmma", instruction=None, details=details
+            agent_id=number, kind="wgmma", instruction=None, registers=(register,)
         )
         self.groups.issued(WARP, operation)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu import api
-from ptxemu.events import Access, Observer
+from ptxemu.events import Access, Fence, FenceKind, Observer
 from ptxemu.machine.cta import Cta
 from ptxemu.sched.policy import Policy
 
@@ -37,7 +37,7 @@ class Recorder(Observer):
     ctas: list[Cta] = field(default_factory=list)
     complaints: list[tuple[str, str, str]] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
-    fences: list[str] = field(default_factory=list)
+    fences: list[FenceKind] = field(default_factory=list)
     joined: list[Any] = field(default_factory=list)
     issued: list[Any] = field(default_factory=list)
     touched: list[Any] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Recorder(Observer):
     def accessed(self, access: Access) -> None:
         self.accesses.append(access)
 
-    def fenced(self, agent: Any, kind: str, instruction: Any) -> None:
-        self.fences.append(kind)
+    def fenced(self, agent: Any, fence: Fence, instruction: Any) -> None:
+        self.fences.append(fence.kind)
 
     def async_joined(self, agent: Any, operation: Any, reads_only: bool) -> None:
         self.joined.append(operation)

@@ -278,9 +278,7 @@ def test_products_report_what_they_read_and_write() -> None:
     assert tmem.starts.tolist() == [lane * 2048 for lane in range(128)]
     mma = next(op for op in recorder.issued if op.kind == "tcgen05.mma")
     assert tmem.agent is mma
-    assert mma.details["shape"] == (128, 32, 16)
-    assert (mma.details["cta_group"], mma.details["ws"]) == (1, False)
-    assert mma.details["thread"] == (recorder.ctas[0].warps[0].agent_id, 0)
+    assert mma.shape == (128, 32, 16)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +413,6 @@ def test_a_chain_on_one_accumulator_is_ordered(asynchronous: str) -> None:
         recorder = check(Case(128, 32), steps=4, seed=seed, policy=policy)
         chain = [op for op in recorder.issued if op.kind == "tcgen05.mma"]
         for earlier, later in itertools.pairwise(chain):
-            assert later.details["ordered_after"] == [earlier]
+            assert later.ordering.after == [earlier]
         commit = next(op for op in recorder.issued if op.kind == "tcgen05.commit")
-        assert commit.details["ordered_after"] == chain
+        assert commit.ordering.after == chain

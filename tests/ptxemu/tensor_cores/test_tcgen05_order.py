@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ptxemu.errors import ExecutionError
+from ptxemu.events import FenceKind
 from ptxemu.sched.policy import Policy
 from tests.ptxemu.tensor_cores import mma_run
 from tests.ptxemu.tensor_cores import tensor_core_run as run
@@ -95,7 +96,7 @@ def test_a_shift_comes_between_products() -> None:
         recorder = run.launch(text, fill=fill, policy=policy)
         kinds = [op.kind for op in recorder.issued]
         shift = recorder.issued[kinds.index("tcgen05.shift")]
-        assert [op.kind for op in shift.details["ordered_after"]] == ["tcgen05.mma"]
+        assert [op.kind for op in shift.ordering.after] == ["tcgen05.mma"]
         assert recorder.ctas[0].tmem[1, 0].view(np.float32) == 16
 
 
@@ -107,7 +108,7 @@ def test_a_commit_waits_for_everything_before_it() -> None:
     recorder = run.launch(text, fill=fill, policy=late)
     commit = recorder.issued[-1]
     assert commit.kind == "tcgen05.commit"
-    assert [op.kind for op in commit.details["ordered_after"]] == ["tcgen05.mma", "tcgen05.cp"]
+    assert [op.kind for op in commit.ordering.after] == ["tcgen05.mma", "tcgen05.cp"]
     assert recorder.complaints == []
 
 
@@ -116,7 +117,7 @@ def test_a_second_commit_is_ordered_behind_the_first() -> None:
     text = mma_run.program(PREPARE + OVERWRITE + again).replace("[%r1], 1;", "[%r1], 2;")
     recorder = run.launch(text, fill=fill)
     first, second = [op for op in recorder.issued if op.kind == "tcgen05.commit"]
-    assert second.details["ordered_after"] == [first]
+    assert second.ordering.after == [first]
 
 
 def test_a_commit_without_operations_arrives() -> None:
@@ -128,7 +129,7 @@ def test_commit_multicast_arrives_in_the_ctas_of_the_mask() -> None:
     """The wait of both CTAs is in the program; a mask without one of them would deadlock."""
     recorder = run.launch(mma_run.program("", group=2), cluster=2)
     (commit,) = [op for op in recorder.issued if op.kind == "tcgen05.commit"]
-    assert [cta for cta, _ in commit.details["mbarriers"]] == [0, 1]
+    assert [cta for cta, _ in commit.mbarriers] == [0, 1]
 
 
 def test_two_threads_are_ordered_only_through_fences() -> None:
@@ -167,10 +168,10 @@ SECOND:
             recorder = run.launch(body, warps=2, fill=fill, policy=policy)
             found.add(float(recorder.ctas[0].tmem[0, 0].view(np.float32)))
             second = recorder.issued[-1]
-            assert second.details["ordered_after"] == []
-            hints.add(len(second.details["ordered_if_synced"]))
+            assert second.ordering.after == []
+            hints.add(len(second.ordering.if_synced))
         assert (found, hints) == (expected, {int(fenced)})
-    assert recorder.fences == ["tcgen05.before_thread_sync", "tcgen05.after_thread_sync"]
+    assert recorder.fences == [FenceKind.TCGEN05_BEFORE, FenceKind.TCGEN05_AFTER]
 
 
 def test_a_peer_that_has_exited_is_reported() -> None:

@@ -266,7 +266,7 @@ def test_products_on_the_same_d_accumulate_in_order(asynchronous: str) -> None:
         assert recorder.complaints == []
         of_a_warp = [op for op in recorder.issued if op.issuer.index == 2]
         for earlier, later in itertools.pairwise(of_a_warp):
-            assert later.details["ordered_after"] == [earlier]
+            assert later.ordering.after == [earlier]
 
 
 # A visible instruction that names %r1 and changes nothing: registers that only one block names are
@@ -291,7 +291,7 @@ def test_wait_group_leaves_the_latest_groups_pending() -> None:
     names = {r.name: r.slot for r in warp.program.function.registers}
     assert warp.registers[names["%r1"]].view(np.float32)[0] == 16.0
     # each of the four warps has waited for the products of all four
-    joined = [op.details["registers"][0] for op in recorder.joined if op.issuer is warp]
+    joined = [op.registers[0] for op in recorder.joined if op.issuer is warp]
     assert joined[0] == names["%d0"]
     assert sorted(joined) == sorted([names["%d0"], names["%e0"]] * 4)
     assert d and recorder.complaints == []

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from ptxemu.syntax.ast import Address, NegatedRegister, Operand, Pair, Register, Vector
 
 if TYPE_CHECKING:
-    from ptxemu.engines.operation import AsyncOperation
     from ptxemu.machine.blocks import Block
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 
@@ -126,8 +126,8 @@ def _finish(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
 def _tell_touched(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
     observer = warp.cta.machine.observer
     for operation in operations:
-        if observer is not None and not operation.details.get("touched"):
-            operation.details["touched"] = True
+        if observer is not None and not operation.result_touched:
+            operation.result_touched = True
             observer.async_result_touched(warp, operation)
 
 

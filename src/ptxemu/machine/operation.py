@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The operations that one comes behind, those included that have completed since.
+
+    A checker takes its verdicts from it: what is in none of the three is not ordered by the issue.
+    """
+
+    after: Sequence[AsyncOperation] = ()
+    """Behind these the ISA executes it."""
+    if_synced: Sequence[AsyncOperation] = ()
+    """Behind these too, if the issuing threads have synchronised around tcgen05.fence."""
+    in_practice: Sequence[AsyncOperation] = ()
+    """Behind these hardware executes it, though the ISA does not say so."""
+
+
+NO_ORDER = Ordering()
 
 
 class AsyncOperation:
@@ -26,8 +45,10 @@ class AsyncOperation:
         issuer: Warp,
         instruction: Instruction,
         *,
-        after: Iterable[AsyncOperation] = (),
+        ordering: Ordering = NO_ORDER,
+        after: Iterable[AsyncOperation] | None = None,
     ) -> None:
+        """`after`: what the scheduler completes before; by default all of `ordering`."""
         self.agent_id = -1
         """Set by Machine.issue."""
         self.kind = kind
@@ -35,12 +56,21 @@ class AsyncOperation:
         self.issuer = issuer
         self.cta = issuer.cta
         self.instruction = instruction
+        self.ordering = ordering
         self.completed: bool = False
+        if after is None:
+            after = (*ordering.after, *ordering.if_synced, *ordering.in_practice)
         self.after = [operation for operation in after if not operation.completed]
         self.steps: deque[Callable[[], None]] = deque()
         self.sources_read = False
-        self.details: dict[str, Any] = {}
-        """For the tracer and the reports: bytes, shape, destination..."""
+        self.registers: tuple[int, ...] = ()
+        """Slots of the issuer's registers that a product reads or writes until it is waited for."""
+        self.mbarriers: tuple[tuple[int, int], ...] = ()
+        """The mbarriers that a commit arrives on: index of the CTA and offset."""
+        self.shape: tuple[int, ...] | str | None = None
+        """For people: of a product (m, n, k), of a copy to TMEM its .shape."""
+        self.result_touched = False
+        """Something was computed with its result before it was waited for, and that was told."""
 
     @property
     def label(self) -> str:
