@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.kernels.majorness.plan import MajornessPlan
-from flashdsa.kernels.majorness.sm90.plan import Sm90Plan
+from flashdsa.lab.kernels.majorness.plan import MajornessPlan
+from flashdsa.lab.kernels.majorness.sm90.plan import Sm90Plan
 from flashdsa.lab.majorness import Study, run_study
 from flashdsa.lab.runners import RunResult, empty_arguments, launch_of
 
@@ -89,7 +89,7 @@ def build(folder: Path) -> None:
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_compact_tensor
 
-    from flashdsa.kernels.majorness.operands import CARRIERS
+    from flashdsa.lab.kernels.majorness.operands import CARRIERS
 
     folder.mkdir(parents=True, exist_ok=True)
     types = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashdsa.kernels.operand_forms.sm100.plan import instruction_descriptor
+from flashdsa.dsl.umma import instruction_descriptor
 from flashdsa.lab import forms_inputs, forms_ptx
 from flashdsa.lab.forms import examine
 from flashdsa.lab.forms_catalog import catalog, form_named
@@ -76,7 +76,7 @@ def test_a_tile_that_is_not_swizzled_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_kernel_without_its_barriers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashdsa.kernels.operand_forms.sm100 import kernel
+    from flashdsa.lab.kernels.operand_forms.sm100 import kernel
 
     monkeypatch.setattr(kernel, "_sync", lambda c: None)
     measured = emulation.emulate_form(form_named("ts-m128-n32-mn64"))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashdsa.kernels.operand_forms.sm100.plan import (
-    FormPlan,
+from flashdsa.dsl.umma import (
     OperandFormError,
-    Piece,
-    Product,
     SharedOperand,
-    Tile,
+    SharedTile,
+    TilePart,
     TmemOperand,
+    UmmaProduct,
     instruction_descriptor,
     shape_problem,
     shared_descriptor,
@@ -21,6 +20,7 @@ from flashdsa.lab.forms_catalog import OperandForm, catalog, form_named
 from flashdsa.lab.forms_inputs import cell_index, make_inputs, operand_addresses
 from flashdsa.lab.forms_together import classes_of
 from flashdsa.lab.forms_witnesses import EMULATOR_ONLY, PROVENANCE, WITNESSES, confirmation
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 from ptxemu import descriptors
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
 from ptxemu.memory import tmem
@@ -64,7 +64,7 @@ def test_the_design_documents_descriptors(
 
 
 @pytest.mark.parametrize(("_", "product"), PRODUCTS, ids=[name for name, _ in PRODUCTS])
-def test_a_descriptor_finds_what_the_tile_holds(_: str, product: Product) -> None:
+def test_a_descriptor_finds_what_the_tile_holds(_: str, product: UmmaProduct) -> None:
     steps = [right for _, right in product.steps()]
     operands = [(product.b, steps)]
     if isinstance(product.a, SharedOperand):
@@ -82,7 +82,7 @@ def test_a_descriptor_finds_what_the_tile_holds(_: str, product: Product) -> Non
 
 
 @pytest.mark.parametrize(("_", "product"), PRODUCTS, ids=[name for name, _ in PRODUCTS])
-def test_the_emulator_reads_the_same_form_and_layout(_: str, product: Product) -> None:
+def test_the_emulator_reads_the_same_form_and_layout(_: str, product: UmmaProduct) -> None:
     form = MmaForm("f16", product.cta_group, product.ws, a_in_tmem=product.a_in_tmem)
     plan = mma_plan(form, product.instruction)
     assert (plan.descriptor.m, plan.descriptor.n) == (product.m, product.n)
@@ -96,8 +96,8 @@ def test_the_emulator_reads_the_same_form_and_layout(_: str, product: Product) -
 
 
 def test_tile_addresses_are_those_of_its_elements() -> None:
-    tile = Tile("t", 2048, 16, 128, 128)
-    operand = SharedOperand("MN", 128, (Piece(tile, 16),))
+    tile = SharedTile("t", 2048, 16, 128, 128)
+    operand = SharedOperand("MN", 128, (TilePart(tile, 16),))
     found = operand_addresses(operand)
     assert found[70, 5] == tile.address(5, 70) == 2048 + 16 * 128 + 5 * 128 + (12 ^ (5 << 4))
 
@@ -135,18 +135,18 @@ def test_a_shape_that_the_instruction_does_not_take_names_limit_and_section(
 
 
 def test_plans_that_do_not_fit_are_refused() -> None:
-    tile = Tile("b", 0, 32, 64, 128)
-    b = SharedOperand("K", 32, (Piece(tile, 64),))
+    tile = SharedTile("b", 0, 32, 64, 128)
+    b = SharedOperand("K", 32, (TilePart(tile, 64),))
     with pytest.raises(OperandFormError, match="the same multiple of 16"):
-        Product(128, 32, TmemOperand(32, 32), b)
+        UmmaProduct(128, 32, TmemOperand(32, 32), b)
     with pytest.raises(OperandFormError, match=r"2 CTAs holds N / 2 columns"):
-        Product(128, 32, TmemOperand(32, 64), b, cta_group=2)
+        UmmaProduct(128, 32, TmemOperand(32, 64), b, cta_group=2)
     with pytest.raises(OperandFormError, match="512 columns"):
-        Product(128, 32, TmemOperand(500, 64), b)
+        UmmaProduct(128, 32, TmemOperand(500, 64), b)
     with pytest.raises(OperandFormError, match="32, 64 or 128 bytes; got 48"):
-        Tile("b", 0, 32, 24, 48)
+        SharedTile("b", 0, 32, 24, 48)
     with pytest.raises(OperandFormError, match="route"):
-        FormPlan(Product(128, 32, TmemOperand(32, 64), b))
+        FormPlan(UmmaProduct(128, 32, TmemOperand(32, 64), b))
 
 
 def test_every_class_of_form_that_the_issue_names_is_there() -> None:
@@ -172,7 +172,7 @@ def test_confirmations_are_exact_or_say_the_other_n_or_nobody() -> None:
 def test_a_in_both_halves_is_not_confirmed_by_two_different_ones() -> None:
     form = form_named("ws-ts-m64-two-a")
     product = form.plan.product
-    same = Product(
+    same = UmmaProduct(
         product.m, product.n, TmemOperand(64, product.k), product.b, cta_group=1, ws=True
     )
     twice = OperandForm("twice", "", "seed: none", FormPlan(same, "rows"))

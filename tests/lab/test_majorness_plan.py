@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.kernels.majorness.plan import InstructionLimitError
-from flashdsa.kernels.majorness.sm90.plan import Sm90Plan
-from flashdsa.kernels.majorness.sm100.hazard_plan import HazardPlan
-from flashdsa.kernels.majorness.sm100.plan import Sm100Plan
+from flashdsa.lab.kernels.majorness.plan import InstructionLimitError
+from flashdsa.lab.kernels.majorness.sm90.plan import Sm90Plan
+from flashdsa.lab.kernels.majorness.sm100.hazard_plan import HazardPlan
+from flashdsa.lab.kernels.majorness.sm100.plan import Sm100Plan
 
 LIMITS = [
     (Sm90Plan, {"dtype": "e4m3", "b_major": "mn"}, "wgmma reads e4m3 K-major only", "imm-trans-b"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from flashdsa.plan.roles import MOST_REGISTERS, REGISTER_STEP
+from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 
 TIGHT_SHARE = 0.9
 """Of the budget: with more than this live, a variable more may spill."""
@@ -46,7 +46,7 @@ def advise(
     """
     line = f"; {most}" if most else ""
     steps = free // (threads * REGISTER_STEP) if free and threads else 0
-    more = min(budget + steps * REGISTER_STEP, MOST_REGISTERS // REGISTER_STEP * REGISTER_STEP)
+    more = min(budget + steps * REGISTER_STEP, MAX_REGISTERS // REGISTER_STEP * REGISTER_STEP)
     if grade is Grade.SPILLS:
         slots = -(-stack_bytes // 4)
         need = (

@@ -8,18 +8,21 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.inspected import InspectedKernel
 
 _KERNELS = {
-    ("indexer", "sm_90a"): "indexer.sm90.inspection:indexer",
-    ("indexer_logits", "sm_90a"): "indexer.sm90.inspection:indexer_logits",
-    ("topk_indices", "sm_90a"): "indexer.sm90.inspection:topk_indices",
-    ("quantize_index", "sm_90a"): "indexer.sm90.inspection:quantize_index",
-    ("write_index_k_cache", "sm_90a"): "indexer.sm90.inspection:write_index_k_cache",
-    ("mla_bwd", "sm_100a"): "sparse_mla.sm100.bwd.inspection:mla_bwd",
-    ("mla_bwd_deterministic", "sm_100a"): "sparse_mla.sm100.bwd.inspection:mla_bwd_deterministic",
-    ("majorness", "sm_90a"): "majorness.inspection:sm90",
-    ("majorness", "sm_100a"): "majorness.inspection:sm100",
-    ("operand_form", "sm_100a"): "operand_forms.sm100.inspection:operand_form",
+    ("indexer", "sm_90a"): "kernels.indexer.sm90.inspection:indexer",
+    ("indexer_logits", "sm_90a"): "kernels.indexer.sm90.inspection:indexer_logits",
+    ("topk_indices", "sm_90a"): "kernels.indexer.sm90.inspection:topk_indices",
+    ("quantize_index", "sm_90a"): "kernels.indexer.sm90.inspection:quantize_index",
+    ("write_index_k_cache", "sm_90a"): "kernels.indexer.sm90.inspection:write_index_k_cache",
+    ("mla_bwd", "sm_100a"): "kernels.sparse_mla.sm100.bwd.inspection:mla_bwd",
+    (
+        "mla_bwd_deterministic",
+        "sm_100a",
+    ): "kernels.sparse_mla.sm100.bwd.inspection:mla_bwd_deterministic",
+    ("majorness", "sm_90a"): "lab.kernels.majorness.inspection:sm90",
+    ("majorness", "sm_100a"): "lab.kernels.majorness.inspection:sm100",
+    ("operand_form", "sm_100a"): "lab.kernels.operand_forms.sm100.inspection:operand_form",
 }
-"""(name, architecture) -> module in flashdsa.kernels, function that gives the InspectedKernel."""
+"""(name, architecture) -> module in flashdsa, function that gives the InspectedKernel."""
 
 
 def kernel_names() -> tuple[str, ...]:
@@ -45,5 +48,5 @@ def inspected_kernel(name: str, arch: str | None) -> InspectedKernel:
     if arch not in archs:
         raise ArgumentValueError(f"{name}: written for {', '.join(archs)}; got --arch {arch}")
     module, _, function = _KERNELS[name, arch].partition(":")
-    found: InspectedKernel = getattr(import_module(f"flashdsa.kernels.{module}"), function)()
+    found: InspectedKernel = getattr(import_module(f"flashdsa.{module}"), function)()
     return found

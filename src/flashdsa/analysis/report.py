@@ -15,8 +15,8 @@ from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
 from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
 from flashdsa.analysis.roles import WHOLE, Region, find_regions
 from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
+from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 from flashdsa.plan.inspected import InspectedKernel
-from flashdsa.plan.roles import MOST_REGISTERS, REGISTER_STEP
 from flashdsa.plan.variables import REGISTER_BITS, RoleEstimate
 
 MOST_HOLDERS = 6
@@ -145,7 +145,7 @@ def report_kernel(
     """
     edges = successors(code)
     live = live_registers(code, edges)
-    limit = min(record.register_cap or MOST_REGISTERS, registers_by_threads(record.threads))
+    limit = min(record.register_cap or MAX_REGISTERS, registers_by_threads(record.threads))
     regions = find_regions(code, edges, ours.roles if ours else ())
     whole = _Whole(record, code, edges, predecessors(edges), live, limit, _free(record, regions))
     roles = tuple(_report_role(whole, region) for region in regions)
@@ -195,7 +195,7 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
     live = whole.live.counts[at]
     specialised = any(one.base == "USETMAXREG" for one in code.instructions)
     if region.registers is not None:
-        budget, source = min(region.registers, MOST_REGISTERS), "setmaxnreg"
+        budget, source = min(region.registers, MAX_REGISTERS), "setmaxnreg"
     elif specialised:
         budget, source = whole.record.registers, "launch"
     else:

@@ -99,11 +99,11 @@ def hazards(
       flashdsa lab hazards --only threads --schedule late --schedule-seed 0     (one run again)
     """
     from flashdsa.lab.hazards import run_hazards, schedules_of
-    from ptxemu import Policy
+    from flashdsa.lab.runners import schedule as emulator_schedule
 
     policies = schedules_of(range(seeds))
     if schedule is not None:
-        policies = [Policy(asynchronous=schedule, seed=schedule_seed)]
+        policies = [emulator_schedule(schedule, schedule_seed)]
     with progress_bar() as on_progress:
         rows = run_hazards(
             names or NAMES, b_major=b_major, policies=policies, on_progress=on_progress

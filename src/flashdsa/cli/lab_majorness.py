@@ -114,7 +114,7 @@ def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
     """
     from flashdsa.lab.majorness import PLANS, Study, run_study
     from flashdsa.lab.runners import runner_for
-    from ptxemu import Policy
+    from flashdsa.lab.runners import schedule as emulator_schedule
 
     plan = PLANS[options["arch"]](
         m=options["m"],
@@ -130,7 +130,7 @@ def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
     )
     majors = ("k", "mn") if options["b_major"] == "both" else (options["b_major"],)
     study = Study(options["arch"], plan, majors, options["data"], options["seed"])
-    policy = Policy(asynchronous=options["schedule"], seed=options["schedule_seed"])
+    policy = emulator_schedule(options["schedule"], options["schedule_seed"])
     report, recordings = run_study(study, runner_for(options["place"], study.arch, policy))
     if picture is not None:
         from flashdsa.lab.tile_picture import draw_tiles

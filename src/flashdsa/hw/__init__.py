@@ -1,5 +1,33 @@
 """Facts about the architectures: numbers with the manual's section, no logic."""
 
-from flashdsa.hw.arch import SM90, SM100, ArchSpec
+from flashdsa.hw.arch import (
+    BULK_ALIGNMENT,
+    MAX_CLUSTER_SIZE,
+    MAX_MBARRIER_COUNT,
+    MAX_REGISTERS,
+    REGISTER_STEP,
+    SM90,
+    SM100,
+    SM_PARTITIONS,
+    TMEM_LANES,
+    TMEM_LEAST_ALLOCATION,
+    WARP_SIZE,
+    WARPGROUP_SIZE,
+    ArchSpec,
+)
 
-__all__ = ["SM90", "SM100", "ArchSpec"]
+__all__ = [
+    "BULK_ALIGNMENT",
+    "MAX_CLUSTER_SIZE",
+    "MAX_MBARRIER_COUNT",
+    "MAX_REGISTERS",
+    "REGISTER_STEP",
+    "SM90",
+    "SM100",
+    "SM_PARTITIONS",
+    "TMEM_LANES",
+    "TMEM_LEAST_ALLOCATION",
+    "WARPGROUP_SIZE",
+    "WARP_SIZE",
+    "ArchSpec",
+]

@@ -4,6 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WARP_SIZE = 32
+"""Threads of a warp."""
+WARPGROUP_SIZE = 128
+"""Threads of a warpgroup: four warps that follow each other (PTX ISA, "Warpgroup")."""
+SM_PARTITIONS = 4
+"""Of a streaming multiprocessor, each with its own warps and registers."""
+REGISTER_STEP = 8
+"""Registers are allocated in steps of this many a thread."""
+MAX_REGISTERS = 255
+"""Of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+MAX_CLUSTER_SIZE = 16
+"""CTAs; more than 8 need the launch to allow non-portable sizes."""
+MAX_MBARRIER_COUNT = 2**20 - 1
+"""Arrivals, and bytes in flight, of a phase (PTX ISA, "mbarrier object", contents)."""
+BULK_ALIGNMENT = 16
+"""Bytes, of every address that a bulk copy, a tensor map or a 16-byte move takes (PTX ISA,
+"cp.async.bulk")."""
+TMEM_LANES = 128
+"""Rows of tensor memory, a warp of a warpgroup reaching 32 of them (PTX ISA, "Tensor Memory")."""
+TMEM_LEAST_ALLOCATION = 32
+"""Columns of the smallest allocation; all are powers of two (PTX ISA, "tcgen05.alloc")."""
+_SMEM_BYTES = 232_448
+"""Shared memory that one CTA can ask for, 227 KiB; the same on both architectures."""
+
 
 @dataclass(frozen=True)
 class ArchSpec:
@@ -15,24 +39,18 @@ class ArchSpec:
     Attributes:
         smem_bytes: shared memory of one CTA at most (opt-in), in bytes.
         registers: 32-bit registers of one SM, and of one CTA.
-        max_threads: threads of one CTA. num_sms: of the full product (H100/H200 SXM, B200).
-        tmem_columns: of tensor memory, 128 lanes of 32 bits each (PTX ISA, "Tensor Memory").
+        num_sms: of the full product (H100/H200 SXM, B200).
+        tmem_columns: of tensor memory, `TMEM_LANES` cells of 32 bits each.
     """
 
     name: str
     smem_bytes: int
     registers: int
-    max_threads: int
     num_sms: int
     tmem_columns: int = 0
 
 
-SM90 = ArchSpec(name="sm_90a", smem_bytes=232_448, registers=65_536, max_threads=1024, num_sms=132)
+SM90 = ArchSpec(name="sm_90a", smem_bytes=_SMEM_BYTES, registers=65_536, num_sms=132)
 SM100 = ArchSpec(
-    name="sm_100a",
-    smem_bytes=232_448,
-    registers=65_536,
-    max_threads=1024,
-    num_sms=148,
-    tmem_columns=512,
+    name="sm_100a", smem_bytes=_SMEM_BYTES, registers=65_536, num_sms=148, tmem_columns=512
 )

@@ -11,7 +11,7 @@ _COMPILED_FROM = ("dsl", "plan", "hw", "jit", "problem.py")
 """Files and folders of the package that can change what a kernel does or how it is called."""
 _KERNELS = {
     "sm90": ("kernels/indexer",),
-    "sm100": ("kernels/operand_forms", "kernels/sparse_mla"),
+    "sm100": ("kernels/sparse_mla",),
 }
 """The kernels' own, and whose code they use, by architecture."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.kernels.operand_forms.sm100.plan import (
-    FormPlan,
-    Piece,
-    Product,
+from flashdsa.dsl.umma import (
     SharedOperand,
-    Tile,
+    SharedTile,
+    TilePart,
     TmemOperand,
+    UmmaProduct,
 )
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 
 PLAN, SEED = "plan", "seed"
 KIB = 1024
@@ -38,11 +38,11 @@ class OperandForm:
         return self.users.startswith(PLAN)
 
 
-def _k_major(*pieces: Piece, extent: int) -> SharedOperand:
+def _k_major(*pieces: TilePart, extent: int) -> SharedOperand:
     return SharedOperand("K", extent, pieces)
 
 
-def _mn_major(*pieces: Piece, extent: int) -> SharedOperand:
+def _mn_major(*pieces: TilePart, extent: int) -> SharedOperand:
     return SharedOperand("MN", extent, pieces)
 
 
@@ -65,39 +65,42 @@ def form_named(name: str) -> OperandForm:
 
 
 def _of_plan() -> tuple[OperandForm, ...]:
-    q, q_rope = Tile("q", 0, 128, 64, 128), Tile("q_rope", 16 * KIB, 128, 64, 128)
-    kv, kv_rope = Tile("kv", 32 * KIB, 32, 64, 128), Tile("kv_rope", 36 * KIB, 32, 32, 64)
-    scores = Product(
+    q, q_rope = SharedTile("q", 0, 128, 64, 128), SharedTile("q_rope", 16 * KIB, 128, 64, 128)
+    kv, kv_rope = (
+        SharedTile("kv", 32 * KIB, 32, 64, 128),
+        SharedTile("kv_rope", 36 * KIB, 32, 32, 64),
+    )
+    scores = UmmaProduct(
         128,
         32,
-        _k_major(Piece(q, 64), extent=128),
-        _k_major(Piece(Tile("kv", 16 * KIB, 32, 64, 128), 64), extent=32),
+        _k_major(TilePart(q, 64), extent=128),
+        _k_major(TilePart(SharedTile("kv", 16 * KIB, 32, 64, 128), 64), extent=32),
     )
-    scores_rope = Product(
+    scores_rope = UmmaProduct(
         128,
         32,
-        _k_major(Piece(q, 64), Piece(q_rope, 32, column=32), extent=128),
-        _k_major(Piece(kv, 64), Piece(kv_rope, 32), extent=32),
+        _k_major(TilePart(q, 64), TilePart(q_rope, 32, column=32), extent=128),
+        _k_major(TilePart(kv, 64), TilePart(kv_rope, 32), extent=32),
     )
-    keys = Tile("kv", 0, 32, 64, 128)
-    grads = Product(128, 32, TmemOperand(32, 64), _k_major(Piece(keys, 64), extent=32))
-    wide = Tile("kv", 0, 32, 256, 128)
-    query = Product(128, 256, TmemOperand(256, 32), _mn_major(Piece(wide, 32), extent=256))
-    narrow = Tile("kv_rope", 0, 32, 32, 64)
-    rope = Product(128, 32, TmemOperand(32, 32), _mn_major(Piece(narrow, 32), extent=32))
-    do, s = Tile("dO", 0, 128, 128, 128), Tile("s", 32 * KIB, 128, 32, 64)
-    dkv = Product(
+    keys = SharedTile("kv", 0, 32, 64, 128)
+    grads = UmmaProduct(128, 32, TmemOperand(32, 64), _k_major(TilePart(keys, 64), extent=32))
+    wide = SharedTile("kv", 0, 32, 256, 128)
+    query = UmmaProduct(128, 256, TmemOperand(256, 32), _mn_major(TilePart(wide, 32), extent=256))
+    narrow = SharedTile("kv_rope", 0, 32, 32, 64)
+    rope = UmmaProduct(128, 32, TmemOperand(32, 32), _mn_major(TilePart(narrow, 32), extent=32))
+    do, s = SharedTile("dO", 0, 128, 128, 128), SharedTile("s", 32 * KIB, 128, 32, 64)
+    dkv = UmmaProduct(
         128,
         32,
-        _mn_major(Piece(do, 128), extent=128),
-        _mn_major(Piece(s, 128), extent=32),
+        _mn_major(TilePart(do, 128), extent=128),
+        _mn_major(TilePart(s, 128), extent=32),
     )
-    q64, ds = Tile("q_rope", 0, 128, 64, 128), Tile("ds", 16 * KIB, 128, 32, 64)
-    dkv_rope = Product(
+    q64, ds = SharedTile("q_rope", 0, 128, 64, 128), SharedTile("ds", 16 * KIB, 128, 32, 64)
+    dkv_rope = UmmaProduct(
         64,
         32,
-        _mn_major(Piece(q64, 128), extent=64),
-        _mn_major(Piece(ds, 128), extent=32),
+        _mn_major(TilePart(q64, 128), extent=64),
+        _mn_major(TilePart(ds, 128), extent=32),
     )
     return (
         OperandForm(
@@ -147,29 +150,29 @@ def _of_plan() -> tuple[OperandForm, ...]:
 
 def _pairs() -> tuple[OperandForm, ...]:
     """cta_group::2: each CTA has 64 heads and 16 keys, or all 32 keys of its dims."""
-    q, kv = Tile("q", 0, 64, 64, 128), Tile("kv", 8 * KIB, 16, 64, 128)
-    scores = Product(
+    q, kv = SharedTile("q", 0, 64, 64, 128), SharedTile("kv", 8 * KIB, 16, 64, 128)
+    scores = UmmaProduct(
         128,
         32,
-        _k_major(Piece(q, 64), extent=64),
-        _k_major(Piece(kv, 64), extent=16),
+        _k_major(TilePart(q, 64), extent=64),
+        _k_major(TilePart(kv, 64), extent=16),
         cta_group=2,
     )
     # the seeds' buffer of nine 64-wide chunks: keys 0-15 in chunks 0-3, keys 16-31 in chunks 5-8,
     # and the halves of chunk 4 for the last 32 dims
-    buffer = Tile("kv", 0, 16, 576, 128)
-    query = Product(
+    buffer = SharedTile("kv", 0, 16, 576, 128)
+    query = UmmaProduct(
         128,
         256,
         TmemOperand(128, 32),
-        _mn_major(Piece(buffer, 16), Piece(buffer, 16, column=320), extent=128),
+        _mn_major(TilePart(buffer, 16), TilePart(buffer, 16, column=320), extent=128),
         cta_group=2,
     )
-    rope = Product(
+    rope = UmmaProduct(
         128,
         64,
         TmemOperand(32, 32),
-        _mn_major(Piece(buffer, 16, column=256), Piece(buffer, 16, column=288), extent=32),
+        _mn_major(TilePart(buffer, 16, column=256), TilePart(buffer, 16, column=288), extent=32),
         cta_group=2,
     )
     return (
@@ -196,24 +199,26 @@ def _pairs() -> tuple[OperandForm, ...]:
 
 def _weight_stationary() -> tuple[OperandForm, ...]:
     """.ws with 32 keys or 64 heads on M, and M = 64 without it."""
-    st32, st64 = Tile("s_t", 0, 32, 64, 128), Tile("s_t", 0, 64, 64, 128)
-    do = Tile("dO", 8 * KIB, 64, 256, 128)
-    wide = _mn_major(Piece(do, 64), extent=256)
-    do_first, q_first = Tile("dO", 0, 64, 256, 128), Tile("q_rope", 0, 64, 64, 128)
-    keys = Tile("kv", 0, 128, 64, 128)
-    q, kv = Tile("q", 0, 64, 64, 128), Tile("kv", 8 * KIB, 32, 64, 128)
-    ss32 = Product(32, 256, _k_major(Piece(st32, 64), extent=32), wide, ws=True)
-    ss64 = Product(64, 256, _k_major(Piece(st64, 64), extent=64), wide, ws=True)
-    ts_b = _mn_major(Piece(do_first, 64), extent=256)
-    ts32 = Product(32, 256, TmemOperand(64, 64), ts_b, ws=True)
-    narrow = _mn_major(Piece(q_first, 64), extent=64)
-    ts32_narrow = Product(32, 64, TmemOperand(32, 64), narrow, ws=True)
-    ts64 = Product(64, 256, TmemOperand(128, 64), ts_b, ws=True)
-    two = _k_major(Piece(keys, 64), extent=128)
-    pair = Product(64, 128, TmemOperand(64, 64, distinct=True), two, ws=True)
-    plain = Product(64, 32, _k_major(Piece(q, 64), extent=64), _k_major(Piece(kv, 64), extent=32))
-    kv_first = Tile("kv", 0, 32, 64, 128)
-    plain_ts = Product(64, 32, TmemOperand(32, 64), _k_major(Piece(kv_first, 64), extent=32))
+    st32, st64 = SharedTile("s_t", 0, 32, 64, 128), SharedTile("s_t", 0, 64, 64, 128)
+    do = SharedTile("dO", 8 * KIB, 64, 256, 128)
+    wide = _mn_major(TilePart(do, 64), extent=256)
+    do_first, q_first = SharedTile("dO", 0, 64, 256, 128), SharedTile("q_rope", 0, 64, 64, 128)
+    keys = SharedTile("kv", 0, 128, 64, 128)
+    q, kv = SharedTile("q", 0, 64, 64, 128), SharedTile("kv", 8 * KIB, 32, 64, 128)
+    ss32 = UmmaProduct(32, 256, _k_major(TilePart(st32, 64), extent=32), wide, ws=True)
+    ss64 = UmmaProduct(64, 256, _k_major(TilePart(st64, 64), extent=64), wide, ws=True)
+    ts_b = _mn_major(TilePart(do_first, 64), extent=256)
+    ts32 = UmmaProduct(32, 256, TmemOperand(64, 64), ts_b, ws=True)
+    narrow = _mn_major(TilePart(q_first, 64), extent=64)
+    ts32_narrow = UmmaProduct(32, 64, TmemOperand(32, 64), narrow, ws=True)
+    ts64 = UmmaProduct(64, 256, TmemOperand(128, 64), ts_b, ws=True)
+    two = _k_major(TilePart(keys, 64), extent=128)
+    pair = UmmaProduct(64, 128, TmemOperand(64, 64, distinct=True), two, ws=True)
+    plain = UmmaProduct(
+        64, 32, _k_major(TilePart(q, 64), extent=64), _k_major(TilePart(kv, 64), extent=32)
+    )
+    kv_first = SharedTile("kv", 0, 32, 64, 128)
+    plain_ts = UmmaProduct(64, 32, TmemOperand(32, 64), _k_major(TilePart(kv_first, 64), extent=32))
     return (
         OperandForm(
             "ws-ss-m32-n256",
@@ -268,36 +273,36 @@ def _weight_stationary() -> tuple[OperandForm, ...]:
 
 def _ways_into_tmem() -> tuple[OperandForm, ...]:
     """A is the D of another product: exchanged between lane halves, or transposed."""
-    q, own = Tile("q", 0, 64, 64, 128), Tile("kv_own", 8 * KIB, 16, 64, 128)
-    buffer = Tile("kv", 10 * KIB, 16, 576, 128)
-    scores = Product(
+    q, own = SharedTile("q", 0, 64, 64, 128), SharedTile("kv_own", 8 * KIB, 16, 64, 128)
+    buffer = SharedTile("kv", 10 * KIB, 16, 576, 128)
+    scores = UmmaProduct(
         128,
         32,
-        _k_major(Piece(q, 64), extent=64),
-        _k_major(Piece(own, 64), extent=16),
+        _k_major(TilePart(q, 64), extent=64),
+        _k_major(TilePart(own, 64), extent=16),
         column=144,
         cta_group=2,
     )
-    query = Product(
+    query = UmmaProduct(
         128,
         256,
         TmemOperand(128, 32),
-        _mn_major(Piece(buffer, 16), Piece(buffer, 16, column=320), extent=128),
+        _mn_major(TilePart(buffer, 16), TilePart(buffer, 16, column=320), extent=128),
         cta_group=2,
     )
-    kv, do = Tile("kv", 8 * KIB, 32, 64, 128), Tile("dO", 12 * KIB, 64, 256, 128)
-    per_cta = Product(
+    kv, do = SharedTile("kv", 8 * KIB, 32, 64, 128), SharedTile("dO", 12 * KIB, 64, 256, 128)
+    per_cta = UmmaProduct(
         64,
         32,
-        _k_major(Piece(q, 64), extent=64),
-        _k_major(Piece(kv, 64), extent=32),
+        _k_major(TilePart(q, 64), extent=64),
+        _k_major(TilePart(kv, 64), extent=32),
         column=96,
     )
-    dkv = Product(
+    dkv = UmmaProduct(
         32,
         256,
         TmemOperand(64, 64),
-        _mn_major(Piece(do, 64), extent=256),
+        _mn_major(TilePart(do, 64), extent=256),
         ws=True,
     )
     return (

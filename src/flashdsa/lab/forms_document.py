@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashdsa.kernels.operand_forms.sm100.plan import Product, SharedOperand
+from flashdsa.dsl.umma import SharedOperand, UmmaProduct
 from flashdsa.lab.forms import FormRow, FormsReport
 from flashdsa.lab.forms_refused import Refusal
 from flashdsa.lab.forms_together import InstructionClass, Together, classes_of
@@ -25,7 +25,7 @@ def document(report: FormsReport) -> dict[str, Any]:
     }
 
 
-def instruction_fields(product: Product) -> dict[str, Any]:
+def instruction_fields(product: UmmaProduct) -> dict[str, Any]:
     """The instruction descriptor, decoded by ptxemu."""
     from ptxemu.descriptors import InstructionDescriptor
 
@@ -41,7 +41,7 @@ def instruction_fields(product: Product) -> dict[str, Any]:
     }
 
 
-def shared_fields(product: Product, value: int, operand: str) -> dict[str, Any]:
+def shared_fields(product: UmmaProduct, value: int, operand: str) -> dict[str, Any]:
     """A shared memory descriptor of A or B, decoded by ptxemu; addresses count from the arena."""
     from ptxemu.descriptors import Tcgen05Descriptor
 
@@ -92,7 +92,7 @@ def _row(row: FormRow) -> dict[str, Any]:
     }
 
 
-def _product(product: Product) -> dict[str, Any]:
+def _product(product: UmmaProduct) -> dict[str, Any]:
     steps = []
     for left, right in product.steps():
         a: Any = {"tmem_column": left} if product.a_in_tmem else shared_fields(product, left, "A")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashdsa.dsl.umma import STEP_K
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.operand_forms.sm100.plan import STEP_K, FormPlan
 from flashdsa.lab.forms_catalog import OperandForm
 from flashdsa.lab.forms_inputs import INTEGERS, KINDS, RANDOM, Inputs, make_inputs
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 
 ARCH = "sm_100a"
 SCHEDULES = ("eager", "late")
@@ -55,7 +56,7 @@ def emulate_form(form: OperandForm, seed: int = 0) -> Emulated:
         PtxEmuError: the emulator refuses the kernel.
     """
     require_packages()
-    from flashdsa.kernels.operand_forms.sm100.kernel import MARK
+    from flashdsa.lab.kernels.operand_forms.sm100.kernel import MARK
 
     plan = form.plan
     inputs = [make_inputs(plan, kind, seed) for kind in KINDS]
@@ -93,7 +94,7 @@ def _launch(
     from cutlass import Int32, cute
     from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor
 
-    from flashdsa.kernels.operand_forms.sm100.kernel import run_form
+    from flashdsa.lab.kernels.operand_forms.sm100.kernel import run_form
     from ptxemu import Policy
     from ptxemu.cutedsl import emulate
 

@@ -11,13 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flashdsa.kernels.operand_forms.sm100.plan import (
-    LANES,
-    FormPlan,
-    Product,
-    SharedOperand,
-    Tile,
-)
+from flashdsa.dsl.umma import SharedOperand, SharedTile, UmmaProduct
+from flashdsa.hw import TMEM_LANES
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 
 Matrix = NDArray[np.float64]
 Words = NDArray[np.uint32]
@@ -115,8 +111,10 @@ def _source_values(
     return rounded if plan.route == "exchange" else [values.T.copy() for values in rounded]
 
 
-def addresses(tile: Tile, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`Tile.address` of many elements."""
+def addresses(
+    tile: SharedTile, rows: NDArray[np.int64], columns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """`SharedTile.address` of many elements."""
     box, inside = np.divmod(columns, tile.width)
     offset = tile.at + box * tile.box_bytes + rows * tile.swizzle + inside * 2
     found: NDArray[np.int64] = offset ^ (offset >> 3 & (tile.swizzle - 16))
@@ -139,11 +137,11 @@ def _write(memory: NDArray[np.uint8], operand: SharedOperand, values: Matrix) ->
     memory.view(np.uint16)[operand_addresses(operand) // 2] = to_bf16(values)
 
 
-def cell_index(product: Product) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def cell_index(product: UmmaProduct) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row in the CTA and column of D in each cell (lane, column); -1 where there is no element."""
-    row = np.full((LANES, product.columns), -1, dtype=np.int64)
+    row = np.full((TMEM_LANES, product.columns), -1, dtype=np.int64)
     column = row.copy()
-    for lane in range(LANES):
+    for lane in range(TMEM_LANES):
         first = product.cell(lane, product.column)
         if first is not None:
             row[lane] = first[0]
@@ -151,10 +149,10 @@ def cell_index(product: Product) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return row, column
 
 
-def _cells(product: Product, of_groups: list[Matrix]) -> Matrix:
+def _cells(product: UmmaProduct, of_groups: list[Matrix]) -> Matrix:
     """D (rows, N) as cells (128, columns); group g of the lanes shows the g-th of several D's."""
     row, column = cell_index(product)
-    group = np.arange(LANES) * len(of_groups) // LANES
+    group = np.arange(TMEM_LANES) * len(of_groups) // TMEM_LANES
     cells: Matrix = np.stack(of_groups)[group[:, None], row, column]
     cells[row < 0] = np.nan
     return cells

@@ -12,15 +12,11 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from flashdsa.kernels.operand_forms.sm100.plan import (
-    LANES,
-    FormPlan,
-    Product,
-    SharedOperand,
-    TmemOperand,
-)
+from flashdsa.dsl.umma import SharedOperand, TmemOperand, UmmaProduct
+from flashdsa.hw import TMEM_LANES
 from flashdsa.lab.forms_catalog import OperandForm
 from flashdsa.lab.forms_inputs import cell_index, operand_addresses
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 
 INK, MUTED, NOTHING = "#1f2933", "#7b8794", "#e4e7eb"
 LINE_BYTES, CHUNK_BYTES, ELEMENTS = 128, 16, 8
@@ -61,7 +57,7 @@ def draw_form(form: OperandForm, path: Path) -> None:
 
 def _tmem(axes: Axes, plan: FormPlan, what: str, *, of_rows: bool) -> None:
     """128 lanes and the used columns, coloured by row or by column of the matrices."""
-    shown = np.full((LANES, plan.used_columns), np.nan)
+    shown = np.full((TMEM_LANES, plan.used_columns), np.nan)
     for product in plan.products:
         row, column = cell_index(product)
         values = (row if of_rows else column).astype(np.float64)
@@ -80,9 +76,9 @@ def _tmem(axes: Axes, plan: FormPlan, what: str, *, of_rows: bool) -> None:
         aspect="auto",
         interpolation="nearest",
         cmap=_map("turbo" if of_rows else "viridis"),
-        extent=(0, plan.used_columns, LANES, 0),
+        extent=(0, plan.used_columns, TMEM_LANES, 0),
     )
-    axes.set_yticks(range(0, LANES + 1, 16))
+    axes.set_yticks(range(0, TMEM_LANES + 1, 16))
     axes.set_xlabel("TMEM column", fontsize=9)
     axes.set_ylabel("TMEM lane", fontsize=9)
     of_pair = " (even CTA of the pair)" if plan.cta_group == 2 else ""
@@ -92,12 +88,12 @@ def _tmem(axes: Axes, plan: FormPlan, what: str, *, of_rows: bool) -> None:
     bar.ax.tick_params(labelsize=8)
 
 
-def _a_map(product: Product, *, of_rows: bool) -> Map:
+def _a_map(product: UmmaProduct, *, of_rows: bool) -> Map:
     """Row or first k of A's cells; the A of group g counts its rows from g * rows on."""
     a = product.a
     assert isinstance(a, TmemOperand)
     words = len(product.a_columns)
-    lanes = np.arange(LANES)
+    lanes = np.arange(TMEM_LANES)
     row = lanes if a.distinct else lanes % product.rows
     if product.data_path == "F":
         row = 16 * (lanes // 32) + lanes % 16

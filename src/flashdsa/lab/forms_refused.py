@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from flashdsa.kernels.operand_forms.sm100.plan import instruction_descriptor
+from flashdsa.dsl.umma import instruction_descriptor
 from flashdsa.lab import forms_ptx
 from flashdsa.lab.forms_ptx import Issue
 from flashdsa.toolchain.ptxas import Assembler

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
-from flashdsa.kernels.operand_forms.sm100.plan import FormPlan, instruction_descriptor
+from flashdsa.dsl.umma import instruction_descriptor
 from flashdsa.lab import forms_ptx
 from flashdsa.lab.forms_catalog import OperandForm
 from flashdsa.lab.forms_ptx import Issue
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 from flashdsa.toolchain.ptxas import Assembler
 
 PRODUCT, WEIGHT_STATIONARY, COPY = "mma", "mma.ws", "cp"

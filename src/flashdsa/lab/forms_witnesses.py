@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.kernels.operand_forms.sm100.plan import Product, SharedOperand
+from flashdsa.dsl.umma import SharedOperand, UmmaProduct
 from flashdsa.lab.forms_catalog import OperandForm
 
 IN_TMEM = "TMEM"
@@ -108,7 +108,7 @@ class Confirmation:
         return f"{self.kernel}, N={self.n}"
 
 
-def layouts(product: Product) -> set[tuple[str, str]]:
+def layouts(product: UmmaProduct) -> set[tuple[str, str]]:
     """Major-ness and swizzle of A and B in every K step."""
     found = set()
     for k in range(0, product.k, 16):
@@ -134,7 +134,7 @@ def confirmation(form: OperandForm) -> Confirmation:
     return nobody
 
 
-def _is_same(witness: Witness, product: Product) -> bool:
+def _is_same(witness: Witness, product: UmmaProduct) -> bool:
     is_distinct = bool(getattr(product.a, "distinct", False))
     return (
         (witness.cta_group, witness.ws, witness.m) == (product.cta_group, product.ws, product.m)

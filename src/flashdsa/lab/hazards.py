@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashdsa.kernels.majorness.sm90.hazard_plan import WgmmaHazardPlan
-from flashdsa.kernels.majorness.sm100.hazard_plan import HazardPlan
 from flashdsa.lab.inputs import Inputs, make_inputs
+from flashdsa.lab.kernels.majorness.sm90.hazard_plan import WgmmaHazardPlan
+from flashdsa.lab.kernels.majorness.sm100.hazard_plan import HazardPlan
 from flashdsa.lab.majorness import one_line
 from flashdsa.lab.runners import dsl_tensors, require_dsl
 from ptxemu import Policy
@@ -301,9 +301,9 @@ def _compiled(arch: str, plan: AnyPlan) -> Any:
     from cutlass import cute
 
     if arch == "sm_90a":
-        from flashdsa.kernels.majorness.sm90.hazards import launch
+        from flashdsa.lab.kernels.majorness.sm90.hazards import launch
     else:
-        from flashdsa.kernels.majorness.sm100.hazards import launch
+        from flashdsa.lab.kernels.majorness.sm100.hazards import launch
     shapes = ((plan.k, plan.m), (plan.k, plan.n))
     tensors = [torch.zeros(shape, dtype=torch.uint16) for shape in shapes]
     tensors.append(torch.zeros(2, plan.num_d_rows, plan.d_columns))

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from flashdsa.kernels.majorness.plan import MajornessPlan
-from flashdsa.kernels.majorness.sm90.plan import Sm90Plan
-from flashdsa.kernels.majorness.sm100.plan import Sm100Plan
 from flashdsa.lab.inputs import DISTRIBUTIONS, Inputs, make_inputs
+from flashdsa.lab.kernels.majorness.plan import MajornessPlan
+from flashdsa.lab.kernels.majorness.sm90.plan import Sm90Plan
+from flashdsa.lab.kernels.majorness.sm100.plan import Sm100Plan
 from flashdsa.lab.operand_view import CORNER, Recording, StepView, step_views
 from flashdsa.lab.runners import Runner, empty_arguments
 from ptxemu.check import Finding

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flashdsa.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
 from flashdsa.lab.inputs import Inputs
+from flashdsa.lab.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
 from ptxemu.descriptors import (
     Swizzle,
     Tcgen05Descriptor,

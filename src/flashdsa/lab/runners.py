@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.majorness.plan import MajornessPlan
+from flashdsa.lab.kernels.majorness.plan import MajornessPlan
 from ptxemu import Policy
 from ptxemu.check import Finding
 
@@ -33,6 +33,11 @@ Runner = Callable[[str, MajornessPlan, list[torch.Tensor]], RunResult]
 def has_gpu(arch: str) -> bool:
     """Whether there is a GPU of the architecture."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == CAPABILITIES[arch]
+
+
+def schedule(asynchronous: str, seed: int) -> Policy:
+    """One schedule of the emulator: when asynchronous work happens, and who runs next."""
+    return Policy(asynchronous=asynchronous, seed=seed)
 
 
 def runner_for(place: str | None, arch: str, policy: Policy | None = None) -> Runner:
@@ -101,10 +106,10 @@ def require_dsl() -> None:
 def launch_of(arch: str) -> Any:
     """The architecture's kernel."""
     if arch == "sm_90a":
-        from flashdsa.kernels.majorness.sm90 import kernel as sm90
+        from flashdsa.lab.kernels.majorness.sm90 import kernel as sm90
 
         return sm90.launch
-    from flashdsa.kernels.majorness.sm100 import kernel as sm100
+    from flashdsa.lab.kernels.majorness.sm100 import kernel as sm100
 
     return sm100.launch
 

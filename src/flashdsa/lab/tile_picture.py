@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from flashdsa.kernels.majorness.plan import CUTS
+from flashdsa.lab.kernels.majorness.plan import CUTS
 from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor, decode, operand_addresses
 
 if TYPE_CHECKING:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flashdsa.hw import MAX_MBARRIER_COUNT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.plan.lifetimes import BudgetError
-from flashdsa.plan.roles import WARP_SIZE, WARPGROUP_SIZE, Arrives, Barrier, Role
-
-MOST = 2**20 - 1
-"""Arrivals, and bytes in flight, of a phase (PTX ISA, "mbarrier object", contents)."""
+from flashdsa.plan.roles import Arrives, Barrier, Role
 
 
 def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
@@ -29,9 +27,10 @@ def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
             ("arrivals", barrier.arrivals),
             ("bytes", barrier.transaction_bytes),
         ):
-            if number > MOST:
+            if number > MAX_MBARRIER_COUNT:
                 raise BudgetError(
-                    f"barriers: {barrier.name}: {number} {what} in a phase; at most {MOST}"
+                    f"barriers: {barrier.name}: {number} {what} in a phase; "
+                    f"at most {MAX_MBARRIER_COUNT}"
                 )
 
 

@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from flashdsa.hw import (
+    MAX_CLUSTER_SIZE,
+    MAX_REGISTERS,
+    REGISTER_STEP,
+    SM_PARTITIONS,
+    WARP_SIZE,
+    WARPGROUP_SIZE,
+)
 from flashdsa.plan.lifetimes import BudgetError
-
-WARP_SIZE = 32
-WARPGROUP_SIZE = 128
-REGISTER_STEP = 8
-"""Registers are allocated in steps of this many a thread."""
-MOST_REGISTERS = 255
-"""Of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
-LARGEST_CLUSTER = 16
-"""CTAs; more than 8 need the launch to allow non-portable sizes."""
-SM_PARTITIONS = 4
-"""Of a streaming multiprocessor, each with its own warps and registers."""
 
 
 class Arrives(StrEnum):
@@ -91,11 +88,11 @@ class Barrier:
             Arrives.EVERY_WARP: role.warps,
             Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
             Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
-            Arrives.EVERY_CTA: LARGEST_CLUSTER,
+            Arrives.EVERY_CTA: MAX_CLUSTER_SIZE,
         }[self.arrives]
 
 
-def check_registers(roles: Sequence[Role], registers: int, most: int = 255) -> None:
+def check_registers(roles: Sequence[Role], registers: int, most: int = MAX_REGISTERS) -> None:
     """Hold the roles' register counts against what setmaxnreg takes and the CTA has.
 
     Raises:
@@ -126,4 +123,4 @@ def registers_each(threads: int, registers: int) -> int:
     warps = -(-threads // WARP_SIZE)
     of_one = -(-warps // SM_PARTITIONS)
     share = registers // SM_PARTITIONS // (of_one * WARP_SIZE)
-    return min(share // REGISTER_STEP * REGISTER_STEP, MOST_REGISTERS)
+    return min(share // REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flashdsa.hw import TMEM_LEAST_ALLOCATION
 from flashdsa.plan.lifetimes import BudgetError, Turn, extents_of, refuse_conflicts
-
-LEAST_COLUMNS = 32
-"""Of an allocation; all are powers of two (PTX ISA, "tcgen05.alloc")."""
 
 
 @dataclass(frozen=True)
@@ -68,5 +66,5 @@ def plan_tmem(regions: Sequence[TmemRegion], capacity: int) -> TmemPlan:
         ],
     )
     used = max(region.column + region.columns for region in regions)
-    allocated = max(LEAST_COLUMNS, 1 << (used - 1).bit_length())
+    allocated = max(TMEM_LEAST_ALLOCATION, 1 << (used - 1).bit_length())
     return TmemPlan(tuple(regions), allocated, capacity)

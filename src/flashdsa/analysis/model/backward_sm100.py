@@ -22,7 +22,7 @@ from flashdsa.analysis.model.shapes import (
 )
 from flashdsa.analysis.model.timeline import BULK, DSMEM, RED, Step, mma_step, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, Traffic
-from flashdsa.kernels.operand_forms.sm100.plan import STEP_K, Product
+from flashdsa.dsl.umma import STEP_K, UmmaProduct
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
 
@@ -72,7 +72,7 @@ def matmuls(plan: BwdPlan) -> tuple[Matmul, ...]:
     return tuple(_matmul(name, product, share) for name, product, share in named)
 
 
-def _matmul(name: str, product: Product, share: float) -> Matmul:
+def _matmul(name: str, product: UmmaProduct, share: float) -> Matmul:
     return Matmul(
         name,
         count=product.k // STEP_K * share,

@@ -6,8 +6,9 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.hw import WARP_SIZE
+
 THREADS = 256
-WARP_SIZE = 32
 UNIT = 8
 """bf16 of one 16-byte load."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashdsa.hw import SM90
+from flashdsa.hw import REGISTER_STEP, SM90
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -15,7 +15,6 @@ from flashdsa.plan import (
     plan_smem,
     registers_each,
 )
-from flashdsa.plan.roles import REGISTER_STEP
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)

@@ -7,17 +7,15 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import (
     launch_backward,
     launch_deterministic_backward,
 )
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, D_QK, D_V, BwdPlan
 
-TMA_ALIGNMENT = 16
-"""Bytes, of every address that a bulk copy or TMA takes."""
 
-
-def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = TMA_ALIGNMENT) -> Any:
+def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
     order = tuple(reversed(range(len(shape))))
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 

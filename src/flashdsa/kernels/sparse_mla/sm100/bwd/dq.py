@@ -7,6 +7,7 @@ from cutlass import BFloat16, Int32, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.blackwell import store_words, swizzled_64, swizzled_128
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
     Context,
     barrier_at,
@@ -14,7 +15,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
     shared_at,
     wait_for_mma,
 )
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BOX_DIMS, D_V, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BOX_DIMS, D_V
 
 UNIT = 8
 """bf16 of one 16-byte move."""

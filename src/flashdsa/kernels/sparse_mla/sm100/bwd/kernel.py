@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.static import Static
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
 from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
@@ -33,7 +34,6 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     BOX_DIMS,
     CLUSTER,
     D_QK,
-    WARPGROUP_SIZE,
     BwdPlan,
 )
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of

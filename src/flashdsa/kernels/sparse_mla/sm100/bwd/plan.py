@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
-from flashdsa.hw import SM100
+from flashdsa.hw import SM100, WARPGROUP_SIZE
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -33,7 +33,6 @@ B_H = 128
 D_QK = 576
 D_V = 512
 CLUSTER = 2
-WARPGROUP_SIZE = 128
 BOX_DIMS = 64
 """bf16 in a span of the 128-byte swizzle: the width of most boxes."""
 BF16 = 2

@@ -12,6 +12,7 @@ from cutlass import Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.blackwell import load_words, store_float, swizzled_128
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
     Context,
     arrive_after_tmem,
@@ -29,7 +30,6 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     D_QK,
     D_V,
     FP32,
-    WARPGROUP_SIZE,
 )
 
 NAMED_BARRIER = 2

@@ -13,7 +13,8 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.operand_tile import Strides
-from flashdsa.kernels.majorness.operands import (
+from flashdsa.hw import SM100
+from flashdsa.lab.kernels.majorness.operands import (
     THREADS,
     copy_image,
     fill_operands,
@@ -21,7 +22,7 @@ from flashdsa.kernels.majorness.operands import (
     step_descriptors,
     write_descriptors,
 )
-from flashdsa.kernels.majorness.sm100.plan import TMEM_COLUMNS, Sm100Plan
+from flashdsa.lab.kernels.majorness.sm100.plan import Sm100Plan
 
 OPERAND_TYPES = {
     "bf16": cutlass.BFloat16,
@@ -128,7 +129,7 @@ def majorness_kernel(
         cute.arch.mbarrier_init(mbarriers + 1, 1)
     cute.arch.mbarrier_init_fence()
     if warp == 0:
-        prims.tcgen05_alloc(address.to_llvm_ptr(), TMEM_COLUMNS, group="cta_1")
+        prims.tcgen05_alloc(address.to_llvm_ptr(), SM100.tmem_columns, group="cta_1")
         prims.tcgen05_relinquish_alloc_permit(group="cta_1")
     # WHO every writer fences its own writes; WHICH the CTA barrier; WHAT the MMAs (async proxy)
     # may read A and B from here on, and every thread the TMEM address.
@@ -146,7 +147,7 @@ def majorness_kernel(
     _multiply(plan, out, arena, mbarriers, tmem)
     if warp == 0:
         prims.tcgen05_fence("after_thread_sync")
-        prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), TMEM_COLUMNS, group="cta_1")
+        prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), SM100.tmem_columns, group="cta_1")
 
 
 @cute.jit

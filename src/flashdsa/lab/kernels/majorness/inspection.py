@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flashdsa.kernels.majorness.plan import NUM_PARTS, MajornessPlan
-from flashdsa.kernels.majorness.sm90.plan import Sm90Plan
-from flashdsa.kernels.majorness.sm100.plan import Sm100Plan
+from flashdsa.hw import BULK_ALIGNMENT, TMEM_LANES
+from flashdsa.lab.kernels.majorness.plan import NUM_PARTS, MajornessPlan
+from flashdsa.lab.kernels.majorness.sm90.plan import Sm90Plan
+from flashdsa.lab.kernels.majorness.sm100.plan import Sm100Plan
 from flashdsa.plan.inspected import InspectedKernel
-
-ALIGNMENT = 16
-LANES = 128
 
 
 def compile_study(launch: Callable[..., Any], plan: MajornessPlan) -> object:
@@ -25,7 +23,7 @@ def compile_study(launch: Callable[..., Any], plan: MajornessPlan) -> object:
         (Int64, (NUM_PARTS, 2, plan.steps, 2)),
         (Int32, (2,)),
         (Uint32, (plan.shared_bytes // 4,)),
-        (Uint32, (LANES, plan.num_a_words)),
+        (Uint32, (TMEM_LANES, plan.num_a_words)),
         (Float32, (NUM_PARTS, plan.num_d_rows, plan.n)),
     )
     tensors = [
@@ -33,7 +31,7 @@ def compile_study(launch: Callable[..., Any], plan: MajornessPlan) -> object:
             dtype,
             shape,
             stride_order=tuple(reversed(range(len(shape)))),
-            assumed_align=ALIGNMENT,
+            assumed_align=BULK_ALIGNMENT,
         )
         for dtype, shape in shapes
     ]
@@ -58,7 +56,7 @@ def sm90() -> InspectedKernel:
     plan = Sm90Plan()
 
     def compile_now() -> object:
-        from flashdsa.kernels.majorness.sm90.kernel import launch
+        from flashdsa.lab.kernels.majorness.sm90.kernel import launch
 
         return compile_study(launch, plan)
 
@@ -70,7 +68,7 @@ def sm100() -> InspectedKernel:
     plan = Sm100Plan()
 
     def compile_now() -> object:
-        from flashdsa.kernels.majorness.sm100.kernel import launch
+        from flashdsa.lab.kernels.majorness.sm100.kernel import launch
 
         return compile_study(launch, plan)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.kernels.majorness.sm90.plan import Sm90Plan
+from flashdsa.lab.kernels.majorness.sm90.plan import Sm90Plan
 
 VARIANTS = ("pair", "early-read", "overwrite", "no-fence")
 """What happens to part 0 (clears) and part 1 (accumulates):

@@ -7,22 +7,22 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.operand_tile import pieces
-from flashdsa.kernels.majorness.operands import (
+from flashdsa.hw import SM100
+from flashdsa.lab.kernels.majorness.operands import (
     CARRIERS,
     THREADS,
     descriptors_of_tile,
     tile_a,
     tile_b,
 )
-from flashdsa.kernels.majorness.sm100.hazard_plan import HazardPlan
-from flashdsa.kernels.majorness.sm100.kernel import (
+from flashdsa.lab.kernels.majorness.sm100.hazard_plan import HazardPlan
+from flashdsa.lab.kernels.majorness.sm100.kernel import (
     UNWRITTEN,
     build_descriptor,
     fill_tmem,
     instruction_descriptor,
     read_out,
 )
-from flashdsa.kernels.majorness.sm100.plan import TMEM_COLUMNS
 
 
 def _mma(plan: HazardPlan, part: int, operands: tuple[Any, ...], accumulate: bool) -> None:
@@ -88,7 +88,7 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
         cute.arch.mbarrier_init(mbarriers + 1, 1)
     cute.arch.mbarrier_init_fence()
     if warp == 0:
-        prims.tcgen05_alloc(address.to_llvm_ptr(), TMEM_COLUMNS, group="cta_1")
+        prims.tcgen05_alloc(address.to_llvm_ptr(), SM100.tmem_columns, group="cta_1")
         prims.tcgen05_relinquish_alloc_permit(group="cta_1")
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier()
@@ -105,7 +105,7 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
     cute.arch.barrier()
     if warp == 0:
         prims.tcgen05_fence("after_thread_sync")
-        prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), TMEM_COLUMNS, group="cta_1")
+        prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), SM100.tmem_columns, group="cta_1")
 
 
 @cute.jit

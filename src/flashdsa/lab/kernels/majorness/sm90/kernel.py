@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.operand_tile import Strides
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
-from flashdsa.kernels.majorness.operands import (
+from flashdsa.lab.kernels.majorness.operands import (
     THREADS,
     copy_image,
     fill_operands,
@@ -22,8 +22,8 @@ from flashdsa.kernels.majorness.operands import (
     step_descriptors,
     write_descriptors,
 )
-from flashdsa.kernels.majorness.plan import NUM_PARTS
-from flashdsa.kernels.majorness.sm90.plan import Sm90Plan
+from flashdsa.lab.kernels.majorness.plan import NUM_PARTS
+from flashdsa.lab.kernels.majorness.sm90.plan import Sm90Plan
 
 
 class Outputs(NamedTuple):

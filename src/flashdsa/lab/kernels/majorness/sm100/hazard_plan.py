@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.kernels.majorness.plan import InstructionLimitError
-from flashdsa.kernels.majorness.sm100.plan import SHAPES, Sm100Plan
+from flashdsa.lab.kernels.majorness.plan import InstructionLimitError
+from flashdsa.lab.kernels.majorness.sm100.plan import SHAPES, Sm100Plan
 
 VARIANTS = (
     "pair",

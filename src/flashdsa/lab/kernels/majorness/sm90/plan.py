@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.kernels.majorness.plan import NUM_PARTS, InstructionLimitError, MajornessPlan
+from flashdsa.lab.kernels.majorness.plan import NUM_PARTS, InstructionLimitError, MajornessPlan
 
 SOURCES = 'PTX ISA, "wgmma.mma_async": A from a descriptor or registers'
 SHAPES = 'PTX ISA, "Asynchronous Warpgroup Level Matrix Shape"'

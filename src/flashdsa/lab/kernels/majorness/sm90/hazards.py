@@ -6,15 +6,15 @@ import cutlass
 from cutlass import Float32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.kernels.majorness.operands import (
+from flashdsa.lab.kernels.majorness.operands import (
     CARRIERS,
     THREADS,
     fill_operands,
     step_descriptors,
     tile_b,
 )
-from flashdsa.kernels.majorness.sm90.hazard_plan import WgmmaHazardPlan
-from flashdsa.kernels.majorness.sm90.kernel import build_descriptor, multiply, write_d
+from flashdsa.lab.kernels.majorness.sm90.hazard_plan import WgmmaHazardPlan
+from flashdsa.lab.kernels.majorness.sm90.kernel import build_descriptor, multiply, write_d
 
 
 @cute.jit

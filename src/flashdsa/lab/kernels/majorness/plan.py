@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.hw import SM100
 
 ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "e5m2": 1, "tf32": 4}
 """Types of A and B; the accumulator is f32."""
@@ -14,8 +15,6 @@ CUTS = ("tile", "shape")
 STEP_BYTES = 32
 """Bytes of a row of A or B along K that one MMA takes, whatever the type."""
 NUM_PARTS = 2
-SHARED_BYTES = 232448
-"""Shared memory that a CTA may have on sm_90a and sm_100a."""
 OTHER_SHARED_BYTES = 1024
 """Barriers and alignment."""
 
@@ -71,10 +70,10 @@ class MajornessPlan:
         self.check_instruction()
         self._check_tile("A", self.m, self.a_major, in_shared=self.a_source == "smem")
         self._check_tile("B", self.n, self.b_major, in_shared=True)
-        if self.shared_bytes + OTHER_SHARED_BYTES > SHARED_BYTES:
+        if self.shared_bytes + OTHER_SHARED_BYTES > SM100.smem_bytes:
             raise ArgumentValueError(
                 f"m, n, k: the operands need {self.shared_bytes} bytes of shared memory; a CTA has "
-                f"{SHARED_BYTES - OTHER_SHARED_BYTES}"
+                f"{SM100.smem_bytes - OTHER_SHARED_BYTES}"
             )
 
     @classmethod

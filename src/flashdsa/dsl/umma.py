@@ -1,8 +1,9 @@
-"""Plans of the operand-form kernels: tiles in shared memory, columns in TMEM, and the descriptors.
+"""Matrix products by tcgen05.mma as data: tiles in shared memory, columns in TMEM, descriptors.
 
-All operands are bf16, accumulators fp32. A tile lies in shared memory as TMA writes it: boxes as
-wide as the swizzle span, one behind the other, each with all rows of the tile. The descriptors are
-derived from the tile, so a form is right only if they find again what the tile holds.
+Nothing here imports CuTe DSL; `umma_issue.py` issues what stands here. All operands are bf16,
+accumulators fp32. A tile lies in shared memory as TMA writes it: boxes as wide as the swizzle span,
+one behind the other, each with all rows of the tile. The descriptors are derived from the tile, so
+a form is right only if they find again what the tile holds.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.errors import FlashDsaError
+from flashdsa.hw import SM100, TMEM_LANES
 
 SHAPES = 'PTX ISA, "tcgen05.mma", "Matrix Shape"'
 TRANSPOSES = 'PTX ISA, "tcgen05.mma", "Transpose and Negate operations"'
@@ -22,9 +24,6 @@ STEP_K = 16
 """Columns of A that one instruction of .kind::f16 takes."""
 STEP_COLUMNS = 8
 """TMEM columns of one K step of A: 16 bf16."""
-LANES = 128
-COLUMNS = 512
-SMEM_BYTES = 232_448
 WS_WIDTHS = (64, 128, 256)
 
 _SWIZZLE_CODES = {0: 0, 32: 6, 64: 4, 128: 2}
@@ -45,7 +44,7 @@ class OperandFormError(FlashDsaError, ValueError):
 
 
 @dataclass(frozen=True)
-class Tile:
+class SharedTile:
     """A matrix of bf16 in shared memory.
 
     Attributes:
@@ -103,14 +102,14 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TilePart:
     """A part of a tile as an operand: `k` columns of K, or rows of K where it is MN-major.
 
     Attributes:
         row, column: the first ones in the tile.
     """
 
-    tile: Tile
+    tile: SharedTile
     k: int
     row: int = 0
     column: int = 0
@@ -126,14 +125,14 @@ class SharedOperand:
 
     major: str
     extent: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TilePart, ...]
 
     @property
     def k(self) -> int:
         """All of K."""
         return sum(piece.k for piece in self.pieces)
 
-    def place(self, mn: int, k: int) -> tuple[Tile, int, int]:
+    def place(self, mn: int, k: int) -> tuple[SharedTile, int, int]:
         """Tile, row and column of an element."""
         for piece in self.pieces:
             if k < piece.k:
@@ -187,7 +186,7 @@ def instruction_descriptor(m: int, n: int, a_major: str, b_major: str) -> int:
 
 
 @dataclass(frozen=True)
-class Product:
+class UmmaProduct:
     """One matrix product D = A B, a chain of instructions along K.
 
     Attributes:
@@ -226,8 +225,10 @@ class Product:
                 f"each of {self.cta_group} CTAs holds M / {self.cta_group} rows of A; got "
                 f"{self.a.extent} of M = {self.m} ({SHAPES})"
             )
-        if max(self.column + self.columns, self.a_columns.stop) > COLUMNS:
-            raise OperandFormError(f"D or A ends behind the {COLUMNS} columns of TMEM ({TMEM})")
+        if max(self.column + self.columns, self.a_columns.stop) > SM100.tmem_columns:
+            raise OperandFormError(
+                f"D or A ends behind the {SM100.tmem_columns} columns of TMEM ({TMEM})"
+            )
 
     @property
     def k(self) -> int:
@@ -274,7 +275,7 @@ class Product:
         if self.data_path == "F":
             row = 16 * (lane // 32) + lane % 32
             return (row, offset) if lane % 32 < 16 else None
-        group = LANES // self.parts
+        group = TMEM_LANES // self.parts
         return lane % group, lane // group * self.columns + offset
 
     @property
@@ -308,92 +309,3 @@ def shape_problem(m: int, n: int, cta_group: int, ws: bool) -> str | None:
     if n % step or not step <= n <= 256:
         return f"{form} and M = {m} has N from {step} to 256 in steps of {step}; got {n} ({SHAPES})"
     return None
-
-
-@dataclass(frozen=True)
-class FormPlan:
-    """One kernel: a product, and where its A comes from if that is TMEM.
-
-    Attributes:
-        route: "shared": A is in shared memory. "rows": each thread stores the row of its lane.
-            The others begin with D of `source`, rounded to bf16, as A:
-            "exchange": the two halves of the lanes exchange their halves of a row;
-            "transpose": through shared memory, then each thread stores the row of its lane;
-            "copy": through shared memory, then tcgen05.cp.
-        source: the product whose D becomes A.
-        scratch: byte offset in the arena of what the exchange or transpose needs.
-    """
-
-    product: Product
-    route: str = "shared"
-    source: Product | None = None
-    scratch: int = 0
-
-    def __post_init__(self) -> None:
-        """Check that the parts fit together."""
-        if self.product.a_in_tmem == (self.route == "shared"):
-            raise OperandFormError(f"route {self.route!r} does not fit the place of A")
-        if (self.source is None) != (self.route in ("shared", "rows")):
-            raise OperandFormError(f"route {self.route!r} does not fit the source of A")
-        if self.arena_bytes > SMEM_BYTES - 2048:
-            raise OperandFormError(
-                f"{self.arena_bytes} bytes of shared memory: a CTA has {SMEM_BYTES}"
-            )
-
-    @property
-    def cta_group(self) -> int:
-        """CTAs that work together."""
-        return self.product.cta_group
-
-    @property
-    def products(self) -> tuple[Product, ...]:
-        """The source, if any, and the product."""
-        return (self.product,) if self.source is None else (self.source, self.product)
-
-    @property
-    def tiles(self) -> tuple[Tile, ...]:
-        """All tiles, in the order of their offsets."""
-        found = {
-            piece.tile
-            for product in self.products
-            for operand in (product.a, product.b)
-            if isinstance(operand, SharedOperand)
-            for piece in operand.pieces
-        }
-        return tuple(sorted(found, key=lambda tile: tile.at))
-
-    @property
-    def image_bytes(self) -> int:
-        """What is copied into the arena: all tiles."""
-        return max(tile.at + tile.bytes for tile in self.tiles)
-
-    @property
-    def arena_bytes(self) -> int:
-        """With the scratch of the exchange or transpose."""
-        if self.source is None:
-            return self.image_bytes
-        return max(self.image_bytes, self.scratch + LANES * (self.a_words + 1) * 4)
-
-    @property
-    def a_words(self) -> int:
-        """32-bit words of a row of A in TMEM."""
-        return len(self.product.a_columns)
-
-    @property
-    def a_rows(self) -> int:
-        """Rows of A in global memory that the threads of one CTA store to TMEM (route "rows")."""
-        a = self.product.a
-        if not isinstance(a, TmemOperand):
-            return 0
-        return self.product.rows * (self.product.parts if a.distinct else 1)
-
-    @property
-    def used_columns(self) -> int:
-        """TMEM columns behind the last one that is used."""
-        ends = [product.column + product.columns for product in self.products]
-        return max(*ends, *(product.a_columns.stop for product in self.products))
-
-    @property
-    def allocated_columns(self) -> int:
-        """A power of two from 32 on."""
-        return max(32, 1 << (self.used_columns - 1).bit_length())

@@ -16,13 +16,10 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint16, Vector, cute
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
-from flashdsa.kernels.operand_forms.sm100.plan import (
-    LANES,
-    STEP_COLUMNS,
-    FormPlan,
-    Product,
-    shared_descriptor,
-)
+from flashdsa.dsl.umma import STEP_COLUMNS, UmmaProduct, shared_descriptor
+from flashdsa.dsl.umma_issue import issue
+from flashdsa.hw import TMEM_LANES
+from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 
 MARK = 0x7FC0DEAD
 """What the cells of D hold before: a NaN that no product gives."""
@@ -44,21 +41,9 @@ def _group(plan: FormPlan) -> str:
 
 
 @cute.jit
-def _issue(c: Context, product: cutlass.Constexpr[Product], done: cute.Pointer) -> None:
+def _issue(c: Context, product: cutlass.Constexpr[UmmaProduct], done: cute.Pointer) -> None:
     """All instructions of a product by one thread; a commit that arrives on `done` of each CTA."""
-    base = Int64(c.arena.toint()) >> 4
-    d = prims.make_tmem_ptr(c.tmem + product.column, Float32)
-    for index, (left, right) in enumerate(product.steps()):
-        if cutlass.const_expr(product.a_in_tmem):
-            a = prims.make_tmem_ptr(c.tmem + left, BFloat16)
-        else:
-            a = base + left
-        if cutlass.const_expr(product.ws):
-            prims.tcgen05_mma_ws("f16", d, a, base + right, product.instruction, index > 0)
-        else:
-            prims.tcgen05_mma(
-                "f16", _group(c.plan), d, a, base + right, product.instruction, index > 0
-            )
+    issue(product, c.arena, c.tmem, True, 0, 0)
     _commit(c, done)
 
 
@@ -130,7 +115,8 @@ def _exchange(c: Context, scratch: cute.Pointer) -> None:
     half = c.plan.a_words // 2
     stride = c.plan.a_words + 1  # odd: no bank conflicts
     words = cute.make_tensor(
-        cute.recast_ptr(scratch, dtype=Int32), cute.make_layout((LANES, half), stride=(stride, 1))
+        cute.recast_ptr(scratch, dtype=Int32),
+        cute.make_layout((TMEM_LANES, half), stride=(stride, 1)),
     )
     for i in cutlass.range_constexpr(half):
         words[c.thread, i] = own[i]
@@ -285,5 +271,5 @@ def run_form(
 ) -> None:
     """One launch of as many CTAs or pairs as `image` has rows."""
     form_kernel(image, rows, out, plan).launch(
-        grid=(image.shape[0], 1, 1), block=(LANES, 1, 1), cluster=(plan.cta_group, 1, 1)
+        grid=(image.shape[0], 1, 1), block=(TMEM_LANES, 1, 1), cluster=(plan.cta_group, 1, 1)
     )

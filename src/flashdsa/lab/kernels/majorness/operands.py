@@ -7,7 +7,7 @@ import cutlass
 from cutlass import Int64, Uint8, Uint16, Uint32, cute
 
 from flashdsa.dsl.operand_tile import Strides, descriptor_strides, operand_tile, pieces
-from flashdsa.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
+from flashdsa.lab.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
 
 THREADS = 128
 CARRIERS = {1: Uint8, 2: Uint16, 4: Uint32}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.kernels.majorness.plan import InstructionLimitError, MajornessPlan
+from flashdsa.hw import SM100, TMEM_LANES
+from flashdsa.lab.kernels.majorness.plan import InstructionLimitError, MajornessPlan
 
 SOURCES = 'PTX ISA, "tcgen05.mma": A from a descriptor or TMEM'
 SHAPES = 'PTX ISA, "tcgen05.mma", "Matrix Shape"'
@@ -12,8 +13,6 @@ TYPES = 'PTX ISA, "tcgen05.mma", "Valid Combinations of Type-Size, Major-ness an
 TRANSPOSES = 'PTX ISA, "tcgen05.mma", "Transpose and Negate operations"'
 LAYOUTS = 'PTX ISA, "tcgen05", "Canonical Layouts"'
 TMEM = 'PTX ISA, "Tensor Memory Addressing"'
-TMEM_COLUMNS = 512
-TMEM_LANES = 128
 KINDS = {"bf16": "f16", "f16": "f16", "e4m3": "f8f6f4", "e5m2": "f8f6f4", "tf32": "tf32"}
 """The .kind of tcgen05.mma of each type."""
 
@@ -58,10 +57,10 @@ class Sm100Plan(MajornessPlan):
             raise InstructionLimitError(
                 f"n: an MN-major 8-bit B needs a multiple of 16; got {self.n} ({TRANSPOSES})"
             )
-        if self.n + self.a_columns > TMEM_COLUMNS:
+        if self.n + self.a_columns > SM100.tmem_columns:
             raise InstructionLimitError(
                 f"n, k: D and A need {self.n + self.a_columns} TMEM columns; there are "
-                f"{TMEM_COLUMNS} ({TMEM})"
+                f"{SM100.tmem_columns} ({TMEM})"
             )
 
     @property

@@ -1,0 +1,78 @@
+"""Issues the instructions of a `UmmaProduct`: one thread, descriptors relative to an address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32, cute
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl.umma import UmmaProduct
+
+ADDRESS_BITS = (1 << 18) - 1
+"""Of shared memory, in a descriptor (PTX ISA, "Shared memory descriptor")."""
+LOW_BITS = (1 << 32) - 1
+
+
+@cute.jit
+def issue(
+    product: cutlass.Constexpr[UmmaProduct],
+    arena: cute.Pointer,
+    tmem: Int32,
+    clear: Any,
+    a_offset: Any,
+    b_offset: Any,
+) -> None:
+    """The instructions of a product, by one thread; nothing is committed.
+
+    Args:
+        arena: what the product's tiles are relative to, in shared memory.
+        tmem: what its columns are relative to, a TMEM address.
+        clear: whether the first instruction overwrites the accumulator.
+        a_offset, b_offset: bytes from where the product has A and B in shared memory.
+    """
+    # The CTAs of a cluster have their rank above the 18 bits of an address that descriptors take.
+    base = opaque((Int32(arena.toint()) & ADDRESS_BITS) >> 4)
+    a_base, b_base = base + (Int32(a_offset) >> 4), base + (Int32(b_offset) >> 4)
+    d = prims.make_tmem_ptr(tmem + product.column, Float32)
+    for index, (left, right) in enumerate(product.steps()):
+        if cutlass.const_expr(product.a_in_tmem):
+            a = prims.make_tmem_ptr(tmem + left, BFloat16)
+        else:
+            a = descriptor(a_base, left)
+        b = descriptor(b_base, right)
+        accumulate = Boolean(True)
+        if cutlass.const_expr(index == 0):
+            accumulate = Boolean(True) ^ Boolean(clear)
+        if cutlass.const_expr(product.ws):
+            prims.tcgen05_mma_ws("f16", d, a, b, product.instruction, accumulate)
+        else:
+            group = f"cta_{product.cta_group}"
+            prims.tcgen05_mma("f16", group, d, a, b, product.instruction, accumulate)
+
+
+def opaque(value: Any) -> Any:
+    """The value, but new to the compiler.
+
+    It would otherwise keep every descriptor of a loop in registers that the role does not have, and
+    spill them.
+    """
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+    )
+
+
+def descriptor(base: Any, relative: int) -> Any:
+    """A descriptor `base` 16-byte units behind one that is relative to address 0.
+
+    No start address is beyond the 14 bits of its field, so nothing is carried out of it.
+    """
+    low = Int64(Uint32(base + Int32(relative & LOW_BITS)))
+    high = relative >> 32 << 32
+    return low | Int64(high - (1 << 64) if high >> 63 else high)
+
+
+def commit(barrier: Any) -> None:
+    """Arrive at `barrier` when every MMA that this thread has issued so far is done."""
+    prims.tcgen05_commit(barrier.to_llvm_ptr(), group="cta_1")

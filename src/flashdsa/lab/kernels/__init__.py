@@ -1,0 +1,1 @@
+"""Kernels that lay an MMA open, in CuTe DSL; nothing of production imports them."""
