@@ -10,7 +10,7 @@ FILES = {
     "softmax": ("softmax.py",),
     "load": ("load.py",),
     "reduce": ("reduce_dkv.py",),
-    "mma": ("mma.py", "products.py"),
+    "mma": ("mma.py", "products.py", "umma_issue.py"),
 }
 """What only a role's warps run; dq.py is run by two of them."""
 
