@@ -11,6 +11,7 @@ import torch
 from click.testing import Result
 
 from flashdsa.bench.result import parse_result, read_result
+from flashdsa.cli.bench import _rate
 
 Run = Callable[..., Result]
 TINY = ("--s", "2", "--s-kv", "128", "--h", "2", "--topk", "32", "--repeats", "1")
@@ -73,3 +74,12 @@ def test_on_a_gpu_cases_are_fixed(
     monkeypatch.setattr("flashdsa.cli.availability.require_runnable", lambda _: None)
     result = run("bench", *arguments, "--backend", "sm90")
     assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_small_rate_is_not_0() -> None:
+    assert [_rate(value) for value in (0.0123, 0.96, 1.04, 4445.0)] == [
+        "0.012",
+        "0.96",
+        "1.0",
+        "4445.0",
+    ]

@@ -86,3 +86,8 @@ def test_nan_is_still_json(run: Run, asked: dict[str, Any]) -> None:
     result = run("check", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout, parse_constant=pytest.fail)["rows"][0]["error"] == "nan"
+
+
+def test_quick_reaches_the_checks(run: Run, asked: dict[str, Any]) -> None:
+    run("check", "--quick")
+    assert asked["quick"] is True

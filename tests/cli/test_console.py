@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from flashdsa.cli import console
 
 
-def test_without_a_terminal_progress_is_plain_lines_on_stderr(
+def test_without_a_terminal_progress_is_plain_lines_on_stderr_while_a_step_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr(console, "PLAIN_SECONDS", 0.05)
     with console.progress_bar() as on_progress:
-        on_progress(1, 4, "too early")
-        now = 11.0
         on_progress(2, 4, "half way")
-        on_progress(3, 4, "too soon again")
+        time.sleep(0.4)  # the step says nothing itself
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == " 50% half way\n"
+    lines = captured.err.splitlines()
+    assert len(lines) >= 2 and all(line.startswith(" 50% half way (") for line in lines)
+
+
+def test_a_quick_step_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress_bar() as on_progress:
+        on_progress(1, 4, "over at once")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_pipe_has_100_columns_or_what_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert console.new_console().width == 100
+    monkeypatch.setenv("COLUMNS", "80")
+    assert console.new_console().width == 80

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -43,11 +46,31 @@ def test_json_has_machine_versions_and_settings(run: Run) -> None:
     ]
 
 
-def test_text_shows_operations_and_missing_backends_in_100_columns(run: Run) -> None:
+@pytest.mark.parametrize("columns", ["80", "100", "200"])
+def test_text_says_for_each_backend_whether_it_runs_and_loses_nothing(
+    run: Run, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
     output = run("info").output
-    for word in ("sparse_mla_fwd", "FLASHDSA_BACKEND", "sm100", "has no implementation"):
+    assert "cpu runs here" in output
+    assert "sm90 does not run here: needs a GPU of compute capability 9.0; found no GPU" in output
+    for word in ("sparse_mla_fwd", "FLASHDSA_BACKEND", "deterministic", "not in this version:"):
         assert word in output
-    assert max(len(line) for line in output.splitlines()) <= 100
+    lines = output.splitlines()
+    assert "…" not in output
+    assert max(len(line) for line in lines) <= int(columns)
+    assert len(lines) <= 80
+
+
+def test_the_packages_that_an_emulated_backend_lacks_are_named_by_a_command_that_installs_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(availability, "find_spec", lambda name: None)
+    said = " ".join(run("info").output.split())
+    (extra,) = set(re.findall(r"pip install 'flashdsa\[(\w+)\]'", said))
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = " ".join(project["optional-dependencies"][extra])
+    assert all(package in wanted for package in ("nvidia-cutlass-dsl", "llvmlite", "tvm-ffi"))
 
 
 def test_an_emulated_backend_needs_the_compiler_and_the_emulators_packages(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -51,6 +53,23 @@ def test_help_teaches(run: Run, command: str) -> None:
     for part in ("Examples", f"flashdsa {command}", "--json"):
         assert part in result.output
     assert max(len(line) for line in result.output.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_help_are_commands_that_are_taken(run: Run, command: str) -> None:
+    examples = re.findall(
+        r"^ *flashdsa (.+)$", run(*command.split(), "--help").output.split("Examples")[1], re.M
+    )
+    assert examples
+    for example in examples:
+        words = shlex.split(re.split(r"[|>]|  ", example)[0])
+        group: click.Command = main.cli
+        context = click.Context(group)
+        while isinstance(group, click.Group):
+            name, group, words = group.resolve_command(context, words)
+            context = click.Context(group, parent=context, info_name=name)
+        # Raises for an option or a value that there is not; runs nothing.
+        group.make_context(group.name, list(words), parent=context.parent)
 
 
 def test_top_help_names_every_command_and_the_exit_codes(run: Run) -> None:

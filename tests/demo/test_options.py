@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flashdsa.demo import DemoOptions
+from flashdsa.demo import DemoOptions, run_demo
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,16 @@ def test_default_selects_from_at_least_a_thousand() -> None:
     options = DemoOptions()
     assert options.smallest_context >= 1024
     assert options.topk == 256
+
+
+def test_an_unwritable_picture_is_refused_before_training(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    with pytest.raises(ValueError, match=r"picture: cannot write '.*demo.png': "):
+        run_demo(DemoOptions(picture=in_the_way / "demo.png"))
+
+
+def test_asking_whether_a_picture_can_be_written_leaves_no_file(tmp_path: Path) -> None:
+    options = DemoOptions(picture=tmp_path / "new" / "demo.png")
+    options.require_writable_picture()
+    assert not options.picture.exists()

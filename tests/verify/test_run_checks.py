@@ -76,3 +76,21 @@ def test_cases_that_a_kernel_backend_does_not_take_are_left_out_with_a_warning(m
     assert "not checked: topk_indices, ties and NaN, sorted" in caplog.text
     with pytest.raises(UnsupportedError):
         run_checks("emulate-sm90", ["mla_bwd"])
+
+
+def test_quick_runs_the_smallest_case_of_each_operation():
+    wanted = ["dsa_topk_indexer", "topk_indices"]
+    every = run_checks("cpu", wanted, seed=1)
+    quick = run_checks("cpu", wanted, seed=1, quick=True)
+    assert [row.operation for row in quick] == wanted
+    assert [row.case for row in quick] == [
+        next(row.case for row in every if row.operation == operation) for operation in wanted
+    ]
+
+
+def test_operations_that_a_backend_lacks_are_named_once(caplog):
+    rows = run_checks("emulate-sm90", ["mla_bwd", "quantize_index_k"], quick=True)
+    assert {row.operation for row in rows} == {"quantize_index_k"}
+    assert [record.getMessage() for record in caplog.records].count(
+        "not checked, as emulate-sm90 has no implementation: mla_bwd"
+    ) == 1

@@ -145,7 +145,7 @@ def _print_result(result: BenchResult) -> None:
         for row in result.rows:
             seconds = (row.seconds_median, row.seconds_p10, row.seconds_p90)
             times = [f"{1e3 * value:.3g}" for value in seconds]
-            rates = [f"{row.rate:.1f} {row.unit}", f"{row.ceiling_rate:.1f}", f"{row.ratio:.2g}"]
+            rates = [f"{_rate(row.rate)} {row.unit}", _rate(row.ceiling_rate), f"{row.ratio:.2g}"]
             table.add_row(row.op, _sizes(row.problem), *times, *rates)
         print_table(console, f"Speed, {result.threads} threads", table)
     if result.memory:
@@ -158,6 +158,11 @@ def _print_result(result: BenchResult) -> None:
             mib = [f"{count / _MIB:.1f}" for count in counts]
             table.add_row(used.op, _sizes(used.problem), *mib)
         print_table(console, "Peak memory in MiB", table)
+
+
+def _rate(value: float) -> str:
+    """One decimal, and two digits at least: a small rate is not 0."""
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _sizes(problem: dict[str, int | str]) -> str:

@@ -45,12 +45,16 @@ OPERATIONS = ("sparse_mla", *(operation.value for operation in Operation))
     help="Check only this operation; may be repeated.  [default: all]",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: a fresh one]")
+@click.option("--quick", is_flag=True, help="Only the smallest case of each operation.")
 @json_option
-def check(backend: str, operations: tuple[str, ...], seed: int | None, as_json: bool) -> None:
+def check(
+    backend: str, operations: tuple[str, ...], seed: int | None, quick: bool, as_json: bool
+) -> None:
     """Check every operation against a plain float64 reference on random inputs.
 
     The seed is fresh each time and printed, so that a failure can be repeated. Exit code 1 if
-    any row is over its limit.
+    any row is over its limit. Small cases run first. An emulated backend takes seconds for a small
+    case and minutes for the model's sizes: begin with --quick.
 
     \b
     Operations
@@ -72,6 +76,7 @@ def check(backend: str, operations: tuple[str, ...], seed: int | None, as_json: 
     Examples
       flashdsa check --backend cpu
       flashdsa check --operation mla_bwd --operation sparse_mla_fwd
+      flashdsa check --backend emulate-sm90 --quick
       flashdsa check --seed 12345
     """
     from flashdsa.cli.availability import require_runnable
@@ -81,7 +86,11 @@ def check(backend: str, operations: tuple[str, ...], seed: int | None, as_json: 
     seed = secrets.randbelow(2**31) if seed is None else seed
     with progress_bar() as on_progress:
         rows = run_checks(
-            backend=backend, operations=operations or None, seed=seed, on_progress=on_progress
+            backend=backend,
+            operations=operations or None,
+            seed=seed,
+            on_progress=on_progress,
+            quick=quick,
         )
     failed = sum(not row.passed for row in rows)
     if as_json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -41,11 +43,14 @@ def _json_ready(value: Any) -> Any:
 
 
 def new_console(stderr: bool = False) -> Console:
-    """A console that does not colour numbers and paths on its own; 100 columns in a pipe."""
+    """A console that does not colour numbers and paths on its own.
+
+    In a pipe it is 100 columns wide, or COLUMNS if that is set.
+    """
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_COLUMNS
     return console
 
@@ -83,7 +88,8 @@ def progress_bar() -> Iterator[OnProgress]:
 
     console = new_console(stderr=True)
     if not console.is_terminal:
-        yield _plain_progress()
+        with _plain_progress() as on_progress:
+            yield on_progress
         return
     columns = (
         BarColumn(bar_width=24),
@@ -102,13 +108,25 @@ def progress_bar() -> Iterator[OnProgress]:
         yield on_progress
 
 
-def _plain_progress() -> OnProgress:
-    last = time.monotonic()
+@contextmanager
+def _plain_progress() -> Iterator[OnProgress]:
+    """Every PLAIN_SECONDS a line that says how far it is, and for how long the same step runs."""
+    what_runs, since = "", time.monotonic()
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(PLAIN_SECONDS):
+            if what_runs:
+                click.echo(f"{what_runs} ({time.monotonic() - since:.0f} s)", err=True)
 
     def on_progress(done: int, total: int, what: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PLAIN_SECONDS:
-            last = time.monotonic()
-            click.echo(f"{done / max(total, 1):4.0%} {what}", err=True)
+        nonlocal what_runs, since
+        what_runs, since = f"{done / max(total, 1):4.0%} {what}", time.monotonic()
 
-    return on_progress
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield on_progress
+    finally:
+        over.set()
+        teller.join()

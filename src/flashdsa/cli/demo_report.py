@@ -26,19 +26,29 @@ def print_report(result: DemoResult) -> None:
 
 def _print_set_up(console: Console, result: DemoResult) -> None:
     options = result.options
-    sizes = f"{result.train_bytes / 1e3:.0f} kB to train, {result.held_out_bytes / 1e3:.0f} kB held"
-    console.print("[bold]DeepSeek Sparse Attention on real text[/]")
-    console.print(f"  text    {', '.join(result.text_sources)} ({sizes} out)")
-    console.print(
-        f"  layer   {options.num_heads} heads, q and kv of 576 columns, V the first 512 of kv; "
-        "indexer of 64 heads x 128"
-    )
-    console.print(
-        f"  sparse  each query selects {options.topk} of {options.smallest_context} to "
-        f"{options.window} keys"
-    )
     parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in result.seconds_by_part.items())
-    console.print(f"  took    {result.seconds:.0f} s for {len(result.steps)} steps ({parts})\n")
+    table = new_table([("", "left"), ("", "wrap")])
+    table.show_header = False
+    for row in (
+        (
+            "text",
+            f"{', '.join(result.text_sources)} ({result.train_bytes / 1e3:.0f} kB to train, "
+            f"{result.held_out_bytes / 1e3:.0f} kB held out)",
+        ),
+        (
+            "layer",
+            f"{options.num_heads} heads, q and kv of 576 columns, V the first 512 of kv; "
+            "indexer of 64 heads x 128",
+        ),
+        (
+            "sparse",
+            f"each query selects {options.topk} of {options.smallest_context} to "
+            f"{options.window} keys",
+        ),
+        ("took", f"{result.seconds:.0f} s for {len(result.steps)} steps ({parts})"),
+    ):
+        table.add_row(*row)
+    print_table(console, "DeepSeek Sparse Attention on real text", table)
 
 
 def _print_losses(console: Console, result: DemoResult) -> None:
@@ -72,8 +82,8 @@ def _print_differences(console: Console, result: DemoResult) -> None:
 
 
 def _print_errors(console: Console, result: DemoResult) -> None:
-    headings = [(name, "left") for name in ("operation", "output", "dtype")]
-    headings += [(name, "right") for name in ("whole output", "worst row", "limit", "")]
+    headings = [("operation", "left"), ("output", "left"), ("dtype", "left")]
+    headings += [("error", "right"), ("of its limit", "right"), ("", "right")]
     table = new_table(headings)
     for row in result.errors:
         table.add_row(
@@ -81,11 +91,14 @@ def _print_errors(console: Console, result: DemoResult) -> None:
             row.output,
             row.dtype,
             f"{row.relative_error:.1e}",
-            f"{row.worst:.1e}",
-            f"{row.limit:.1e}" if row.limit else "exact",
+            f"{row.worst / row.limit:.1%}" if row.limit else "exact",
             "[green]ok[/]" if row.passed else "[bold red]FAILED[/]",
         )
-    print_table(console, "Relative errors against float64, on the trained layer's tensors", table)
+    print_table(console, "Errors against float64, on the trained layer's tensors", table)
+    console.print(
+        "error: of the whole output, relative. of its limit: the worst row's or element's share of "
+        "what the contract allows it.\n"
+    )
 
 
 def _print_examples(console: Console, result: DemoResult) -> None:

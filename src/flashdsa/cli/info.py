@@ -10,8 +10,15 @@ from flashdsa.cli.console import json_option, new_console, new_table, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-_SHORT = {"bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "e4m3"}
+_SHORT = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "e4m3",
+}
 _FLAGS = ("attn_sink", "topk_length", "deterministic", "sorted")
 
 
@@ -20,17 +27,15 @@ _FLAGS = ("attn_sink", "topk_length", "deterministic", "sorted")
 def info(as_json: bool) -> None:
     """Show what this machine can run, and why not the rest.
 
-    Prints the machine, the versions, the settings in force (FLASHDSA_* variables) and the table of
-    implementations. Paste it into bug reports.
+    Prints the machine, the versions, the settings in force (FLASHDSA_* variables) and, for each
+    backend, whether it runs here and what it takes. Paste it into bug reports.
 
     \b
-    Columns of the table
-      operation   the public function's kernel
-      dtypes      of the main operand
-      sizes       limits on head counts, dims and topk; "any" has none
-      options     arguments it takes beyond the plain call
-      runs here   whether this machine can run it
-    Backends without an implementation of an operation are listed below the table.
+    Columns of a backend's table
+      operation           the public function
+      dtypes              of the main operand
+      sizes and options   limits on head counts, dims and topk (none stand for "any"), and the
+                          arguments it takes beyond the plain call
 
     \b
     Examples
@@ -61,8 +66,7 @@ def info(as_json: bool) -> None:
     console = new_console()
     _print_machine(console, machine.as_dict(), versions())
     _print_settings(console, settings)
-    _print_implementations(console, rows)
-    _print_missing(console, rows)
+    _print_backends(console, rows)
 
 
 def _print_machine(console: Console, machine: dict[str, Any], found: dict[str, str | None]) -> None:
@@ -85,41 +89,51 @@ def _print_settings(console: Console, settings: list[tuple[str, str, str]]) -> N
     print_table(console, "Settings", table)
 
 
-def _print_implementations(console: Console, rows: list[dict[str, Any]]) -> None:
-    headings = ("operation", "backend", "dtypes", "sizes", "options", "runs here")
-    table = new_table([(h, "left" if h in headings[:2] else "wrap") for h in headings])
+def _print_backends(console: Console, rows: list[dict[str, Any]]) -> None:
+    """What each backend takes, and said once whether it runs here and why not."""
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    def indented(what: Any) -> None:
+        console.print(Padding(what, (0, 0, 0, 2)))
+
+    for backend in dict.fromkeys(row["backend"] for row in rows):
+        own = [row for row in rows if row["backend"] == backend]
+        there = [row for row in own if row["implemented"]]
+        console.print(f"[bold]{backend}[/] {escape(_verdict(own))}")
+        if there and backend.startswith("emulate-"):
+            of = backend.removeprefix("emulate-")
+            indented(f"the kernels of {of} on CPU tensors, run and checked by ptxemu")
+        elif there:
+            indented(_operations_table(there))
+            lacking = [row["operation"] for row in own if not row["implemented"]]
+            if lacking:
+                indented(f"not in this version: {', '.join(lacking)}")
+        console.print()
+
+
+def _verdict(rows: list[dict[str, Any]]) -> str:
+    there = [row for row in rows if row["implemented"]]
+    if not there:
+        return f"does not run here: {rows[0]['why_not'][0]}"
+    if there[0]["runs_here"]:
+        return "runs here"
+    return f"does not run here: {'; '.join(there[0]['why_not'])}"
+
+
+def _operations_table(rows: list[dict[str, Any]]) -> Table:
+    table = new_table([("operation", "left"), ("dtypes", "left"), ("sizes and options", "wrap")])
     for row in rows:
-        if not row["implemented"]:
-            continue
         has = row["features"]
         options = [name for name in _FLAGS if has[name]]
         table.add_row(
             row["operation"],
-            row["backend"],
             ", ".join(_SHORT.get(name, name) for name in has["dtypes"]),
-            _sizes(has),
-            ", ".join(options) or "-",
-            "yes" if row["runs_here"] else "no: " + "; ".join(row["why_not"]),
+            "; ".join([*_sizes(has), *([", ".join(options)] if options else [])]) or "-",
         )
-    print_table(console, "Implementations", table)
+    return table
 
 
-def _sizes(features: dict[str, Any]) -> str:
+def _sizes(features: dict[str, Any]) -> list[str]:
     limits = {name: features[name] for name in ("num_heads", "d_qk", "d_v", "topk")}
-    return (
-        ", ".join(f"{name} {limit}" for name, limit in limits.items() if limit != ">= 1") or "any"
-    )
-
-
-def _print_missing(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Backends that lack operations, one line each: which, and what the machine lacks for them."""
-    table = new_table([(h, "wrap") for h in ("backend", "operations", "why")])
-    operations = len({row["operation"] for row in rows})
-    for backend in dict.fromkeys(row["backend"] for row in rows):
-        missing = [r for r in rows if r["backend"] == backend and not r["implemented"]]
-        if missing:
-            names = ", ".join(row["operation"] for row in missing)
-            names = f"all {operations}" if len(missing) == operations else names
-            table.add_row(backend, names, "; ".join(missing[0]["why_not"]))
-    if table.row_count:
-        print_table(console, "Not in this version", table)
+    return [f"{name} {limit}" for name, limit in limits.items() if limit != ">= 1"]

@@ -65,3 +65,16 @@ class DemoOptions:
             )
         if self.picture.is_dir():
             raise ValueError(f"picture: expected a file name, got the folder {str(self.picture)!r}")
+
+    def require_writable_picture(self) -> None:
+        """Make the picture's folder; raise ValueError if no file can be written there."""
+        existed = self.picture.exists()
+        try:
+            self.picture.parent.mkdir(parents=True, exist_ok=True)
+            self.picture.open("ab").close()
+        except OSError as error:
+            raise ValueError(
+                f"picture: cannot write {str(self.picture)!r}: {error.strerror or error}"
+            ) from error
+        if not existed:
+            self.picture.unlink()

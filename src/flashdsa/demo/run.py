@@ -60,6 +60,7 @@ def run_demo(options: DemoOptions, on_progress: Progress | None = None) -> DemoR
     on_progress, where given, is called with (done, total, message) as the run proceeds. The
     global random state of torch is left as it was. Writes `options.picture`.
     """
+    options.require_writable_picture()
     clock = _Clock()
     ticker = _Ticker(options.steps + OTHER_STAGES, on_progress)
     ticker.tell("reading the text that Python ships")

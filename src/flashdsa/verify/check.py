@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import flashdsa
+from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify import judge_indexer, judge_sparse_mla
 from flashdsa.verify.cases import (
@@ -56,11 +57,14 @@ class _Check:
     operation: str
     case: str
     run: Callable[[], list[Comparison]]
+    work: int = 1
+    """Grows with the time that it takes; smaller ones run first."""
 
 
 # fmt: off
 _SPARSE_MLA = [
     # name, S, S_kv, H, topk
+    SparseMlaCase("one query, 64 of 200 keys", 1, 200, 128, 64, invalid=True, poison=True),
     SparseMlaCase("model sizes: 4 x 128 heads, 2048 of 8192 keys", 4, 8192, 128, 2048),
     SparseMlaCase("half the heads, sink, lengths", 4, 4096, 64, 1024, attn_sink="finite",
                   topk_length=True),
@@ -74,6 +78,7 @@ _SPARSE_MLA = [
     SparseMlaCase("other dims: 24/16", 8, 100, 5, 33, d_qk=24, d_v=16),
 ]
 _INDEXER = [
+    IndexerCase("one row, 512 of 600 tokens", (600,), 512),
     IndexerCase("model sizes: 2048 of 8192 tokens", (8192, 2049, 5000, 100), 2048),
     IndexerCase("sorted", (3000, 700), 2048, sorted=True),
     IndexerCase("page edges", (0, 1, 63, 64, 65, 127), 32),
@@ -94,7 +99,8 @@ def _sparse_mla_checks(seed: int, backend: str, device: str) -> list[_Check]:
         def run() -> list[Comparison]:
             return runs[operation](make_sparse_mla_inputs(case, seed, device), backend)
 
-        return _Check(operation, case.name, run)
+        work = case.num_queries * case.num_heads * case.topk * case.d_qk
+        return _Check(operation, case.name, run, work)
 
     return [check(operation, case) for operation in runs for case in _SPARSE_MLA]
 
@@ -114,8 +120,11 @@ def _indexer_checks(seed: int, backend: str, device: str) -> list[_Check]:
 
         return run
 
-    return [_Check("indexer_logits", case.name, scores_of(case)) for case in _INDEXER] + [
-        _Check("dsa_topk_indexer", case.name, selection_of(case)) for case in _INDEXER
+    judged = (("indexer_logits", scores_of), ("dsa_topk_indexer", selection_of))
+    return [
+        _Check(operation, case.name, make(case), sum(case.seq_lens))
+        for operation, make in judged
+        for case in _INDEXER
     ]
 
 
@@ -179,11 +188,25 @@ def _rows_of(check: _Check) -> list[CheckRow]:
     ]
 
 
+def _served(backend: str, operations: Collection[str]) -> tuple[str, ...]:
+    """Those operations that the backend has in this version; a warning names the others."""
+    has = {i.operation.value for i in registry.implementations() if i.backend == backend}
+    needs = {"sparse_mla": {"sparse_mla_fwd", "mla_bwd"}}
+    served = tuple(name for name in operations if needs.get(name, {name}) <= has)
+    lacking = ", ".join(name for name in operations if name not in served)
+    if not served:
+        raise UnsupportedError(f"backend {backend!r} has no implementation of {lacking}")
+    if lacking:
+        logger.warning("not checked, as %s has no implementation: %s", backend, lacking)
+    return served
+
+
 def run_checks(
     backend: str = "cpu",
     operations: Collection[str] | None = None,
     seed: int | None = 0,
     on_progress: ProgressHook | None = None,
+    quick: bool = False,
 ) -> list[CheckRow]:
     """Judge a backend's operations on random inputs against the float64 reference.
 
@@ -192,9 +215,10 @@ def run_checks(
         operations: names out of `OPERATIONS`; None for all of them.
         seed: of the inputs; None draws one.
         on_progress: called with (checks done, checks in all, what comes next or "done").
+        quick: only the smallest case of each operation that the backend takes.
 
     Returns:
-        One row per output, in the order of `OPERATIONS`.
+        One row per output, in the order of `OPERATIONS`, small cases first.
 
     Raises:
         ValueError: an operation's name is unknown.
@@ -207,6 +231,7 @@ def run_checks(
         raise ValueError(
             f"operations: no {', '.join(unknown)}; expected some of {', '.join(OPERATIONS)}"
         )
+    wanted = _served(backend, wanted)
     seed = random.randrange(2**31) if seed is None else seed
     device = "cuda" if backend.startswith("sm") else "cpu"
     checks = [
@@ -215,9 +240,12 @@ def run_checks(
         for check in build(seed, backend, device)
         if check.operation in wanted
     ]
+    checks.sort(key=lambda check: (OPERATIONS.index(check.operation), check.work))
     rows: list[CheckRow] = []
     refused: list[UnsupportedError] = []
     for done, check in enumerate(checks):
+        if quick and any(row.operation == check.operation for row in rows):
+            continue
         if on_progress is not None:
             on_progress(done, len(checks), f"{check.operation}: {check.case}")
         try:
