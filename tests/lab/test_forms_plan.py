@@ -23,7 +23,7 @@ from flashdsa.lab.forms_witnesses import EMULATOR_ONLY, PROVENANCE, WITNESSES, c
 from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 from ptxemu import descriptors
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
-from ptxemu.memory import tmem
+from tests.ptxemu.accumulator_index import accumulator_index
 
 FORMS = catalog()
 PRODUCTS = [(f"{f.name}-{i}", p) for f in FORMS for i, p in enumerate(f.plan.products)]
@@ -88,7 +88,7 @@ def test_the_emulator_reads_the_same_form_and_layout(_: str, product: UmmaProduc
     assert (plan.descriptor.m, plan.descriptor.n) == (product.m, product.n)
     assert plan.path.value == product.data_path
     assert plan.descriptor.transpose_b == (product.b.major == "MN")
-    lanes, columns = tmem.accumulator_index(plan.path, product.n)
+    lanes, columns = accumulator_index(plan.path, product.n)
     row, column = cell_index(product)
     assert np.array_equal(row[lanes, columns], np.indices(lanes.shape)[0])
     assert np.array_equal(column[lanes, columns], np.indices(lanes.shape)[1])

@@ -20,7 +20,6 @@ class Device:
     """Largest portable cluster; 16 where the kernel allows non-portable sizes."""
     max_nonportable_cluster: int = 16
     has_tmem: bool = False
-    max_parameter_bytes: int = 32764
 
 
 SM_90A = Device("sm_90a", (9, 0), num_sms=132, shared_bytes_per_cta=232448)

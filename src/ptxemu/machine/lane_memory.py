@@ -46,14 +46,13 @@ Combine: TypeAlias = Callable[[Values, NDArray[np.intp], Space], Values]
 """New values from the old ones, for the active lanes of the given numbers, in a space."""
 
 _WINDOWS = {"param": PARAM_WINDOW, "const": CONST_WINDOW}
-SPACES = ("shared::cta", "shared::cluster", "global", "local", "param", "const", "generic")
 
 
 class LaneMemory:
     """What one instruction's address operand reaches.
 
     Args:
-        space: one of SPACES.
+        space: shared::cta, shared::cluster, global, local, param, const or generic.
         element: bytes of a word (1, 2, 4, 8); count: words at each lane's address.
         order: memory order and scope of the access.
     """

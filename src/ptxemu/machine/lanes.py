@@ -15,7 +15,7 @@ Lanes: TypeAlias = NDArray[Any]
 and never changed in place."""
 
 FULL: Mask = np.ones(WARP_SIZE, dtype=np.bool_)
-"""All lanes. `mask is FULL` is the quick test; use `is_full` where a mask may be another array."""
+"""All lanes. `mask is FULL` is the quick test; where a mask may be another array, `mask.all()`."""
 FULL.flags.writeable = False
 LANE_IDS: NDArray[np.uint32] = np.arange(WARP_SIZE, dtype=np.uint32)
 LANE_IDS.flags.writeable = False
@@ -54,11 +54,6 @@ VALUE: dict[str, np.dtype[Any]] = {
     "tf32": np.dtype(np.uint32),
 }
 """What an instruction of a type sees of an operand: the same bits, viewed (8-bit: truncated)."""
-
-
-def is_full(mask: Mask) -> bool:
-    """Whether all 32 lanes are in `mask`."""
-    return mask is FULL or bool(mask.all())
 
 
 def merged(mask: Mask, new: Lanes, old: Lanes) -> Lanes:

@@ -85,18 +85,6 @@ def accumulator_blocks(path: DataPath, n: int) -> tuple[Block, ...]:
     return tuple(Block(count * p, count, 0, width * p, width) for p in range(parts))
 
 
-def accumulator_index(path: DataPath, n: int) -> tuple[Index, Index]:
-    """Lane and column (rows, n) of every element of one CTA's D."""
-    blocks = accumulator_blocks(path, n)
-    rows = max(block.row + block.count for block in blocks)
-    lanes, columns = np.zeros((rows, n), np.int64), np.zeros((rows, n), np.int64)
-    for b in blocks:
-        where = np.s_[b.row : b.row + b.count, b.n : b.n + b.width]
-        lanes[where] = b.lane + np.arange(b.count)[:, None]
-        columns[where] = np.arange(b.width)
-    return lanes, columns
-
-
 # ---- tcgen05.ld and tcgen05.st -----------------------------------------------------------------
 
 REGISTERS_PER_REPEAT = {"32x32b": 1, "16x64b": 1, "16x32bx2": 1, "16x128b": 2, "16x256b": 4}

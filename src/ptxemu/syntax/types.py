@@ -69,8 +69,3 @@ FUNDAMENTAL: frozenset[str] = frozenset(
 def is_type(name: str) -> bool:
     """Whether `name` (without its dot) is a PTX type."""
     return name in TYPES
-
-
-def size_of(name: str) -> int:
-    """Bytes that one value of the type takes; KeyError for an unknown name."""
-    return TYPES[name].size

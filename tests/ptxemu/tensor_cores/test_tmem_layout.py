@@ -9,12 +9,12 @@ from ptxemu.memory.tmem import (
     COPY_SHAPES,
     DataPath,
     accumulator_blocks,
-    accumulator_index,
     data_path,
     fragment,
     scale_blocks,
     split_address,
 )
+from tests.ptxemu.accumulator_index import accumulator_index
 
 
 def test_addresses_are_lane_and_column() -> None:
