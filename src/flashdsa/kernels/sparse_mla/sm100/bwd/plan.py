@@ -64,6 +64,8 @@ class BwdPlan:
     Attributes:
         kv_stages: key blocks in flight. index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
+        deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
+            (docs/decisions/0012); else dKV is added to in memory.
     """
 
     kv_stages: int = 2
@@ -74,6 +76,7 @@ class BwdPlan:
     load_registers: int = 80
     reduce_registers: int = 168
     mma_registers: int = 88
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Hold the choices against the architecture.
@@ -89,6 +92,11 @@ class BwdPlan:
         check_registers(self.roles, SM100.registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem, self.tmem
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return "mla_bwd" + ("_deterministic" if self.deterministic else "")
 
     # -- shapes of one CTA ------------------------------------------------------------------------
     @property
@@ -203,6 +211,11 @@ class BwdPlan:
     def smem(self) -> SmemPlan:
         """Shared memory, the only truth about it."""
         return plan_smem(self.regions, SM100.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
 
     @property
     def columns(self) -> list[TmemRegion]:
