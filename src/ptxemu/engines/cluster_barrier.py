@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cluster, Cta
@@ -25,6 +26,8 @@ class ClusterBarrier:
         self._cluster = cluster
         self.phase = 0
         """Completed phases."""
+        self.changed = (Sleepers(), cluster.lanes_exited)
+        """A phase completed, or may now."""
         self._arrived: dict[Warp, Mask] = {}
         """The lanes that have arrived in this phase."""
         self._ahead: dict[Warp, Mask] = {}
@@ -55,6 +58,7 @@ class ClusterBarrier:
             return False
         self.phase += 1
         self._arrived, self._ahead = self._ahead, {}
+        self.changed[0].wake()
         self._cluster.ctas[0].machine.progress += 1
         return True
 

@@ -7,11 +7,12 @@ object's contents are opaque, so its state is kept beside shared memory, by CTA 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,8 @@ class Mbarrier:
     """Completed phases."""
     is_fresh: bool = True
     """Nothing but an initialisation has reached it yet."""
+    phase_changed: Sleepers = field(default_factory=Sleepers)
+    """Woken when a phase completes, or the object ceases to be."""
 
 
 class Mbarriers:
@@ -52,7 +55,10 @@ class Mbarriers:
             raise ExecutionError(f"mbarrier at 0x{offset:x}: expected 8-byte alignment")
         if not 1 <= count <= MAX_COUNT:
             raise ExecutionError(f"mbarrier.init: expected a count in 1..{MAX_COUNT}; got {count}")
+        replaced = self.by_offset.get(offset)
         self.by_offset[offset] = Mbarrier(count, count)
+        if replaced is not None:
+            replaced.phase_changed.wake()
         self.cta.machine.progress += 1
 
     def is_repeated(self, offset: int, count: int) -> bool:
@@ -62,7 +68,7 @@ class Mbarriers:
 
     def invalidate(self, offset: int) -> None:
         """mbarrier.inval: the bytes may be used for something else."""
-        self.at(offset)
+        self.at(offset).phase_changed.wake()
         del self.by_offset[offset]
 
     def at(self, offset: int) -> Mbarrier:
@@ -162,6 +168,7 @@ class Mbarriers:
         if barrier.pending == 0 and barrier.tx_count == 0:
             barrier.phase += 1
             barrier.pending = barrier.expected
+            barrier.phase_changed.wake()
 
     def _check_tx(self, barrier: Mbarrier, offset: int) -> None:
         if abs(barrier.tx_count) > MAX_COUNT:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -40,6 +41,7 @@ class Generation:
     num_holding: int = 0
     """Of barrier.red: threads whose predicate holds."""
     all_hold: bool = True
+    completed: Sleepers = field(default_factory=Sleepers)
 
     @property
     def arrived(self) -> int:
@@ -104,6 +106,7 @@ class NamedBarriers:
         ):
             return False
         generation.is_complete = True
+        generation.completed.wake()
         del self._current[number]
         self._cta.machine.progress += 1
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -51,6 +52,8 @@ class RegisterPool:
         """Registers a thread, by warp."""
         self.free = each * (_warp_slots(cta) - len(cta.warps))
         """Registers a thread that no warp holds, summed over warps."""
+        self.freed = Sleepers()
+        """Woken when warps have given registers back."""
         self.history: list[list[int]] = [[] for _ in cta.warps]
         """The counts that each warp has asked for, in order."""
 
@@ -58,6 +61,7 @@ class RegisterPool:
         """setmaxnreg.dec: keep `count`; no effect where the warp holds fewer."""
         self.free += max(self.held[warp.index] - count, 0)
         self.held[warp.index] = min(self.held[warp.index], count)
+        self.freed.wake()
         self._cta.machine.progress += 1
 
     def request(self, warp: Warp, count: int) -> bool:

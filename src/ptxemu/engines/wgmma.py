@@ -147,6 +147,7 @@ def _join_warpgroup(operation: WgmmaOperation) -> list[WgmmaOperation]:
     key = (warp.index // 4, operation.number)
     found = started.setdefault(key, [])
     found.append(operation)
+    operation.steps_taken = found[0].steps_taken
     if len(found) == 4:
         del started[key]
     return found

@@ -117,6 +117,7 @@ def _synchronise(arrive: Callable[[Warp, Mask], tuple[int, Generation]], finish:
             lambda: barriers.try_complete(number, generation),
             lambda: barriers.describe(number, generation),
             resume,
+            until=(generation.completed, warp.cta.cluster.lanes_exited),
         )
 
     return step
@@ -201,6 +202,7 @@ def cluster_wait(instruction: Instruction) -> Step:
             lambda: barrier.has_completed(awaited),
             lambda: barrier.describe(awaited),
             resume,
+            until=barrier.changed,
         )
 
     return step

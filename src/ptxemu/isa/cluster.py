@@ -25,6 +25,7 @@ from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import Lanes, Mask
 from ptxemu.machine.operands import address_reader
 from ptxemu.machine.operation import AsyncOperation
+from ptxemu.memory.address import SHARED_RANK_SHIFT
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
 
@@ -241,41 +242,91 @@ def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) ->
         targets, bars = read_target(warp)[mask], read_barrier(warp)[mask]
         values = np.atleast_2d(read(warp, mask))
         operation = AsyncOperation(".".join(instruction.modifiers[:2]), warp, instruction)
-        for number, address in enumerate(targets.tolist()):
-            cta, offset = locate_shared(warp.cta, address, size, instruction)
-            owner, bar = locate_shared(warp.cta, int(bars[number]), 8, instruction)
-            if offset % size or owner is not cta:
+        for numbers in _at_once(targets, bars, is_reduction=function is not None):
+            offsets = np.empty(len(numbers), dtype=np.int64)
+            for row, number in enumerate(numbers.tolist()):
+                address = int(targets[number])
+                cta, offsets[row] = locate_shared(warp.cta, address, size, instruction)
+            owner, bar = locate_shared(warp.cta, int(bars[numbers[0]]), 8, instruction)
+            misaligned = offsets % size != 0
+            if misaligned.any() or owner is not cta:
                 raise ExecutionError(
-                    f"{instruction.span}: {instruction.opcode}: {warp.label}: 0x{address:x}: "
-                    + ("misaligned" if offset % size else "the mbarrier is in another CTA")
+                    f"{instruction.span}: {instruction.opcode}: {warp.label}: "
+                    f"0x{int(targets[numbers[misaligned.argmax()]]):x}: "
+                    + ("misaligned" if misaligned.any() else "the mbarrier is in another CTA")
                 )
-            words = np.ascontiguousarray(values[:, number])
-            operation.steps.append(_late_write(operation, cta, offset, words, function))
-            operation.steps.append(_late_signal(operation, cta, bar, size))
+            words = np.ascontiguousarray(values[:, numbers].T)
+            operation.steps.append(_late_write(operation, cta, offsets, words, function))
+            operation.steps.append(_late_signal(operation, cta, bar, size, len(numbers)))
         operation.sources_read = True
         warp.cta.machine.issue(operation)
 
     return step
 
 
+def _at_once(
+    targets: NDArray[np.int64], barriers: NDArray[np.int64], *, is_reduction: bool
+) -> list[NDArray[np.intp]]:
+    """The numbers of the lanes whose words arrive in one step: those with one mbarrier.
+
+    Of a reduction each is by itself, for two may be of one word.
+    """
+    numbers = np.arange(len(targets))
+    if is_reduction:
+        return list(numbers[:, None])
+    ranks = targets >> SHARED_RANK_SHIFT
+    if (barriers == barriers[0]).all() and (ranks == ranks[0]).all():
+        return [numbers]
+    keys = np.stack([barriers, ranks])
+    _, firsts, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    which = which.reshape(-1)
+    return [numbers[which == which[first]] for first in np.sort(firsts).tolist()]
+
+
 def _late_write(
     operation: AsyncOperation,
     cta: Cta,
-    offset: int,
+    offsets: NDArray[np.int64],
     words: Values,
     function: atomic.Operation | None,
 ) -> Callable[[], None]:
+    """Args: words: (lanes, words of each), for the places at `offsets`; with a function one lane.
+
+    Of equal offsets the last lane's words stay.
+    """
+    size = words.shape[1] * words.itemsize
+
     def write() -> None:
-        place = cta.shared[offset : offset + words.nbytes]
-        new = words if function is None else function(place.view(words.dtype), words)
-        place[:] = new.view(np.uint8)
+        whole = len(cta.shared) // size * size
+        rows = cta.shared[:whole].view(words.dtype).reshape(-1, words.shape[1])
+        places = offsets // size
+        rows[places] = words if function is None else function(rows[places[0]], words[0])
         kind = AccessKind.WRITE if function is None else AccessKind.ATOMIC
-        _report(operation, cta, offset, words.nbytes, kind, Proxy.GENERIC)
+        report(
+            operation.cta.machine,
+            operation,
+            Space.SHARED,
+            cta,
+            offsets,
+            size,
+            kind,
+            operation.instruction,
+        )
 
     return write
 
 
 def _late_signal(
-    operation: AsyncOperation, cta: Cta, barrier: int, size: int
+    operation: AsyncOperation, cta: Cta, barrier: int, size: int, count: int
 ) -> Callable[[], None]:
-    return lambda: mbarriers(cta).complete_tx(operation, barrier, size)
+    """complete_tx of `size` bytes `count` times: what completes a phase between counts in it."""
+
+    def signal() -> None:
+        target = mbarriers(cta)
+        if target.at(barrier).tx_count in range(size, size * count):
+            for _ in range(count):
+                target.complete_tx(operation, barrier, size)
+        else:
+            target.complete_tx(operation, barrier, size * count)
+
+    return signal

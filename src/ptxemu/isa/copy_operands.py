@@ -117,6 +117,7 @@ def wait(
         lambda: all(map(is_done, operations)),
         lambda: "waits for " + _names(o for o in operations if not is_done(o)),
         resume,
+        until=tuple(operation.steps_taken for operation in operations),
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import MAX_COUNT, Mbarriers, mbarriers
 from ptxemu.errors import ExecutionError
@@ -31,6 +32,7 @@ _SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
 _BYTES = 8
 _PENDING_BITS = MAX_COUNT.bit_length()
 _ONE = IntImmediate(1)
+_ONE_GROUP = np.zeros(WARP_SIZE, dtype=np.uint32)
 
 
 class Target:
@@ -233,27 +235,46 @@ def arrive(instruction: Instruction) -> Step:
     drops = name == "arrive_drop"
 
     def step(warp: Warp, mask: Mask) -> None:
-        values = read(warp)
+        values = read(warp).astype(np.int64)
         states = np.zeros(WARP_SIZE, dtype=np.uint64)
-        for lane, barriers, offset in target.of_lanes(warp, mask):
-            value = int(values[lane])
-            count, expected = (1, value) if expects else (value, 0)
-            barrier = barriers.by_offset.get(offset)
-            pending = barrier.pending if barrier is not None else 0
-            if no_complete and count >= pending:
-                raise ExecutionError(
-                    f"{instruction.span}: {instruction.opcode}: {warp.label}: the arrival would "
-                    f"complete the phase of the mbarrier at shared 0x{offset:x}"
-                )
+        for some, barriers, offset, _ in target.groups(warp, mask, _ONE_GROUP):
             is_remote = barriers.cta is not warp.cta
             reach = "cluster" if is_remote and scope != "relaxed" else scope
             method = barriers.arrive_drop if drops else barriers.arrive
-            with target.naming(warp):
-                phase = method(warp, offset, count, expect=expected, scope=reach)
-            states[lane] = (phase << _PENDING_BITS) | pending
+            for lanes in _at_once(barriers, offset, some, None if expects else values):
+                mine = values[lanes]
+                counts = np.ones_like(mine) if expects else mine
+                barrier = barriers.by_offset.get(offset)
+                pending = barrier.pending if barrier is not None else 0
+                count, expected = int(counts.sum()), int(mine.sum()) if expects else 0
+                if no_complete and count >= pending:
+                    raise ExecutionError(
+                        f"{instruction.span}: {instruction.opcode}: {warp.label}: the arrival "
+                        f"would complete the phase of the mbarrier at shared 0x{offset:x}"
+                    )
+                with target.naming(warp):
+                    phase = method(warp, offset, count, expect=expected, scope=reach)
+                before = pending - counts.cumsum() + counts
+                states[lanes] = (phase << _PENDING_BITS) | before
         write(warp, states, mask)
 
     return step
+
+
+def _at_once(
+    barriers: Mbarriers, offset: int, lanes: Mask, counts: NDArray[np.int64] | None
+) -> list[NDArray[np.intp]]:
+    """The lanes, in order, whose arrivals at one object are one step: all, or each by itself.
+
+    Args:
+        counts: arrivals of each lane; None: one each.
+    """
+    numbers = np.flatnonzero(lanes)
+    barrier = barriers.by_offset.get(offset)
+    total = len(numbers) if counts is None else int(counts[numbers].sum())
+    if barrier is not None and total <= barrier.pending:
+        return [numbers]
+    return list(numbers[:, None])
 
 
 def _pending_of(states: Lanes) -> Lanes:
@@ -272,6 +293,6 @@ def pending_count(instruction: Instruction) -> PureOp:
     return PureOp(_pending_of, ("u32",), ("u64",), (count,), (state,))
 
 
-def phase_of_state(state: int) -> int:
-    """The phase that an arrive's state belongs to."""
-    return state >> _PENDING_BITS
+def phases_of_states(states: Lanes) -> Lanes:
+    """The phases that arrives' states belong to."""
+    return states >> np.uint64(_PENDING_BITS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.engines.mbarrier import Mbarrier, Mbarriers
-from ptxemu.isa.mbarrier import Target, phase_of_state, take_scope
+from ptxemu.isa.mbarrier import Target, phases_of_states, take_scope
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step
 from ptxemu.machine.engine_state import EngineState
@@ -23,6 +23,8 @@ _last_seen: EngineState[Warp, dict[tuple[int, int], tuple[Mbarrier, int]]] = Eng
     lambda warp: {}
 )
 """By CTA and offset the object that a warp saw there last, and the latest phase of it."""
+
+_PARITY = np.array(1, dtype=np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,13 @@ def wait(instruction: Instruction) -> Step:
 
     def waits(warp: Warp, mask: Mask) -> list[_Wait]:
         found = []
-        for lanes, barriers, offset, key in target.groups(warp, mask, read(warp)):
+        keys = read(warp)
+        keys = keys & _PARITY if by_parity else phases_of_states(keys)
+        for lanes, barriers, offset, key in target.groups(warp, mask, keys):
             if offset not in barriers.by_offset:
                 with target.naming(warp):
                     barriers.at(offset)
-            parity = key & 1 if by_parity else None
-            found.append(_Wait(lanes, barriers, offset, parity, phase_of_state(key)))
+            found.append(_Wait(lanes, barriers, offset, key if by_parity else None, key))
         return found
 
     def settle(warp: Warp, wanted: list[_Wait]) -> None:
@@ -106,6 +109,7 @@ def wait(instruction: Instruction) -> Step:
             lambda: "; ".join(one.describe() for one in missing),
             lambda: settle(warp, wanted),
             lambda: settle(warp, wanted),
+            tuple(one.barriers.at(one.offset).phase_changed for one in missing),
         )
 
     return step

@@ -107,6 +107,7 @@ def set_registers(instruction: Instruction) -> Step:
                 f"setmaxnreg.inc to {count}: {pool.free} registers are free in the pool, the "
                 f"warp holds {pool.held[warp.index]}"
             ),
+            until=(pool.freed,),
         )
 
     return step

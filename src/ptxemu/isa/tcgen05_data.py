@@ -90,6 +90,7 @@ def tcgen05_wait(instruction: Instruction) -> Step:
             ready=lambda: all(operation.completed for operation in waited),
             reason=lambda: f"tcgen05.{name}: {len(waited)} of them are under way",
             resume=join,
+            until=tuple(operation.steps_taken for operation in waited),
         )
 
     return step

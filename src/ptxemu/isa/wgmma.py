@@ -59,6 +59,7 @@ def wgmma_wait_group(instruction: Instruction) -> Step:
             ready=lambda: all(map(engine.is_complete, waited)),
             reason=lambda: f"wgmma.wait_group {keep}: {len(waited)} products are under way",
             resume=lambda: engine.join(warp, keep),
+            until=(*(op.steps_taken for op in waited), warp.cta.cluster.lanes_exited),
         )
 
     return step

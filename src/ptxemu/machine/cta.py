@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
+from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Cluster:
     shape: tuple[int, int, int]
     ctaid: tuple[int, int, int]
     ctas: list[Cta] = field(default_factory=list)
+    lanes_exited: Sleepers = field(default_factory=Sleepers)
+    """Woken whenever lanes exit."""
 
 
 class Cta:

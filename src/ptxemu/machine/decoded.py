@@ -10,6 +10,7 @@ from ptxemu.machine.lanes import Mask
 from ptxemu.syntax.ast import Scalar
 
 if TYPE_CHECKING:
+    from ptxemu.machine.sleepers import Sleepers
     from ptxemu.machine.warp import Warp
 
 
@@ -41,7 +42,8 @@ class Blocked:
     """What a visible step returns when the warp must wait.
 
     The scheduler asks `ready` until it is true, then calls `resume` (if any) and the warp goes on
-    behind the instruction. `reason` is for the deadlock report. A wait with a time limit
+    behind the instruction. It asks again when one of `until` is woken, and where that is empty all
+    the time. `reason` is for the deadlock report. A wait with a time limit
     (mbarrier.try_wait) has `expire`: when nothing else can go on, the scheduler may call it in
     place of `resume`, and the warp goes on without what it waited for.
     """
@@ -50,6 +52,7 @@ class Blocked:
     reason: Callable[[], str]
     resume: Callable[[], None] | None = None
     expire: Callable[[], None] | None = None
+    until: tuple[Sleepers, ...] = ()
 
 
 Step: TypeAlias = Callable[["Warp", Mask], "Blocked | None"]

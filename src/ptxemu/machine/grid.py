@@ -15,6 +15,7 @@ from ptxemu.machine.device import Device
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask, first_lane
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.operation import AsyncOperation
+from ptxemu.machine.pending import PendingOperations
 from ptxemu.machine.program import Program
 from ptxemu.machine.warp import Warp
 from ptxemu.memory.address import PARAM_WINDOW
@@ -67,8 +68,9 @@ class Machine:
         self.device = device
         self.memory = memory
         self.observer = observer
-        self.pending: list[AsyncOperation] = []
-        """Asynchronous operations that have not completed, in order of issue."""
+        self.pending = PendingOperations()
+        self.woken: list[Warp] = []
+        """Warps whose sleep ended, for the scheduler to take out."""
         self.progress = 0
         """Grows with every change that another agent could wait for; a scheduler that sees it
         stand still while warps run knows that they only spin."""
@@ -140,7 +142,7 @@ class Machine:
     def issue(self, operation: AsyncOperation) -> None:
         """Start an asynchronous operation; the scheduler takes its steps from now on."""
         operation.agent_id = self.new_agent_id()
-        self.pending.append(operation)
+        self.pending.add(operation)
         self.async_operations += 1
         self.progress += 1
         if self.observer is not None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ptxemu.machine.sleepers import Sleepers
+
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
@@ -61,8 +63,11 @@ class AsyncOperation:
         if after is None:
             after = (*ordering.after, *ordering.if_synced, *ordering.in_practice)
         self.after = [operation for operation in after if not operation.completed]
+        """Those of them that have not completed yet."""
         self.steps: deque[Callable[[], None]] = deque()
         self.sources_read = False
+        self.steps_taken = Sleepers()
+        """Woken by every step."""
         self.registers: tuple[int, ...] = ()
         """Slots of the issuer's registers that a product reads or writes until it is waited for."""
         self.mbarriers: tuple[tuple[int, int], ...] = ()
@@ -77,13 +82,6 @@ class AsyncOperation:
         """For people: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
         return f"{self.kind} #{self.agent_id} issued by {self.issuer.label}"
 
-    @property
-    def ready(self) -> bool:
-        """Whether its next step may be taken now."""
-        if self.after:
-            self.after = [operation for operation in self.after if not operation.completed]
-        return not self.after
-
     def take_step(self) -> None:
         """Take the next step; complete with the last."""
         if self.steps:
@@ -91,3 +89,4 @@ class AsyncOperation:
         if not self.steps:
             self.sources_read = True
             self.completed = True
+        self.steps_taken.wake()

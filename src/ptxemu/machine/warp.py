@@ -124,6 +124,20 @@ class Warp:
                 self._remove_lanes(group, group.mask)
                 return Status.MOVED if self.groups else Status.EXITED
 
+    def sleep(self) -> bool:
+        """Nothing of this warp can go on: let it be woken; False if it must be asked again."""
+        waits = [group.blocked for group in self.groups if group.blocked is not None]
+        if not all(blocked.until for blocked in waits):
+            return False
+        for blocked in waits:
+            for sleepers in blocked.until:
+                sleepers.add(self)
+        return True
+
+    def wake(self) -> None:
+        """Something that this warp waits for has changed."""
+        self.cta.machine.woken.append(self)
+
     def blocked_reasons(self) -> list[str]:
         """What each blocked group waits for."""
         return [
@@ -155,6 +169,8 @@ class Warp:
                 blocked.expire()
                 self._tell_unblocked(group)
                 expired = True
+        if expired:
+            self.wake()
         return expired
 
     def _runnable(self) -> Group | None:
@@ -333,6 +349,7 @@ class Warp:
 
     def _remove_lanes(self, group: Group, leaving: Mask) -> None:
         self.alive = self.alive & ~leaving
+        self.cta.cluster.lanes_exited.wake()
         group.mask = group.mask & ~leaving
         if not group.mask.any():
             self.groups.remove(group)

@@ -13,6 +13,7 @@ from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.warp import Status, Warp
 from ptxemu.sched.policy import Policy
+from ptxemu.sched.resident_warps import ResidentWarps
 
 SPINNING_STEPS_PER_WARP = 64
 """Steps of every warp without any progress after which asynchronous work is forced."""
@@ -35,7 +36,7 @@ class Scheduler:
         self._policy = policy
         self._random = random.Random(policy.seed)
         self._on_progress = on_progress
-        self._warps: list[Warp] = []
+        self._warps = ResidentWarps(machine.woken)
         self._clusters: list[Cluster] = []
         self._waiting: Iterator[Cluster] = iter(())
         self._finished = 0
@@ -118,17 +119,22 @@ class Scheduler:
         count = len(self._warps)
         if not count:
             return False
-        start = int(self._random.random() * count) if self._policy.warps == "random" else self.steps
-        for offset in range(count):
-            warp = self._warps[(start + offset) % count]
+        if self._policy.warps == "random":
+            start = int(self._random.random() * count)
+        else:
+            start = self.steps % count
+        for index in self._warps.awake_from(start):
+            warp = self._warps[index]
             status = warp.advance()
             if status is Status.BLOCKED:
+                if warp.sleep():
+                    self._warps.sleep(index)
                 continue
             self.steps += 1
             if status is Status.EXITED:
                 self._machine.progress += 1
                 self._machine.warp_instructions += warp.instruction_count
-                self._warps.remove(warp)
+                self._warps.remove(index)
                 self._warp_exited(warp)
             return True
         return False
@@ -156,7 +162,7 @@ class Scheduler:
         self._start_clusters()
 
     def _step_async(self) -> bool:
-        ready = [operation for operation in self._machine.pending if operation.ready]
+        ready = self._machine.pending.ready
         if not ready:
             return False
         operation: AsyncOperation = self._random.choice(ready)
@@ -186,11 +192,9 @@ class Scheduler:
         return any([warp.expire_waits() for warp in self._warps])
 
     def _drain(self) -> None:
-        while True:
-            ready = next((o for o in self._machine.pending if o.ready), None)
-            if ready is None:
-                return
-            self._machine.take_step(ready)
+        ready = self._machine.pending.ready
+        while ready:
+            self._machine.take_step(ready[0])
 
     def _deadlock(self, *, spins: bool) -> None:
         reasons = [reason for warp in self._warps for reason in warp.blocked_reasons()]

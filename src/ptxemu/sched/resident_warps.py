@@ -1,0 +1,73 @@
+"""The warps of the resident CTAs, and which of them are worth asking."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    from ptxemu.machine.warp import Warp
+
+
+class ResidentWarps(Sequence["Warp"]):
+    """Warps in the order in which they started, each awake or asleep.
+
+    Args:
+        woken: where warps whose sleep ended are put; taken out here.
+    """
+
+    def __init__(self, woken: list[Warp]) -> None:
+        self._warps: list[Warp] = []
+        self._ids: list[int] = []
+        """Their agent ids, which grow."""
+        self._awake = bytearray()
+        self._woken = woken
+
+    def __len__(self) -> int:
+        return len(self._warps)
+
+    @overload
+    def __getitem__(self, index: int) -> Warp: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Warp]: ...
+    def __getitem__(self, index: int | slice) -> Warp | Sequence[Warp]:
+        return self._warps[index]
+
+    def extend(self, warps: Iterable[Warp]) -> None:
+        """Warps of CTAs that have become resident."""
+        for warp in warps:
+            self._warps.append(warp)
+            self._ids.append(warp.agent_id)
+            self._awake.append(1)
+
+    def remove(self, index: int) -> None:
+        """A warp has exited."""
+        del self._warps[index], self._ids[index], self._awake[index]
+
+    def sleep(self, index: int) -> None:
+        """A warp waits; it is awake again when it is found in `woken`."""
+        self._awake[index] = 0
+
+    def awake_from(self, start: int) -> Iterator[int]:
+        """Indices of the warps that are awake, around from `start`, each at most once.
+
+        They may fall asleep meanwhile, but none may start or exit.
+        """
+        awake = self._awake
+        for first, end in ((start, len(awake)), (0, start)):
+            self._wake()
+            index = awake.find(1, first, end)
+            while index >= 0:
+                yield index
+                self._wake()
+                index = awake.find(1, index + 1, end)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            return
+        for warp in self._woken:
+            index = bisect_left(self._ids, warp.agent_id)
+            if index < len(self._ids) and self._ids[index] == warp.agent_id:
+                self._awake[index] = 1
+        self._woken.clear()
