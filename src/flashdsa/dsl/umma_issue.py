@@ -8,6 +8,7 @@ import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.umma import UmmaProduct
 
 ADDRESS_BITS = (1 << 18) - 1
@@ -50,17 +51,6 @@ def issue(
         else:
             group = f"cta_{product.cta_group}"
             prims.tcgen05_mma("f16", group, d, a, b, product.instruction, accumulate)
-
-
-def opaque(value: Any) -> Any:
-    """The value, but new to the compiler.
-
-    It would otherwise keep every descriptor of a loop in registers that the role does not have, and
-    spill them.
-    """
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
 
 
 def descriptor(base: Any, relative: int) -> Any:

@@ -22,9 +22,9 @@ from flashdsa.verify.emulated_parts import emulate_topk
 WIDTH = 700
 # What the check says of the right kernel, by the file of the first access.
 KNOWN_WARNINGS = {
-    # `four_at`: the list's last words are loaded as one vector with words behind its end, which are
+    # `load4`: the list's last words are loaded as one vector with words behind its end, which are
     # compared and then not counted.
-    ("uninitialised-read", "listing.py"),
+    ("uninitialised-read", "smem.py"),
 }
 
 

@@ -8,8 +8,12 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, Uint32, cute
 
-from flashdsa.kernels.indexer.sm90.exchange import send_above, send_entry
-from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at, position_at
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.smem import load4
+from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.exchange import send_above
+from flashdsa.kernels.indexer.sm90.listing import consumer_sync, position_at
 from flashdsa.kernels.indexer.sm90.memory import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
@@ -18,7 +22,7 @@ from flashdsa.kernels.indexer.sm90.memory import (
     Ranking,
 )
 from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import ENTRY_WORDS, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.plan import ENTRY_WORDS
 from flashdsa.kernels.indexer.sm90.ranges import Part, Range, inside
 
 ENTRY_BYTES = 4 * ENTRY_WORDS
@@ -74,7 +78,7 @@ def close_rounds(
     """
     if thread == 0:
         expected = entries * ENTRY_BYTES + place.parts * 4
-        cute.arch.mbarrier_arrive_and_expect_tx(mail.received_full, expected)
+        mail.received_full.arrive_and_expect_tx(expected)
     if thread // WARP_SIZE == 1:
         send_above(mail, place, above, thread % WARP_SIZE)
 
@@ -88,7 +92,7 @@ def gather(
     part: Part,
     range_: Range,
     bin_: Bin,
-    parity: Int32,
+    phase: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Held:
@@ -98,7 +102,7 @@ def gather(
     and behind the next sync.
     """
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
-        keys = four_at(ranking.keys, i)
+        keys = load4(ranking.keys, i)
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
             # Below the range is far above it, unsigned.
@@ -112,15 +116,11 @@ def gather(
         for i in cutlass.range(thread, bin_.own * place.parts, plan.consumer_threads, unroll=1):
             own = i // place.parts
             box = mail.received.iterator + (bin_.before + own) * ENTRY_WORDS
-            send_entry(
-                box.align(ENTRY_BYTES),
-                ranking.candidates[own * ENTRY_WORDS],
-                ranking.candidates[own * ENTRY_WORDS + 1],
-                mail.received_full,
-                place.first + (i - own * place.parts),
-            )
+            entry = [ranking.candidates[own * ENTRY_WORDS + word] for word in range(ENTRY_WORDS)]
+            peer = place.first + (i - own * place.parts)
+            send(box.align(ENTRY_BYTES), entry, mail.received_full.at(), peer)
         # received_full: the candidates of every CTA are there.
-        cute.arch.mbarrier_wait(mail.received_full, parity)
+        mail.received_full.wait(phase)
         if thread < bin_.within:
             key, position = entry_at(mail.received, thread)
     else:
@@ -172,8 +172,7 @@ def compare(
         other_key, other_at = entry_at(mail.received, other)
         if other_key > mine or (other_key == mine and other_at < mine_at):
             better += 1
-    for step in cutlass.range_constexpr(lanes_each.bit_length() - 1):
-        better += cute.arch.shuffle_sync_bfly(better, 1 << step)
+    better = neighbours_sum(better, lanes_each)
     wins = index < count and better < rank and thread % lanes_each == 0
     if wins and better == rank - 1:
         ranking.scratch[SCRATCH_THRESHOLD] = Int32(mine)

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, Uint32, const_expr, cute
 
+from flashdsa.dsl.smem import load4
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.listing import (
     before_warp,
     consumer_sync,
-    four_at,
     warp_sums,
 )
 from flashdsa.kernels.indexer.sm90.memory import Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.ranges import Part
 from flashdsa.kernels.indexer.sm90.segments import Rows, row_length
 from flashdsa.kernels.indexer.sm90.threshold import Threshold
@@ -87,7 +87,7 @@ def winners_at(
     entry `last`."""
     winners = Int32(0)
     if index < end:
-        keys = four_at(ranking.keys, index // ENTRIES_EACH)
+        keys = load4(ranking.keys, index // ENTRIES_EACH)
         for k in cutlass.range_constexpr(ENTRIES_EACH):
             key = Uint32(keys[k])
             if key > threshold.key or (key == threshold.key and index + k <= last):

@@ -5,9 +5,10 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
+from flashdsa.dsl.smem import load4
 from flashdsa.kernels.indexer.sm90.bins import accepts
 from flashdsa.kernels.indexer.sm90.emit import Output, fill_rest, store_id, token_id
-from flashdsa.kernels.indexer.sm90.listing import consumer_prefix, consumer_sync, four_at
+from flashdsa.kernels.indexer.sm90.listing import consumer_prefix, consumer_sync
 from flashdsa.kernels.indexer.sm90.memory import Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import BITMAP_WORDS
@@ -58,8 +59,8 @@ def emit_by_position(
             bitmap[word] = Int32(0)
         consumer_sync(plan)
         for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
-            keys = four_at(ranking.keys, i)
-            places = four_at(ranking.positions, i)
+            keys = load4(ranking.keys, i)
+            places = load4(ranking.positions, i)
             for k in cutlass.range_constexpr(4):
                 position = Uint32(places[k])
                 # Below the window is far above it, unsigned.
@@ -124,7 +125,7 @@ def words_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Any:
     positions of one word."""
     words = cute.make_rmem_tensor(4, Int32)
     if span > WORD_BITS:
-        loaded = four_at(bitmap, at >> 7)
+        loaded = load4(bitmap, at >> 7)
         for k in cutlass.range_constexpr(4):
             words[k] = loaded[k]
     else:

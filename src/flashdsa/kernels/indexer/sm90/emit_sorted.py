@@ -3,8 +3,10 @@
 import cutlass
 from cutlass import Int32, Uint32, cute
 
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.kernels.indexer.sm90.emit import Output, store_id, token_id
-from flashdsa.kernels.indexer.sm90.exchange import SORTED, parity_of, send_entry
+from flashdsa.kernels.indexer.sm90.exchange import SORTED
 from flashdsa.kernels.indexer.sm90.listing import consumer_sync, key_at, position_at
 from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
@@ -25,13 +27,8 @@ def send_winners(
     """The list's first `winners` entries to the group's first CTA."""
     for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
         box = mail.winners.iterator + (first_place + i) * ENTRY_WORDS
-        send_entry(
-            box.align(4 * ENTRY_WORDS),
-            ranking.keys[i],
-            ranking.positions[i],
-            mail.winners_full,
-            place.first,
-        )
+        entry = [ranking.keys[i], ranking.positions[i]]
+        send(box.align(4 * ENTRY_WORDS), entry, mail.winners_full.at(), place.first)
 
 
 @cute.jit
@@ -43,17 +40,17 @@ def emit_sorted(
     place: Place,
     own_winners: Int32,
     threshold: Threshold,
-    parities: Int32,
+    phases: PackedPhases,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> Int32:
+) -> PackedPhases:
     """The row's ids, best first. The list has the caller's winners only."""
     send_winners(ranking, mail, place, own_winners, threshold.first_place, thread, plan)
     if place.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))
-        sort_winners(ranking, mail, output, row, winners, parity_of(parities, SORTED), thread, plan)
+        sort_winners(ranking, mail, output, row, winners, phases.phase(SORTED), thread, plan)
     consumer_sync(plan)
-    return parities ^ SORTED
+    return phases.passed(SORTED)
 
 
 @cute.jit
@@ -63,16 +60,16 @@ def sort_winners(
     output: Output,
     row: Int32,
     winners: Int32,
-    parity: Int32,
+    phase: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
     """The group's first CTA: sort all winners (Batcher's bitonic network)."""
     if thread == 0:
         expected = winners * (4 * ENTRY_WORDS)
-        cute.arch.mbarrier_arrive_and_expect_tx(mail.winners_full, expected)
+        mail.winners_full.arrive_and_expect_tx(expected)
     # winners_full: those of every CTA are there. The list is free: its winners were sent too.
-    cute.arch.mbarrier_wait(mail.winners_full, parity)
+    mail.winners_full.wait(phase)
     consumer_sync(plan)
     for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
         key, position = Int32(0), Int32(-1)

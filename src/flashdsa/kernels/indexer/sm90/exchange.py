@@ -10,38 +10,31 @@ searches: an instruction of all sixteen takes four times as long.
 A CTA that ranks its part alone looks into its own counts instead.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, const_expr, cute
 
-from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at, warp_prefix
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.smem import VECTOR, load4
+from flashdsa.dsl.warp import first_lane_where, neighbours_sum, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.listing import consumer_sync
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_FOUND, Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
 from flashdsa.kernels.indexer.sm90.plan import (
     BIN_GROUP,
     BIN_GROUPS,
     NUM_BINS,
-    WARP_SIZE,
 )
 
 WORD = 4
-VECTOR = 4
-"""Words of a message."""
 LOADED_TOGETHER = 4
 """CTAs whose counts are asked for before the first of them is added."""
 
 
-COUNTED, GATHERED, SORTED = 1, 2, 4
-"""Bits of `parities`: of the phases of the counts' barriers, of received_full, of winners_full. One
-register for all of them."""
-PARITY_BITS = 3
-
-
-@cute.jit
-def parity_of(parities: Int32, bit: cutlass.Constexpr) -> Int32:
-    """To wait with."""
-    return (parities >> (bit.bit_length() - 1)) & 1
+COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
+"""Phases that a consumer keeps: of coarse_full and fine_full, of received_full, of winners_full."""
 
 
 class Found(NamedTuple):
@@ -53,56 +46,16 @@ class Found(NamedTuple):
     total: Int32  # entries in all bins
 
 
-def send_four(box: Any, four: Any, barrier: Any, rank: Int32) -> None:
-    """16 bytes into a box of the CTA with that rank in the cluster."""
-    cute.arch.inline_ptx(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
-        "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}, [{$r5}];",
-        read_only_args=[
-            cute.arch.map_dsmem_ptr(box, rank),
-            *(four[i] for i in range(VECTOR)),
-            cute.arch.map_dsmem_ptr(barrier, rank),
-        ],
-    )
-
-
-def send_word(box: Any, word: Int32, barrier: Any, rank: Int32) -> None:
-    """4 bytes into a box of the CTA with that rank in the cluster."""
-    cute.arch.inline_ptx(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [{$r0}], {$r1}, [{$r2}];",
-        read_only_args=[
-            cute.arch.map_dsmem_ptr(box, rank),
-            word,
-            cute.arch.map_dsmem_ptr(barrier, rank),
-        ],
-    )
-
-
-def send_entry(box: Any, key: Int32, position: Int32, barrier: Any, rank: Int32) -> None:
-    """An entry into a box of the CTA with that rank in the cluster."""
-    cute.arch.inline_ptx(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 "
-        "[{$r0}], {{$r1}, {$r2}}, [{$r3}];",
-        read_only_args=[
-            cute.arch.map_dsmem_ptr(box, rank),
-            key,
-            position,
-            cute.arch.map_dsmem_ptr(barrier, rank),
-        ],
-    )
-
-
 @cute.jit
 def sum_groups(ranking: Ranking, mail: Mailboxes, thread: Int32) -> None:
     """The histogram's groups of bins into `own_coarse`; the caller syncs."""
     vectors = 2  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
-        four = four_at(ranking.histogram, vectors * thread + i)
+        four = load4(ranking.histogram, vectors * thread + i)
         mine += four[0] + four[1] + four[2] + four[3]
     lanes = BIN_GROUP // VECTOR // vectors
-    for step in cutlass.range_constexpr(lanes.bit_length() - 1):
-        mine += cute.arch.shuffle_sync_bfly(mine, 1 << step)
+    mine = neighbours_sum(mine, lanes)
     if thread % lanes == 0:
         mail.own_coarse[thread // lanes] = mine
 
@@ -114,10 +67,11 @@ def send_coarse(mail: Mailboxes, place: Place, thread: Int32) -> None:
     lane = thread % WARP_SIZE
     peer = thread // WARP_SIZE
     assert const_expr(BIN_GROUPS == VECTOR * WARP_SIZE)
-    four = four_at(mail.own_coarse, lane)
+    four = load4(mail.own_coarse, lane)
+    words = [four[i] for i in range(VECTOR)]
     box = (mail.coarse.iterator + (place.part * BIN_GROUPS + VECTOR * lane)).align(VECTOR * WORD)
     if peer < place.parts:
-        send_four(box, four, mail.coarse_full, place.first + peer)
+        send(box, words, mail.coarse_full.at(), place.first + peer)
 
 
 @cute.jit
@@ -125,17 +79,11 @@ def send_fine(ranking: Ranking, mail: Mailboxes, place: Place, first: Int32, lan
     """One warp: the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
     messages = BIN_GROUP // VECTOR
     message = lane % messages
-    four = four_at(ranking.histogram, first // VECTOR + message)
+    four = load4(ranking.histogram, first // VECTOR + message)
+    words = [four[i] for i in range(VECTOR)]
     box = (mail.fine.iterator + (place.part * BIN_GROUP + message * VECTOR)).align(VECTOR * WORD)
     for peer in cutlass.range(lane // messages, place.parts, WARP_SIZE // messages, unroll=4):
-        send_four(box, four, mail.fine_full, place.first + peer)
-
-
-@cute.jit
-def lane_with(condition: cutlass.Boolean) -> Int32:
-    """The first lane for which it holds, the last one if for none."""
-    mask = cute.arch.vote_ballot_sync(condition)
-    return Int32(31) - Int32(cute.arch.clz(mask & (Int32(0) - mask))) if mask != 0 else Int32(31)
+        send(box, words, mail.fine_full.at(), place.first + peer)
 
 
 @cute.jit
@@ -144,7 +92,7 @@ def find_group(
     place: Place,
     shared: cutlass.Boolean,
     rank: Int32,
-    parity: Int32,
+    phase: Int32,
     lane: Int32,
 ) -> tuple[Int32, Int32, Int32]:
     """One warp, four groups a lane, lane 0 the best: (the group that the rank falls into or the
@@ -154,19 +102,19 @@ def find_group(
     counts.fill(0)
     if shared:
         # coarse_full: the counts of every CTA are there.
-        cute.arch.mbarrier_wait(mail.coarse_full, parity)
+        mail.coarse_full.wait(phase)
         for block in cutlass.range(0, place.parts, LOADED_TOGETHER, unroll=1):
             for k in cutlass.range_constexpr(LOADED_TOGETHER):
                 peer = cutlass.min(block + k, place.parts - 1)
-                four = four_at(mail.coarse, peer * (BIN_GROUPS // VECTOR) + quad)
+                four = load4(mail.coarse, peer * (BIN_GROUPS // VECTOR) + quad)
                 present = Int32(block + k < place.parts)
                 for i in cutlass.range_constexpr(VECTOR):
                     counts[i] += present * four[i]
     else:
-        counts.store(four_at(mail.own_coarse, quad))
-    inclusive = warp_prefix(counts[0] + counts[1] + counts[2] + counts[3], lane)
+        counts.store(load4(mail.own_coarse, quad))
+    inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
     above = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
-    found = lane_with(above < rank and inclusive >= rank)
+    found = first_lane_where(above < rank and inclusive >= rank)
     within = Int32(VECTOR - 1)  # the lane's best group
     for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
         if above + counts[i] < rank and within == i:
@@ -186,18 +134,18 @@ def search(
     place: Place,
     shared: cutlass.Boolean,
     rank: Int32,
-    parity: Int32,
+    phase: Int32,
     lane: Int32,
 ) -> None:
     """One warp: what a round finds, into scratch. With fewer entries than `rank` it is bin 0."""
-    group, above, total = find_group(mail, place, shared, rank, parity, lane)
+    group, above, total = find_group(mail, place, shared, rank, phase, lane)
     first = group * BIN_GROUP
     bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
     count = Int32(0)
     if shared:
         send_fine(ranking, mail, place, first, lane)
         # fine_full: likewise.
-        cute.arch.mbarrier_wait(mail.fine_full, parity)
+        mail.fine_full.wait(phase)
         for block in cutlass.range(0, place.parts, LOADED_TOGETHER, unroll=1):
             for k in cutlass.range_constexpr(LOADED_TOGETHER):
                 peer = cutlass.min(block + k, place.parts - 1)
@@ -205,8 +153,8 @@ def search(
                 count += own if block + k < place.parts else Int32(0)
     else:
         count = ranking.histogram[first + bin_]
-    inclusive = above + warp_prefix(count, lane)
-    if lane == lane_with(inclusive - count < rank and inclusive >= rank):
+    inclusive = above + prefix_sum(count, lane)
+    if lane == first_lane_where(inclusive - count < rank and inclusive >= rank):
         found = Found(first + bin_, inclusive - count, count, total)
         for i in cutlass.range_constexpr(len(Found._fields)):
             ranking.scratch[SCRATCH_FOUND + i] = found[i]
@@ -219,7 +167,7 @@ def find_rank(
     place: Place,
     shared: cutlass.Boolean,
     rank: Int32,
-    parity: Int32,
+    phase: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Found:
@@ -231,13 +179,13 @@ def find_rank(
     assert const_expr(plan.consumer_threads * VECTOR * 2 == NUM_BINS)
     if shared and thread == 0:
         for barrier, counts in ((mail.coarse_full, BIN_GROUPS), (mail.fine_full, BIN_GROUP)):
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, place.parts * (counts * WORD))
+            barrier.arrive_and_expect_tx(place.parts * (counts * WORD))
     sum_groups(ranking, mail, thread)
     consumer_sync(plan)
     if shared:
         send_coarse(mail, place, thread)
     if thread < WARP_SIZE:
-        search(ranking, mail, place, shared, rank, parity, thread)
+        search(ranking, mail, place, shared, rank, phase, thread)
     consumer_sync(plan)
     return Found(*(ranking.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
 
@@ -245,7 +193,7 @@ def find_rank(
 @cute.jit
 def own_above(ranking: Ranking, mail: Mailboxes, bin_: Int32, lane: Int32) -> Int32:
     """One warp: the caller's entries in better bins than the one that a round found."""
-    four = four_at(mail.own_coarse, lane)
+    four = load4(mail.own_coarse, lane)
     counts = [four[i] for i in range(VECTOR)]
     above = Int32(0)
     for i in cutlass.range_constexpr(VECTOR):
@@ -270,7 +218,7 @@ def within_before(
 def send_above(mail: Mailboxes, place: Place, above: Int32, lane: Int32) -> None:
     """One warp: the caller's entries above the last round's bin, to every CTA of the group."""
     if lane < place.parts:
-        send_word(mail.above.iterator + place.part, above, mail.received_full, place.first + lane)
+        send(mail.above.iterator + place.part, [above], mail.received_full.at(), place.first + lane)
 
 
 @cute.jit

@@ -19,65 +19,27 @@ from cutlass import GridConstant, Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.arena import allocate
+from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.gmem import prefetch
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.deal import produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Pipeline, allocate, prefetch
+from flashdsa.kernels.indexer.sm90.memory import inputs_in, mailboxes_in, ranking_in
 from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
 from flashdsa.kernels.indexer.sm90.place import find_place
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
 from flashdsa.kernels.indexer.sm90.segments import Rows
 from flashdsa.kernels.indexer.sm90.teams import Published
-from flashdsa.plan import Barrier
 from flashdsa.problem import PAGE_SIZE
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
-
-
-@cute.jit
-def initialise_barriers(thread: Int32, plan: cutlass.Constexpr, holders: cutlass.Constexpr) -> None:
-    """Every barrier with the arrivals that the plan derives from who arrives.
-
-    One initialisation follows the other in some ten clocks, so three warps share them: as many as
-    do not become a jump through a table in constant memory, which takes longer.
-
-    Args:
-        holders: have the barriers' pointers, by name.
-    """
-    first, second, *others = plan.barriers
-    if thread == 0:
-        initialise(first, holders)
-    if thread == WARP_SIZE:
-        initialise(second, holders)
-    if thread == 2 * WARP_SIZE:
-        for barrier in others:
-            initialise(barrier, holders)
-
-
-def initialise(barrier: Barrier, holders: tuple[Any, ...]) -> None:
-    """One thread: all stages of a barrier."""
-    pointer = next(
-        getattr(holder, barrier.name) for holder in holders if hasattr(holder, barrier.name)
-    )
-    for stage in range(barrier.stages):
-        cute.arch.mbarrier_init(pointer + stage, barrier.arrivals)
-
-
-@cute.jit
-def enter_cluster(
-    mail: Mailboxes, pipeline: Pipeline, thread: Int32, plan: cutlass.Constexpr
-) -> None:
-    """All threads of a CTA: its barriers.
-
-    The other CTAs need not be as far: `cluster_wait` comes before the first message to them.
-    """
-    initialise_barriers(thread, plan, (pipeline, mail))
-    cute.arch.mbarrier_init_fence()
-    cute.arch.sync_threads()
-    cute.arch.cluster_arrive_relaxed()
+INITIALISING_WARPS = 3
+"""As many as do not become a jump through a table in constant memory, which takes longer."""
 
 
 @cute.jit
@@ -123,12 +85,13 @@ def indexer_kernel(
     if thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
-    ranking, mail, pipeline = allocate(plan)
+    arena = allocate(plan)
+    ranking, mail = ranking_in(arena, plan), mailboxes_in(arena, plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
     place = find_place(rows, Int32(1) if const_expr(teams is None) else teams, plan)
     # Asked for before anything else: the way to the first page begins with them.
     lengths = first_lengths(ranking, rows, place, thread, consumes, plan)
-    enter_cluster(mail, pipeline, thread, plan)
+    enter_cluster(arena, thread, INITIALISING_WARPS)
     if const_expr(plan.dealt):
         if not consumes:  # the others put rows in order
             prefetch_inputs(
@@ -159,11 +122,12 @@ def indexer_kernel(
             lane,
             plan,
         )
-        consume(Consumer(pipeline, ranking, mail, place, output, published), thread, plan)
+        inputs = inputs_in(arena, plan, arena.consumer)
+        consume(Consumer(inputs, ranking, mail, place, output, published), thread, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
         producer = Producer(
-            pipeline,
+            inputs_in(arena, plan, arena.producer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
             weights,

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.warp import first_lane_where, prefix_sum
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.load import Producer, announce, ask_for_ids, finish, load_pages
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, pages_to_score, row_length
 
 
@@ -100,18 +101,13 @@ def produce_line(
         length = row_length(c.rows, row)
         pages = pages_to_score(length, plan)
         share = padded_pages(pages, schedule.chunk, schedule.inverse, schedule.aligned)
-        inclusive = share
-        for step in cutlass.range_constexpr(5):
-            other = cute.arch.shuffle_sync_up(inclusive, 1 << step, mask_and_clamp=0)
-            if lane >= (1 << step):
-                inclusive += other
+        inclusive = prefix_sum(share, lane)
         block_share = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
         if block_start + block_share <= cursor:
             block += WARP_SIZE
             block_start += block_share
         else:
-            reaches = cute.arch.vote_ballot_sync(block_start + inclusive > cursor)
-            found = Int32(31) - Int32(cute.arch.clz(reaches & (Int32(0) - reaches)))
+            found = first_lane_where(block_start + inclusive > cursor)
             row = block + found
             start = block_start + cute.arch.shuffle_sync(inclusive - share, found)
             pages = cute.arch.shuffle_sync(pages, found)

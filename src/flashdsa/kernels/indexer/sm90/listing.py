@@ -4,14 +4,15 @@ The histogram counts the entries that may win; others, of the key 0 and no posit
 range, are never accepted, and go when the list is compacted.
 """
 
-from typing import Any
-
 import cutlass
 from cutlass import Int32, Uint32, cute
 
+from flashdsa.dsl.smem import store4
+from flashdsa.dsl.warp import alloc_slot, prefix_sum
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.bins import NO_POSITION, accepts, bin_of
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, SCRATCH_WARP_SUMS, Ranking
-from flashdsa.kernels.indexer.sm90.plan import NUM_BINS, WARP_SIZE, IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import NUM_BINS, IndexerPlan
 
 CONSUMER_BARRIER = 1
 """The named barrier among the consumers."""
@@ -34,12 +35,6 @@ def position_at(ranking: Ranking, index: Int32) -> Uint32:
     return Uint32(ranking.positions[index])
 
 
-def four_at(array: cute.Tensor, index: Int32) -> Any:
-    """Elements 4 index to 4 index + 3 of an array in shared memory, in one load."""
-    pointer = (array.iterator + 4 * index).align(16)
-    return cute.make_tensor(pointer, cute.make_layout(4)).load()
-
-
 @cute.jit
 def count_in_bin(ranking: Ranking, bin_index: Int32) -> None:
     """Add one to a bin. The constant 1, unsigned, makes it the instruction that counts lanes."""
@@ -50,47 +45,18 @@ def count_in_bin(ranking: Ranking, bin_index: Int32) -> None:
 
 
 @cute.jit
-def take_place(ranking: Ranking, counter: cutlass.Constexpr, wanted: cutlass.Boolean) -> Int32:
-    """A place of one's own among those who want one; one atomic a warp, all lanes call."""
-    mask = cute.arch.vote_ballot_sync(wanted)
-    base = Int32(0)
-    if mask != 0:
-        if cute.arch.lane_idx() == 0:
-            base = cute.arch.atomic_add(
-                ranking.scratch.iterator + counter,
-                Int32(cute.arch.popc(mask)),
-                sem="relaxed",
-                scope="cta",
-            )
-        base = cute.arch.shuffle_sync(base, 0)
-    return base + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
-
-
-@cute.jit
 def clear_histogram(ranking: Ranking, thread: Int32, plan: cutlass.Constexpr) -> None:
     """All bins 0. The caller syncs before anyone counts."""
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
-        at = (ranking.histogram.iterator + 4 * (thread + i * plan.consumer_threads)).align(16)
-        cute.make_tensor(at, cute.make_layout(4)).store(nothing.load())
-
-
-@cute.jit
-def warp_prefix(value: Int32, lane: Int32) -> Int32:
-    """Inclusive sum over the lanes up to this one."""
-    total = value
-    for step in cutlass.range_constexpr(5):
-        other = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
-        if lane >= (1 << step):
-            total += other
-    return total
+        store4(ranking.histogram, thread + i * plan.consumer_threads, nothing.load())
 
 
 @cute.jit
 def consumer_prefix(ranking: Ranking, value: Int32, thread: Int32, plan: cutlass.Constexpr):
     """(sum over the threads before this one, sum over all consumers). One consumer sync."""
-    inclusive = warp_prefix(value, thread % WARP_SIZE)
+    inclusive = prefix_sum(value, thread % WARP_SIZE)
     of_warp = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
     sums = warp_sums(ranking, of_warp, thread, plan)
     return before_warp(sums, thread) + inclusive - value, cute.arch.warp_redux_sync(sums, "add")
@@ -121,7 +87,7 @@ def before_warp(sums: Int32, thread: Int32) -> Int32:
 @cute.jit
 def append(ranking: Ranking, key: Uint32, position: Uint32, wanted: cutlass.Boolean) -> None:
     """Put an entry at the list's end and into the histogram; all lanes call."""
-    index = take_place(ranking, SCRATCH_COUNT, wanted)
+    index = alloc_slot(ranking.scratch.iterator + SCRATCH_COUNT, wanted)
     if wanted:
         ranking.keys[index] = Int32(key)
         ranking.positions[index] = Int32(position)

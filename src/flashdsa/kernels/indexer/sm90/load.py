@@ -4,16 +4,14 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, const_expr, cute
-from cutlass.experimental import primitives as prims
 
-from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import DEPTH_STEPS, PAGE_ROWS, WARP_SIZE, IndexerPlan
+from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
+from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box, load_bytes
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.memory import Inputs
+from flashdsa.kernels.indexer.sm90.plan import DEPTH_STEPS, PAGE_ROWS
 from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, write_segment_words
-from flashdsa.problem import PAGE_BYTES
 
-EVICT_FIRST = 0x12F0000000000000
-"""L2 policies as CUTLASS encodes them (TMA::CacheHintSm90)."""
-EVICT_LAST = 0x14F0000000000000
 SPREAD = 5
 """Multiples of it, modulo DEPTH_STEPS, are all steps, and neighbouring ones are far apart."""
 
@@ -21,7 +19,7 @@ SPREAD = 5
 class Producer(NamedTuple):
     """Role load. Owns page_full and segment_full, waits for page_empty and segment_empty."""
 
-    pipeline: Pipeline
+    inputs: Inputs
     keys_map: Any  # pointer to the pages' tensor map; None: only announce segments
     queries_map: Any  # likewise: of the rows' queries
     weights: Any  # (B, H) fp32, device memory
@@ -32,23 +30,14 @@ class Producer(NamedTuple):
 
 
 @cute.jit
-def wait_for_segment_slot(pipeline: Pipeline, segment: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The segment's slot, once the consumers have left it."""
-    slot = segment % plan.segment_stages
-    if segment >= plan.segment_stages:
-        cute.arch.mbarrier_wait(
-            pipeline.segment_empty + slot, (segment // plan.segment_stages - 1) & 1
-        )
-    return slot
-
-
-@cute.jit
 def announce(
     c: Producer, number: Int32, segment: Segment, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Description, queries and weights of a segment; segment_full completes with the last byte."""
     if c.warp == 0:
-        slot = wait_for_segment_slot(c.pipeline, number, plan)
+        state = c.inputs.segment_ring.state(number)
+        acquire_reused(c.inputs.segment_ring, state, number)
+        slot = state.stage
         if lane == 0:
             announce_in(c, slot, segment, plan)
     cute.arch.sync_warp()
@@ -57,10 +46,10 @@ def announce(
 @cute.jit
 def announce_in(c: Producer, slot: Int32, segment: Segment, plan: cutlass.Constexpr) -> None:
     """One thread: the description and the copies into a free slot."""
-    write_segment_words(c.pipeline.segments, slot, segment)
+    write_segment_words(c.inputs.segments, slot, segment)
     # The arrival releases the description too: the same thread wrote it.
     if const_expr(c.queries_map is None):
-        cute.arch.mbarrier_arrive(c.pipeline.segment_full + slot)
+        c.inputs.segment_ring.commit(slot)
     else:
         load_query(c, slot, segment.row, plan)
 
@@ -69,32 +58,32 @@ def announce_in(c: Producer, slot: Int32, segment: Segment, plan: cutlass.Conste
 def finish(c: Producer, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
     """Say that no segment comes any more."""
     if c.warp == 0:
-        slot = wait_for_segment_slot(c.pipeline, number, plan)
+        state = c.inputs.segment_ring.state(number)
+        acquire_reused(c.inputs.segment_ring, state, number)
+        slot = state.stage
         if lane == 0:
             nothing = Segment(Int32(-1), *(Int32(0) for _ in Segment._fields[1:]))
-            write_segment_words(c.pipeline.segments, slot, nothing)
-            cute.arch.mbarrier_arrive(c.pipeline.segment_full + slot)
+            write_segment_words(c.inputs.segments, slot, nothing)
+            c.inputs.segment_ring.commit(slot)
     cute.arch.sync_warp()
 
 
 @cute.jit
 def load_query(c: Producer, slot: Int32, row: Int32, plan: cutlass.Constexpr) -> None:
     """Arrive at segment_full and start the copies of the row's queries and weights."""
-    barrier = c.pipeline.segment_full + slot
-    cute.arch.mbarrier_arrive_and_expect_tx(barrier, plan.query_bytes + plan.weight_bytes)
-    prims.cp_async_bulk_tensor_shared_cluster_global(
-        (c.pipeline.queries + slot * plan.query_bytes).to_llvm_ptr(),
+    full = c.inputs.segment_ring.expect(slot)
+    load_box(
+        c.inputs.queries + slot * plan.query_bytes,
         c.queries_map,
         [Int32(0), row * plan.num_heads],
-        barrier.to_llvm_ptr(),
-        [],
-        l2_cache_hint=Int64(EVICT_LAST),
+        full,
+        EVICT_LAST,
     )
-    prims.cp_async_bulk_shared_cluster_global(
-        (c.pipeline.weights.iterator + slot * plan.num_heads).to_llvm_ptr(),
-        (c.weights.iterator + Int64(row) * plan.num_heads).to_llvm_ptr(),
-        barrier.to_llvm_ptr(),
+    load_bytes(
+        c.inputs.weights.iterator + slot * plan.num_heads,
+        c.weights.iterator + Int64(row) * plan.num_heads,
         plan.weight_bytes,
+        full,
     )
 
 
@@ -145,10 +134,14 @@ def load_pages(
 
 
 @cute.jit
-def wait_for_page_slot(
-    pipeline: Pipeline, number: Int32, depth: Any, plan: cutlass.Constexpr
+def acquire_page(
+    ring: RingProducer,
+    number: Int32,
+    state: PipelineState,
+    depth: Any,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Until the stage of the CTA's page `number` is free, and no more than `depth` in flight.
+    """Wait until the stage of the CTA's page `number` is free, and no more than `depth` in flight.
 
     Of DEPTH_STEPS pages so many wait for a nearer one to be read, of the same warpgroup, that
     `depth` is met on average, and those are spread.
@@ -158,16 +151,9 @@ def wait_for_page_slot(
         ahead = (depth + step) // DEPTH_STEPS
         nearer = number - plan.consumer_warpgroups * ahead
         if nearer >= 0 and ahead < plan.warp_stages:
-            wait_until_read(pipeline, nearer, plan)
-    if number >= plan.ring_stages:
-        wait_until_read(pipeline, number - plan.ring_stages, plan)
-
-
-def wait_until_read(pipeline: Pipeline, number: Int32, plan: IndexerPlan) -> None:
-    """page_empty: four warps have read the CTA's page `number`; the next one of its stage is not
-    loaded yet."""
-    stage = number % plan.ring_stages
-    cute.arch.mbarrier_wait(pipeline.page_empty + stage, (number // plan.ring_stages) & 1)
+            # page_empty: four warps have read it; the next page of its stage is not loaded yet.
+            ring.wait_until_read(nearer)
+    acquire_reused(ring, state, number)
 
 
 @cute.jit
@@ -175,21 +161,21 @@ def load_page(
     c: Producer, page: Int32, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """One page into its stage; a page id outside the cache is passed on as invalid, not read."""
-    stage = number % plan.ring_stages
+    ring = c.inputs.page_ring
+    state = ring.state(number)
+    stage = state.stage
     if lane == 0:
-        wait_for_page_slot(c.pipeline, number, depth, plan)
+        acquire_page(ring, number, state, depth, plan)
         valid = page >= 0 and page < c.num_pages
-        c.pipeline.page_valid[stage] = Int32(1) if valid else Int32(0)
-        barrier = c.pipeline.page_full + stage
+        c.inputs.page_valid[stage] = Int32(1) if valid else Int32(0)
         if valid:
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, PAGE_BYTES)
-            prims.cp_async_bulk_tensor_shared_cluster_global(
-                (c.pipeline.pages + stage * plan.stage_bytes).to_llvm_ptr(),
+            full = ring.expect(stage)
+            load_box(
+                c.inputs.pages + stage * plan.stage_bytes,
                 c.keys_map,
                 [Int32(0), page * PAGE_ROWS],
-                barrier.to_llvm_ptr(),
-                [],
-                l2_cache_hint=Int64(EVICT_FIRST),
+                full,
+                EVICT_FIRST,
             )
         else:
-            cute.arch.mbarrier_arrive(barrier)
+            ring.commit(stage)

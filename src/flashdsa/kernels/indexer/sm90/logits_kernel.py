@@ -12,12 +12,13 @@ import cutlass
 from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.kernels.indexer.sm90.kernel import initialise_barriers
+from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.kernel import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.line import produce_line
 from flashdsa.kernels.indexer.sm90.load import Producer
 from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import Arena, pipeline_in
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.memory import inputs_in
 from flashdsa.kernels.indexer.sm90.segments import Rows
 from flashdsa.kernels.indexer.sm90.write_scores import Writer, fill_beyond, write_scores
 from flashdsa.problem import PAGE_SIZE
@@ -40,19 +41,18 @@ def logits_kernel(
     num_ctas, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
-    pipeline = pipeline_in(Arena(plan), plan)
+    arena = allocate(plan)
     # A row that is longer than the output is scored as far as that goes.
     max_len = scores.shape[1]
     longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
     rows = Rows(seq_lens, seq_lens.shape[0], longest)
-    initialise_barriers(thread, plan, (pipeline,))
-    cute.arch.mbarrier_init_fence()
+    initialise_barriers(arena, thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
     load, rank = plan.roles
     if warp >= plan.consumer_warps:
         cute.arch.setmaxregister_decrease(load.registers)
         producer = Producer(
-            pipeline,
+            inputs_in(arena, plan, arena.producer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
             weights,
@@ -64,7 +64,7 @@ def logits_kernel(
         produce_line(producer, lane, cta, num_ctas, plan)
     else:
         cute.arch.setmaxregister_increase(rank.registers)
-        writer = Writer(pipeline, scores, max_len, rows)
+        writer = Writer(inputs_in(arena, plan, arena.consumer), scores, max_len, rows)
         # From the far end: CTAs without pages, if any, have the highest numbers.
         fill_beyond(
             writer,

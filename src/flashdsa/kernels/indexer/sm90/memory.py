@@ -2,9 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from cutlass import Float32, Int32, Int64, cute
-from cutlass.memory import SmemAllocator
+from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import Barriers
 from flashdsa.kernels.indexer.sm90.plan import (
     BIN_GROUP,
     BIN_GROUPS,
@@ -15,7 +16,6 @@ from flashdsa.kernels.indexer.sm90.plan import (
     NUM_BINS,
     ORDERED_ROWS,
     SEGMENT_WORDS,
-    IndexerPlan,
 )
 
 
@@ -60,45 +60,23 @@ class Mailboxes(NamedTuple):
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
     tickets: Any  # (MAX_CLUSTER,) Int32: see teams.py; None: no teams
     winners: Any  # (topk, ENTRY_WORDS) Int32 in the cluster's first CTA; None: not sorted
-    coarse_full: Any  # pointers to mbarriers
-    fine_full: Any
-    received_full: Any
-    tickets_full: Any
-    winners_full: Any
+    coarse_full: Barriers
+    fine_full: Barriers
+    received_full: Barriers
+    tickets_full: Any  # Barriers; None: no teams
+    winners_full: Any  # Barriers; None: not sorted
 
 
-class Pipeline(NamedTuple):
-    """Shared memory and barriers between the producer and the consumers."""
+class Inputs(NamedTuple):
+    """What the producer warps fill and the consumers read, as one of the two ends sees it."""
 
     pages: Any  # pointer, stage s at + s * stage_bytes
     queries: Any
-    weights: cute.Tensor  # (segment_stages * num_heads,) Float32
+    weights: Any  # (segment_stages * num_heads,) Float32
     segments: cute.Tensor  # (segment_stages * SEGMENT_WORDS,) Int32
-    page_valid: cute.Tensor  # (stages,) Int32
-    page_full: Any  # pointers to mbarriers
-    page_empty: Any
-    segment_full: Any
-    segment_empty: Any
-
-
-class Arena:
-    """One block of dynamic shared memory, its regions by the plan's names."""
-
-    def __init__(self, plan: Any) -> None:
-        self._plan = plan.smem
-        self._base = SmemAllocator().allocate(plan.smem.total, 1024)
-
-    def bytes(self, name: str) -> Any:
-        """Pointer to a region."""
-        return self._base + self._plan.offset(name)
-
-    def pointer(self, name: str, dtype: Any) -> Any:
-        """Pointer to a region's elements."""
-        return cute.recast_ptr(self.bytes(name), dtype=dtype)
-
-    def array(self, name: str, dtype: Any, count: int) -> Any:
-        """A region as a vector."""
-        return cute.make_tensor(self.pointer(name, dtype), cute.make_layout(count))
+    page_valid: Any  # (stages,) Int32
+    page_ring: Any  # RingProducer or RingConsumer; None, and all of pages: there are none
+    segment_ring: Any  # likewise
 
 
 def ranking_in(arena: Arena, plan: Any) -> Ranking:
@@ -125,35 +103,33 @@ def mailboxes_in(arena: Arena, plan: Any) -> Mailboxes:
         above=arena.array("above", Int32, MAX_CLUSTER),
         tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.teams else None,
         winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
-        coarse_full=arena.pointer("coarse_full", Int64),
-        fine_full=arena.pointer("fine_full", Int64),
-        received_full=arena.pointer("received_full", Int64),
-        tickets_full=arena.pointer("tickets_full", Int64) if plan.teams else None,
-        winners_full=arena.pointer("winners_full", Int64) if plan.sorted else None,
+        coarse_full=arena.barriers("coarse_full"),
+        fine_full=arena.barriers("fine_full"),
+        received_full=arena.barriers("received_full"),
+        tickets_full=arena.barriers("tickets_full") if plan.teams else None,
+        winners_full=arena.barriers("winners_full") if plan.sorted else None,
     )
 
 
-def pipeline_in(arena: Arena, plan: Any) -> Pipeline:
-    """Views of the regions that the producer fills."""
-    return Pipeline(
+def inputs_in(arena: Arena, plan: Any, end: Any) -> Inputs:
+    """Views of the regions that the producer fills. `end`: arena.producer or arena.consumer."""
+    return segments_in(arena, plan, end)._replace(
         pages=arena.bytes("pages"),
         queries=arena.bytes("queries"),
         weights=arena.array("weights", Float32, plan.segment_stages * plan.num_heads),
-        segments=arena.array("segments", Int32, plan.segment_stages * SEGMENT_WORDS),
         page_valid=arena.array("page_valid", Int32, plan.ring_stages),
-        page_full=arena.pointer("page_full", Int64),
-        page_empty=arena.pointer("page_empty", Int64),
-        segment_full=arena.pointer("segment_full", Int64),
-        segment_empty=arena.pointer("segment_empty", Int64),
+        page_ring=end("page_full", "page_empty"),
     )
 
 
-def allocate(plan: IndexerPlan) -> tuple[Ranking, Mailboxes, Pipeline]:
-    """All of the fused kernel's shared memory."""
-    arena = Arena(plan)
-    return ranking_in(arena, plan), mailboxes_in(arena, plan), pipeline_in(arena, plan)
-
-
-def prefetch(pointer: Any) -> None:
-    """A line of device memory into the second-level cache."""
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
+def segments_in(arena: Arena, plan: Any, end: Any) -> Inputs:
+    """The same of the top-k of given scores, which has segments only."""
+    return Inputs(
+        pages=None,
+        queries=None,
+        weights=None,
+        segments=arena.array("segments", Int32, plan.segment_stages * SEGMENT_WORDS),
+        page_valid=None,
+        page_ring=None,
+        segment_ring=end("segment_full", "segment_empty"),
+    )

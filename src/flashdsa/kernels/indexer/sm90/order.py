@@ -11,8 +11,10 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 
+from flashdsa.dsl.smem import load4
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.bins import LAST_POSITION
-from flashdsa.kernels.indexer.sm90.listing import consumer_sync, four_at
+from flashdsa.kernels.indexer.sm90.listing import consumer_sync
 from flashdsa.kernels.indexer.sm90.memory import (
     SCRATCH_HALVINGS,
     SCRATCH_MOST_WORK,
@@ -21,7 +23,7 @@ from flashdsa.kernels.indexer.sm90.memory import (
     Ranking,
 )
 from flashdsa.kernels.indexer.sm90.place import Place, dealt_to, most_halvings, split
-from flashdsa.kernels.indexer.sm90.plan import ORDERED_ROWS, WARP_SIZE, IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import ORDERED_ROWS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.segments import Rows, clamped, pages_to_score, raw_length
 
 VECTOR = 4
@@ -179,7 +181,7 @@ def order_rows(
         # Words behind those of the groups are 0.
         vectors = (place.groups + VECTOR - 1) // VECTOR
         for four in cutlass.range(thread, vectors, WARP_SIZE, unroll=1):
-            words = four_at(ranking.histogram, plan.consumer_threads // VECTOR + four)
+            words = load4(ranking.histogram, plan.consumer_threads // VECTOR + four)
             for i in cutlass.range_constexpr(VECTOR):
                 most = cutlass.max(most, words[i])
         most = cute.arch.warp_redux_sync(most, "max")
@@ -207,7 +209,7 @@ def rank_of_row(
     # The keys of what is beyond the last row are -1 and come before nobody.
     vectors = (rows.count + VECTOR - 1) // VECTOR
     for four in cutlass.range(first, vectors, 1 << sharing, unroll=2):
-        others = four_at(keys, four)
+        others = load4(keys, four)
         for i in cutlass.range_constexpr(VECTOR):
             if others[i] > key:
                 before += 1

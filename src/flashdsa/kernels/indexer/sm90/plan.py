@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashdsa.hw import REGISTER_STEP, SM90
+from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -20,8 +20,6 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
 """What kernels are compiled for."""
-WARP_SIZE = 32
-WARPGROUP_SIZE = 128
 CACHE_ROW_BYTES = 128
 """The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES

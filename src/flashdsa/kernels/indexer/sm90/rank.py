@@ -5,20 +5,19 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
 
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.bins import sortable
 from flashdsa.kernels.indexer.sm90.emit import Output, Stretch, emit_in_order, own_stretch
 from flashdsa.kernels.indexer.sm90.emit_bitmap import emit_by_position
 from flashdsa.kernels.indexer.sm90.emit_sorted import emit_sorted
-from flashdsa.kernels.indexer.sm90.exchange import PARITY_BITS
+from flashdsa.kernels.indexer.sm90.exchange import EVENTS
 from flashdsa.kernels.indexer.sm90.listing import append, compact, consumer_sync, put, reset
-from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Mailboxes, Pipeline, Ranking
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Inputs, Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import (
-    FILLS,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-    IndexerPlan,
-)
+from flashdsa.kernels.indexer.sm90.plan import FILLS
 from flashdsa.kernels.indexer.sm90.ranges import Part
 from flashdsa.kernels.indexer.sm90.read_scores import read_batch
 from flashdsa.kernels.indexer.sm90.score import (
@@ -45,7 +44,7 @@ class Batch(NamedTuple):
 class Consumer(NamedTuple):
     """Role rank. Waits for page_full and segment_full; releases page_empty and segment_empty."""
 
-    pipeline: Pipeline
+    inputs: Inputs
     ranking: Ranking
     mail: Mailboxes
     place: Place
@@ -64,13 +63,12 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
     lane = thread % WARP_SIZE
     scorer = None
     if const_expr(c.scores is None):
-        scorer = make_scorer(c.pipeline.pages, c.pipeline.queries, thread, plan)
-    # In one register: parities of the mailboxes' barriers, and above them the number of segments.
-    parities = Int32(0)
+        scorer = make_scorer(c.inputs.pages, c.inputs.queries, thread, plan)
+    phases = PackedPhases(Int32(0), Static(EVENTS))  # and the number of segments
     reset(c.ranking, thread, plan)
     # No message before every CTA of the cluster has initialised its barriers.
     cute.arch.cluster_wait()
-    segment = wait_for_segment(c.pipeline, Int32(0), plan)
+    segment = wait_for_segment(c.inputs, Int32(0), plan)
     while segment.row >= 0:
         entries, done = Int32(0), Int32(0)  # of the list; pages scored
         floor = Uint32(0)  # keys below it cannot win any more
@@ -78,7 +76,7 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
         merges = cutlass.Boolean(False)
         while not ranked:
             part = Part(Int32(0), Int32(0), Int32(0))
-            slot = slot_in(parities, plan)
+            slot = segment_stage(c, phases)
             if merges:
                 part = merged_part(c.ranking, entries)
             else:
@@ -93,7 +91,7 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
             scored = done == segment.num_pages
             if scored and not merges and lane == 0:
                 # Queries, weights and description have been read: the slot may be refilled.
-                cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot_in(parities, plan))
+                c.inputs.segment_ring.release(segment_stage(c, phases))
             full = plan.list_capacity - entries < plan.refill_entries
             # The list leaves the order of positions, which floor 0 stands for, by a compaction.
             if scored or full or floor == 0:
@@ -108,8 +106,8 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                     if in_order:
                         stretch = own_stretch(c.output, segment.row, part, thread, plan)
                 shared = scored and c.place.parts > 1
-                threshold, parities = find_threshold(
-                    c.ranking, c.mail, c.place, shared, publishes, part, parities, thread, plan
+                threshold, phases = find_threshold(
+                    c.ranking, c.mail, c.place, shared, publishes, part, phases, thread, plan
                 )
                 if not scored:
                     entries = compact(
@@ -123,26 +121,20 @@ def consume(c: Consumer, thread: Int32, plan: cutlass.Constexpr) -> None:
                         )
                         ranked = not merges
                 else:
-                    parities = emit_row(
-                        c, segment.row, part, in_order, stretch, threshold, parities, thread, plan
+                    phases = emit_row(
+                        c, segment.row, part, in_order, stretch, threshold, phases, thread, plan
                     )
                     ranked = cutlass.Boolean(True)
         reset(c.ranking, thread, plan)
-        parities += 1 << PARITY_BITS
-        segment = wait_for_segment(c.pipeline, parities >> PARITY_BITS, plan)
+        phases = phases.next_number()
+        segment = wait_for_segment(c.inputs, phases.number, plan)
 
 
-def slot_in(parities: Int32, plan: IndexerPlan) -> Int32:
-    """Of the segment that `parities` numbers. Computed anew wherever it is asked for: what follows
+def segment_stage(c: Consumer, phases: PackedPhases) -> Int32:
+    """Of the segment that `phases` numbers. Computed anew wherever it is asked for: what follows
     from it would take registers in the loops that score, and others would be spilled."""
-    return (opaque(parities) >> PARITY_BITS) % plan.segment_stages
-
-
-def opaque(value: Int32) -> Int32:
-    """The same value, of which the compiler does not know what it follows from."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    number = phases._replace(bits=opaque(phases.bits)).number
+    return c.inputs.segment_ring.state(number).stage
 
 
 @cute.jit
@@ -153,21 +145,21 @@ def emit_row(
     in_order: cutlass.Boolean,
     stretch: Stretch,
     threshold: Threshold,
-    parities: Int32,
+    phases: PackedPhases,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> Int32:
+) -> PackedPhases:
     """The ids of the part's winners."""
     if const_expr(plan.sorted):
         winners = compact(c.ranking, part.entries, threshold.key, threshold.position, thread, plan)
-        parities = emit_sorted(
-            c.ranking, c.mail, c.output, row, c.place, winners, threshold, parities, thread, plan
+        phases = emit_sorted(
+            c.ranking, c.mail, c.output, row, c.place, winners, threshold, phases, thread, plan
         )
     elif in_order:
         emit_in_order(c.ranking, c.output, row, c.place, part, stretch, threshold, thread, plan)
     else:
         emit_by_position(c.ranking, c.output, row, c.place, part, threshold, thread, plan)
-    return parities
+    return phases
 
 
 @cute.jit
@@ -210,7 +202,7 @@ def score_batch(
     """Score as many pages as the list has room for: (its length, the next page)."""
     segment = batch.segment
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
-    load_weights(weights, c.pipeline.weights, batch.slot, thread % WARP_SIZE, plan)
+    load_weights(weights, c.inputs.weights, batch.slot, thread % WARP_SIZE, plan)
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
     in_order = floor == 0
     room = (plan.list_capacity - entries) // PAGE_SIZE
@@ -220,7 +212,7 @@ def score_batch(
     stop = opaque(cutlass.min(segment.num_pages, batch.begin + room))
     # This warpgroup's pages are those whose number in the ring is `group` modulo the groups.
     groups = plan.consumer_warpgroups
-    first_number = word_in(c.pipeline.segments, batch.slot, "first_number")
+    first_number = word_in(c.inputs.segments, batch.slot, "first_number")
     first = batch.begin + ((group - first_number - batch.begin) & (groups - 1))
     span = Span(
         count=cutlass.max(stop - first + groups - 1, Int32(0)) // groups,
@@ -229,7 +221,7 @@ def score_batch(
         slot=batch.slot,
     )
     taker = Taker(c.ranking, segment.first_page * PAGE_SIZE, segment.length, floor, in_order)
-    score_span(c.pipeline, scorer, weights, span, thread, list_score, taker, plan)
+    score_span(c.inputs, scorer, weights, span, thread, list_score, taker, plan)
     consumer_sync(plan)  # behind all reads of what is in the segment's slot
     if in_order:
         entries = stop * PAGE_SIZE

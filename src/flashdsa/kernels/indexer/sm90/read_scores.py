@@ -5,9 +5,10 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
+from flashdsa.dsl.gmem import prefetch
 from flashdsa.kernels.indexer.sm90.bins import bin_of, sortable
 from flashdsa.kernels.indexer.sm90.listing import consumer_sync, count_in_bin
-from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Ranking, prefetch
+from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, Ranking
 from flashdsa.problem import PAGE_SIZE
 
 PREFETCHED = 1 << 16

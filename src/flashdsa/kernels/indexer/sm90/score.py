@@ -15,8 +15,10 @@ import cutlass
 from cutlass import Float8E4M3FN, Float32, Int32, const_expr, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE, IndexerPlan
+from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.memory import Inputs
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 MMA_K = 32
@@ -142,30 +144,6 @@ def multiply(scorer: Scorer, slot: Int32) -> None:
     warpgroup.commit_group()
 
 
-class Cursor(NamedTuple):
-    """Where a warpgroup is in the ring."""
-
-    stage: Int32
-    parity: Int32  # of page_full
-
-
-@cute.jit
-def cursor_at(number: Int32, plan: cutlass.Constexpr) -> Cursor:
-    """The stage of the CTA's page `number`."""
-    return Cursor(number % plan.ring_stages, (number // plan.ring_stages) & 1)
-
-
-@cute.jit
-def following(cursor: Cursor, plan: cutlass.Constexpr) -> Cursor:
-    """The stage of the warpgroup's next page."""
-    stage = cursor.stage + plan.consumer_warpgroups
-    parity = cursor.parity
-    if stage >= plan.ring_stages:
-        stage -= plan.ring_stages
-        parity = parity ^ 1
-    return Cursor(stage, parity)
-
-
 class Sums(NamedTuple):
     """Of a page, in one lane: sums over its heads for two tokens, and what else it needs."""
 
@@ -177,28 +155,29 @@ class Sums(NamedTuple):
 
 @cute.jit
 def score_page(
-    pipeline: Pipeline,
+    inputs: Inputs,
     scorer: Scorer,
     weights: cute.Tensor,
-    cursor: Cursor,
+    state: PipelineState,
     slot: Int32,
     lane: Int32,
     token: Int32,
     plan: cutlass.Constexpr,
 ) -> Sums:
     """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads."""
-    stage = cute.arch.make_warp_uniform(cursor.stage)
+    state = state._replace(stage=cute.arch.make_warp_uniform(state.stage))
+    stage = state.stage
     # page_full[stage]: keys and scales are there, or page_valid says that none are.
-    cute.arch.mbarrier_wait(pipeline.page_full + stage, cursor.parity)
+    inputs.page_ring.wait(state)
     load_keys(scorer, stage, plan)
     scale = load_scale(scorer, stage, token, plan)
-    valid = pipeline.page_valid[stage]
+    valid = inputs.page_valid[stage]
     multiply(scorer, slot)
     # The product has its keys in registers: all reads of the stage are done in this warp. Four
     # warps make it empty.
     cute.arch.sync_warp()
     if lane == 0:
-        cute.arch.mbarrier_arrive(pipeline.page_empty + stage)
+        inputs.page_ring.release(stage)
     warpgroup.wait_group(0)
     upper, lower = sum_heads(scorer.accumulator, weights, plan)
     return Sums(upper, lower, scale, valid)
@@ -231,7 +210,7 @@ class Span(NamedTuple):
 
 @cute.jit
 def score_span(
-    pipeline: Pipeline,
+    inputs: Inputs,
     scorer: Scorer,
     weights: cute.Tensor,
     span: Span,
@@ -250,15 +229,16 @@ def score_span(
     token = token_of_lane(thread // WARP_SIZE, lane, plan)
     in_page = token % PAGE_SIZE
     position = span.first_position + token
-    cursor = cursor_at(span.first_number, plan)
+    ring = inputs.page_ring
+    state = ring.state(span.first_number)
     for done in cutlass.range(0, span.count, 2, unroll=1):
         both = done + 1 < span.count
-        first = score_page(pipeline, scorer, weights, cursor, span.slot, lane, in_page, plan)
-        cursor = following(cursor, plan)
+        first = score_page(inputs, scorer, weights, state, span.slot, lane, in_page, plan)
+        state = advanced(state, plan.consumer_warpgroups, ring.stages)
         second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
         if both:
-            second = score_page(pipeline, scorer, weights, cursor, span.slot, lane, in_page, plan)
-            cursor = following(cursor, plan)
+            second = score_page(inputs, scorer, weights, state, span.slot, lane, in_page, plan)
+            state = advanced(state, plan.consumer_warpgroups, ring.stages)
         score, valid = finish_pair(first, second, lane)
         take(taker, score, position, valid, both or lane // 2 % 2 == 0)
         position += 2 * next_page_tokens(plan)

@@ -75,8 +75,8 @@ def word_in(segments: cute.Tensor, slot: Int32, name: cutlass.Constexpr) -> Int3
 
 
 @cute.jit
-def wait_for_segment(pipeline: Any, number: Int32, plan: cutlass.Constexpr) -> Segment:
-    """The next segment's description, once it is announced; see memory.py's Pipeline."""
-    slot = number % plan.segment_stages
-    cute.arch.mbarrier_wait(pipeline.segment_full + slot, (number // plan.segment_stages) & 1)
-    return read_segment(pipeline.segments, slot)
+def wait_for_segment(inputs: Any, number: Int32, plan: cutlass.Constexpr) -> Segment:
+    """The next segment's description, once it is announced; see memory.py's Inputs."""
+    state = inputs.segment_ring.state(number)
+    inputs.segment_ring.wait(state)
+    return read_segment(inputs.segments, state.stage)

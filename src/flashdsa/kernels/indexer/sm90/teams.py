@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.warp import alloc_slot, prefix_sum
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.bins import accepts
-from flashdsa.kernels.indexer.sm90.exchange import send_word
 from flashdsa.kernels.indexer.sm90.listing import (
     clear_histogram,
     consumer_sync,
     key_at,
     position_at,
     put,
-    take_place,
-    warp_prefix,
 )
 from flashdsa.kernels.indexer.sm90.memory import SCRATCH_COUNT, SCRATCH_PART, Mailboxes, Ranking
 from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, SLOT_HEADER_WORDS, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.sm90.ranges import Part
 from flashdsa.kernels.indexer.sm90.threshold import Threshold
 
@@ -44,24 +45,6 @@ class Published(NamedTuple):
 def slot_of(published: Published, cta: Int32, plan: cutlass.Constexpr) -> Any:
     """Pointer to a CTA's slot."""
     return published.slots.iterator + Int64(cta) * plan.slot_words
-
-
-@cute.jit
-def store_two(pointer: Any, first: Int32, second: Int32) -> None:
-    """Two neighbouring words."""
-    cute.arch.inline_ptx(
-        "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[pointer, first, second]
-    )
-
-
-@cute.jit
-def load_two(pointer: Any) -> tuple[Int32, Int32]:
-    """Two neighbouring words, past the first-level cache."""
-    return cute.arch.inline_ptx(
-        "ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
-        write_only_types=[Int32, Int32],
-        read_only_args=[pointer],
-    )
 
 
 @cute.jit
@@ -85,14 +68,14 @@ def publish(
         if i < part.entries:
             key, position = key_at(ranking, i), position_at(ranking, i)
             wins = accepts(key, position, threshold.key, threshold.position)
-        place = take_place(ranking, SCRATCH_COUNT, wins)
+        place = alloc_slot(ranking.scratch.iterator + SCRATCH_COUNT, wins)
         if wins:
             at = slot + (SLOT_HEADER_WORDS + 2 * place)
-            store_two(at, Int32(key), Int32(position))
+            store2(at, Int32(key), Int32(position))
     consumer_sync(plan)
     if thread == 0:
-        store_two(slot, ranking.scratch[SCRATCH_COUNT], part.first)
-        store_two(slot + 2, part.end, Int32(0))
+        store2(slot, ranking.scratch[SCRATCH_COUNT], part.first)
+        store2(slot + 2, part.end, Int32(0))
     consumer_sync(plan)
 
 
@@ -120,26 +103,16 @@ def arrive(
             ticket = cute.arch.atomic_add(
                 published.arrivals.iterator + row, Int32(1), sem="acq_rel", scope="gpu"
             )
-            cute.arch.mbarrier_expect_tx(mail.tickets_full, place.parts * 4)
+            mail.tickets_full.expect_tx(place.parts * 4)
         ticket = cute.arch.shuffle_sync(ticket, 0)
         if lane < place.parts:
             box = mail.tickets.iterator + place.part
-            send_word(box, ticket, mail.tickets_full, lane)
-            cute.arch.inline_ptx(
-                "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];",
-                read_only_args=[cute.arch.map_dsmem_ptr(mail.tickets_full, lane)],
-            )
+            send(box, [ticket], mail.tickets_full.at(), lane)
+            mail.tickets_full.arrive_at_peer(lane)
         elif lane < MAX_CLUSTER:  # for the CTAs that the cluster does not have
-            cute.arch.mbarrier_arrive(mail.tickets_full)
+            mail.tickets_full.arrive()
     # tickets_full: those of all CTAs of the team are there. A team has one row: the first phase.
-    ready = Int32(0)
-    while ready == 0:
-        ready = cute.arch.inline_ptx(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
-            "[{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
-            write_only_types=[Int32],
-            read_only_args=[mail.tickets_full, Int32(0)],
-        )
+    mail.tickets_full.wait(0)
     latest = Int32(0)
     if lane < place.parts:
         latest = mail.tickets[lane]
@@ -168,9 +141,9 @@ def list_published(
     count, first, end = Int32(0), Int32(0), Int32(0)
     if lane < place.teams:
         slot = slot_of(published, first_slot + lane, plan)
-        count, first = load_two(slot)
-        end, _ = load_two(slot + 2)
-    inclusive = warp_prefix(count, lane)
+        count, first = load2(slot)
+        end, _ = load2(slot + 2)
+    inclusive = prefix_sum(count, lane)
     consumer_sync(plan)
     for block in cutlass.range(0, place.teams, SLOTS_TOGETHER, unroll=1):
         # All loads are under way before the first one is waited for.
@@ -215,4 +188,4 @@ def load_entry(
     published: Published, cta: Int32, index: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
     """An entry that a CTA published."""
-    return load_two(slot_of(published, cta, plan) + (SLOT_HEADER_WORDS + 2 * index))
+    return load2(slot_of(published, cta, plan) + (SLOT_HEADER_WORDS + 2 * index))

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, Uint32, cute
 
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.bins import (
     LAST_POSITION,
     highest_key,
@@ -24,7 +26,6 @@ from flashdsa.kernels.indexer.sm90.exchange import (
     above_before,
     find_rank,
     own_above,
-    parity_of,
     within_before,
 )
 from flashdsa.kernels.indexer.sm90.listing import (
@@ -41,7 +42,6 @@ from flashdsa.kernels.indexer.sm90.memory import (
     Ranking,
 )
 from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.ranges import (
     Part,
     Range,
@@ -105,10 +105,10 @@ def find_threshold(
     shared: cutlass.Boolean,
     to_bin: cutlass.Boolean,
     part: Part,
-    parities: Int32,
+    phases: PackedPhases,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> tuple[Threshold, Int32]:
+) -> tuple[Threshold, PackedPhases]:
     """The entry of rank `topk` among the lists of all CTAs, or of the caller if not `shared`.
 
     If `to_bin`, a worse one will do: at most max_candidates more entries are accepted then, and
@@ -133,11 +133,9 @@ def find_threshold(
         if not counted:
             listed = part.entries if stage == LISTED else Int32(0)
             recount(ranking, range_, steps, listed, held, thread, plan)
-        found = find_rank(
-            ranking, mail, place, shared, left, parity_of(parities, COUNTED), thread, plan
-        )
+        found = find_rank(ranking, mail, place, shared, left, phases.phase(COUNTED), thread, plan)
         if shared:
-            parities = parities ^ COUNTED
+            phases = phases.passed(COUNTED)
         lane = thread % WARP_SIZE
         bin_ = Bin(
             found.within,
@@ -188,17 +186,17 @@ def find_threshold(
                     part,
                     range_,
                     bin_,
-                    parity_of(parities, GATHERED),
+                    phases.phase(GATHERED),
                     thread,
                     plan,
                 )
                 stage = Int32(HELD)
                 shared = cutlass.Boolean(False)
             elif was_shared:
-                cute.arch.mbarrier_wait(mail.received_full, parity_of(parities, GATHERED))
+                mail.received_full.wait(phases.phase(GATHERED))
             if was_shared:
                 first_place += above_before(mail, place, lane)
-                parities = parities ^ GATHERED
+                phases = phases.passed(GATHERED)
         if stage == HELD and found.within <= plan.max_compared:
             at_key, at_position, before = compare(
                 ranking,
@@ -214,4 +212,4 @@ def find_threshold(
             first_place += before
             stage = Int32(FOUND)
     consumer_sync(plan)
-    return Threshold(at_key, at_position, first_place, total), parities
+    return Threshold(at_key, at_position, first_place, total), phases

@@ -9,33 +9,20 @@ segments      | append (key, position), histogram; the row's threshold; position
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, cute
 
+from flashdsa.dsl.arena import allocate
+from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.deal import produce_dealt
 from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.sm90.kernel import enter_cluster
+from flashdsa.kernels.indexer.sm90.kernel import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import Producer
-from flashdsa.kernels.indexer.sm90.memory import Arena, Pipeline, mailboxes_in, ranking_in
+from flashdsa.kernels.indexer.sm90.memory import mailboxes_in, ranking_in, segments_in
 from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
 from flashdsa.kernels.indexer.sm90.place import find_place
-from flashdsa.kernels.indexer.sm90.plan import SEGMENT_WORDS, WARP_SIZE
 from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
 from flashdsa.kernels.indexer.sm90.segments import Rows
-
-
-def segments_in(arena: Arena, plan: Any) -> Pipeline:
-    """The part of the pipeline that announces segments."""
-    return Pipeline(
-        pages=None,
-        queries=None,
-        weights=None,
-        segments=arena.array("segments", Int32, plan.segment_stages * SEGMENT_WORDS),
-        page_valid=None,
-        page_full=None,
-        page_empty=None,
-        segment_full=arena.pointer("segment_full", Int64),
-        segment_empty=arena.pointer("segment_empty", Int64),
-    )
 
 
 @cute.kernel
@@ -51,14 +38,13 @@ def topk_kernel(
     num_ctas, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
-    arena = Arena(plan)
+    arena = allocate(plan)
     ranking, mail = ranking_in(arena, plan), mailboxes_in(arena, plan)
-    pipeline = segments_in(arena, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
     place = find_place(rows, Int32(1), plan)
     consumes = warp < plan.consumer_warps
     lengths_asked_for = first_lengths(ranking, rows, place, thread, consumes, plan)
-    enter_cluster(mail, pipeline, thread, plan)
+    enter_cluster(arena, thread, INITIALISING_WARPS)
     place = settle(ranking, rows, place, lengths_asked_for, thread, consumes, plan)
     if consumes:
         output = Output(positions, None, Int32(0), rows)
@@ -70,10 +56,12 @@ def topk_kernel(
             lane,
             plan,
         )
-        consume(Consumer(pipeline, ranking, mail, place, output, None, scores), thread, plan)
+        inputs = segments_in(arena, plan, arena.consumer)
+        consume(Consumer(inputs, ranking, mail, place, output, None, scores), thread, plan)
     else:
         producer_warp = warp - plan.consumer_warps
-        producer = Producer(pipeline, None, None, None, None, Int32(0), rows, producer_warp)
+        inputs = segments_in(arena, plan, arena.producer)
+        producer = Producer(inputs, None, None, None, None, Int32(0), rows, producer_warp)
         cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
         produce_dealt(producer, ranking, place, lengths_asked_for, lane, plan)
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.kernels.indexer.sm90.memory import Pipeline
-from flashdsa.kernels.indexer.sm90.plan import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.memory import Inputs
 from flashdsa.kernels.indexer.sm90.score import (
     Scorer,
     Span,
@@ -24,7 +24,7 @@ FILL_TOKENS = 1024
 class Writer(NamedTuple):
     """Role write. Waits for page_full and segment_full; releases page_empty and segment_empty."""
 
-    pipeline: Pipeline
+    inputs: Inputs
     scores: Any  # (B, max_len) fp32, device memory
     max_len: Int32
     rows: Rows
@@ -53,20 +53,20 @@ def fill_beyond(c: Writer, warp: Int32, warps: Int32, lane: Int32) -> None:
 def write_scores(c: Writer, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Score every segment that the producer announces."""
     lane = thread % WARP_SIZE
-    scorer = make_scorer(c.pipeline.pages, c.pipeline.queries, thread, plan)
+    scorer = make_scorer(c.inputs.pages, c.inputs.queries, thread, plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     number = Int32(0)
-    segment = wait_for_segment(c.pipeline, number, plan)
+    segment = wait_for_segment(c.inputs, number, plan)
     while segment.row >= 0:
         slot = number % plan.segment_stages
-        load_weights(weights, c.pipeline.weights, slot, lane, plan)
+        load_weights(weights, c.inputs.weights, slot, lane, plan)
         write_segment(c, scorer, weights, segment, slot, thread, plan)
         # All lanes have read queries, weights and description: the slot may be refilled.
         cute.arch.sync_warp()
         if lane == 0:
-            cute.arch.mbarrier_arrive(c.pipeline.segment_empty + slot)
+            c.inputs.segment_ring.release(slot)
         number += 1
-        segment = wait_for_segment(c.pipeline, number, plan)
+        segment = wait_for_segment(c.inputs, number, plan)
 
 
 @cute.jit
@@ -90,7 +90,7 @@ def write_segment(
         slot=slot,
     )
     taker = Taker(c, segment.row, segment.length)
-    score_span(c.pipeline, scorer, weights, span, thread, take_score, taker, plan)
+    score_span(c.inputs, scorer, weights, span, thread, take_score, taker, plan)
 
 
 class Taker(NamedTuple):

@@ -6,7 +6,8 @@ import cutlass
 from cutlass import BFloat16, Int32, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.blackwell import store_words, swizzled_64, swizzled_128
+from flashdsa.dsl.smem import store_words
+from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
     Context,

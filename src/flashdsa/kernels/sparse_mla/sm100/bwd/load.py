@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.blackwell import gather_four
+from flashdsa.dsl.gather4 import gather4
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context, barrier_at, shared_at
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, BOX_DIMS, D_V
 
@@ -92,7 +92,7 @@ def load_block(r: Loader, block: Int32) -> None:
     if lane < B_TOPK // ROWS_A_GATHER:
         at = shared_at(c, "kv") + stage * plan.kv_bytes + lane * (ROWS_A_GATHER * BOX_DIMS * 2)
         for box in cutlass.range_constexpr(plan.dims // BOX_DIMS):
-            gather_four(
+            gather4(
                 at + box * (B_TOPK * BOX_DIMS * 2),
                 r.kv_map,
                 c.rank * plan.dims + box * BOX_DIMS,
@@ -100,7 +100,7 @@ def load_block(r: Loader, block: Int32) -> None:
                 full,
             )
         rope_at = shared_at(c, "kv") + stage * plan.kv_bytes + plan.kv_value_bytes
-        gather_four(
+        gather4(
             rope_at + lane * (ROWS_A_GATHER * plan.own_rope_dims * 2),
             r.kv_rope_map,
             D_V + c.rank * plan.own_rope_dims,

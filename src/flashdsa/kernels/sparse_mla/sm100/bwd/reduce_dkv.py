@@ -11,7 +11,8 @@ import cutlass
 from cutlass import Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.blackwell import load_words, store_float, swizzled_128
+from flashdsa.dsl.smem import load_words, store_float
+from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
     Context,

@@ -10,16 +10,10 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Vector, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.blackwell import (
-    arrive_at_peer,
-    in_peer,
-    load_words,
-    store_async,
-    store_words,
-    swizzled_64,
-    swizzled_128,
-    wait_for_peer,
-)
+from flashdsa.dsl.cluster import peer_address, store_async
+from flashdsa.dsl.pipeline import arrive_at_peer, wait_at_cluster_scope
+from flashdsa.dsl.smem import load_words, store_words
+from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
     Context,
     arrive_after_tmem,
@@ -54,12 +48,12 @@ def send(c: Context, own: Any, exchange: cutlass.Constexpr[int]) -> None:
     """
     peer = c.rank ^ 1
     # partial_free: the peer has read the exchange before; before the first it passes.
-    wait_for_peer(barrier_at(c, "partial_free"), Int32(1 - exchange))
+    wait_at_cluster_scope(barrier_at(c, "partial_free"), Int32(1 - exchange))
     full = barrier_at(c, "partial_full")
     if c.thread == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(full, c.plan.partial_bytes)
-    at = in_peer(shared_at(c, "partial"), peer)
-    barrier = in_peer(full.toint(), peer)
+    at = peer_address(shared_at(c, "partial"), peer)
+    barrier = peer_address(full.toint(), peer)
     words = own.bitcast(Int32)
     for unit in cutlass.range_constexpr(B_TOPK // WORDS):
         store_async(
@@ -72,7 +66,7 @@ def send(c: Context, own: Any, exchange: cutlass.Constexpr[int]) -> None:
 @cute.jit
 def receive(c: Context, own: Any, exchange: cutlass.Constexpr[int]) -> Any:
     """The sums of both CTAs; then the peer may send again."""
-    wait_for_peer(barrier_at(c, "partial_full"), Int32(exchange))
+    wait_at_cluster_scope(barrier_at(c, "partial_full"), Int32(exchange))
     sums = []
     for unit in cutlass.range_constexpr(B_TOPK // WORDS):
         got = load_words(shared_at(c, "partial") + swizzled_128(c.thread, unit), Float32)

@@ -1,0 +1,68 @@
+"""Messages between the CTAs of a cluster, and how a CTA enters and leaves one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena, initialise_barriers
+
+
+def peer_address(address: Any, peer: Any) -> Any:
+    """The shared::cluster address of what lies at `address` in another CTA of the cluster.
+
+    Args:
+        address: of this CTA's shared memory: a pointer, or an Int32. peer: the CTA's rank.
+    """
+    if isinstance(address, cute.Pointer):
+        return cute.arch.map_dsmem_ptr(address, peer)
+    return cute.arch.inline_ptx(
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[Int32(address), Int32(peer)],
+    )
+
+
+def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
+    """1, 2 or 4 words to another CTA, whose barrier counts their bytes.
+
+    PTX ISA, "st.async": the completion has release semantics at cluster scope, so whoever waits
+    for the barrier sees the words; neither a fence nor a barrier of the cluster is needed.
+
+    Args:
+        address, barrier: shared::cluster, of the same CTA; see `peer_address`. The address is a
+            multiple of the bytes that are stored.
+    """
+    count = len(words)
+    vector, operand = "", "{$r1}"
+    if count > 1:
+        vector = f".v{count}"
+        operand = "{" + ", ".join(f"{{$r{i + 1}}}" for i in range(count)) + "}"
+    cute.arch.inline_ptx(
+        f"st.async.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
+        f"[{{$r0}}], {operand}, [{{$r{count + 1}}}];",
+        read_only_args=[address, *(Int32(word) for word in words), barrier],
+    )
+
+
+def send(address: Any, words: Sequence[Any], barrier: Any, peer: Any) -> None:
+    """`store_async` to the same place of another CTA; pointers to this CTA's shared memory."""
+    store_async(peer_address(address, peer), words, peer_address(barrier, peer))
+
+
+@cute.jit
+def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> None:
+    """All threads of a CTA: its barriers, and the word to the other CTAs that they are there.
+
+    They need not be as far: `cute.arch.cluster_wait` comes before the first message to them.
+    """
+    initialise_barriers(arena, thread, warps)
+    cute.arch.sync_threads()
+    cute.arch.cluster_arrive_relaxed()
+
+
+def leave_cluster() -> None:
+    """All threads: no CTA ends before all have come here, so that messages find its memory."""
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()

@@ -1,0 +1,28 @@
+"""Device memory: prefetches and pairs of words."""
+
+from typing import Any
+
+from cutlass import Int32, cute
+
+
+def prefetch(pointer: Any) -> None:
+    """A cache line of device memory into the second-level cache."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
+
+
+@cute.jit
+def store2(pointer: Any, first: Int32, second: Int32) -> None:
+    """Two neighbouring words."""
+    cute.arch.inline_ptx(
+        "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[pointer, first, second]
+    )
+
+
+@cute.jit
+def load2(pointer: Any) -> tuple[Int32, Int32]:
+    """Two neighbouring words, past the first-level cache: what other SMs wrote."""
+    return cute.arch.inline_ptx(
+        "ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
+        write_only_types=[Int32, Int32],
+        read_only_args=[pointer],
+    )

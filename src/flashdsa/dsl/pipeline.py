@@ -1,0 +1,214 @@
+"""Waits and arrivals by the plan's names; the only place with stage and phase arithmetic.
+
+A `plan.Barrier` is one or more mbarriers, one a stage, at which one role arrives and for which
+another one waits. Two of them make a ring of buffers: at `full` the producer says that a stage is
+filled, at `empty` the consumers say that it has been read. The uses of a ring have running numbers:
+use n is of stage n % stages, and completes phase n // stages of both barriers there. A wait takes
+the parity of the phase, which is enough as long as nobody is a whole round behind.
+
+Nothing here has a state that changes: a role keeps a running number, or the `PipelineState` that
+it stands for, and rebinds it. A function that advances one returns it.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+from cutlass._mlir.dialects import nvvm
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl.static import Static
+from flashdsa.plan import Arrives, Barrier
+
+
+class PipelineState(NamedTuple):
+    """Where a running number falls in a ring."""
+
+    stage: Int32
+    phase: Int32  # parity bit of the barriers' phases that this use completes
+
+
+class Barriers(NamedTuple):
+    """The mbarriers of one `plan.Barrier`. With one stage it is an event."""
+
+    first: Any  # pointer to the mbarrier of stage 0, shared memory
+    static: Static  # the plan.Barrier
+
+    @property
+    def planned(self) -> Barrier:
+        """What the plan says of them."""
+        return self.static.value
+
+    @property
+    def stages(self) -> int:
+        """How many there are."""
+        return self.planned.stages
+
+    def at(self, stage: Any = 0) -> Any:
+        """Pointer to the mbarrier of a stage."""
+        return self.first if isinstance(stage, int) and stage == 0 else self.first + stage
+
+    def state(self, number: Any) -> PipelineState:
+        """The stage of use `number` and the phase that it completes."""
+        if self.stages == 1:
+            return PipelineState(Int32(0), number & 1)
+        return PipelineState(number % self.stages, (number // self.stages) & 1)
+
+    def initialise(self) -> None:
+        """One thread: every stage, with the arrivals that the plan derives from who arrives."""
+        for stage in range(self.stages):
+            cute.arch.mbarrier_init(self.first + stage, self.planned.arrivals)
+
+    def arrive(self, stage: Any = 0) -> None:
+        """One arrival: what this thread did before is done for whoever waits."""
+        cute.arch.mbarrier_arrive(self.at(stage))
+
+    def arrive_and_expect_tx(self, transaction_bytes: Any = None, stage: Any = 0) -> None:
+        """One arrival, and bytes that asynchronous copies bring; the plan's where not given."""
+        if transaction_bytes is None:
+            transaction_bytes = self.planned.transaction_bytes
+        cute.arch.mbarrier_arrive_and_expect_tx(self.at(stage), transaction_bytes)
+
+    def expect_tx(self, transaction_bytes: Any, stage: Any = 0) -> None:
+        """Bytes that asynchronous copies bring in the current phase, without an arrival."""
+        cute.arch.mbarrier_expect_tx(self.at(stage), transaction_bytes)
+
+    def arrive_at_peer(self, peer: Any, stage: Any = 0) -> None:
+        """One arrival at the same barrier of another CTA of the cluster; `peer`: its rank."""
+        arrive_at_peer(self.at(stage), peer)
+
+    def wait(self, phase: Any, stage: Any = 0) -> None:
+        """Wait until the phase of that parity is complete: an acquire, at cluster scope where the
+        plan has arrivals from other CTAs."""
+        planned = self.planned
+        if planned.from_peer or planned.arrives is Arrives.EVERY_CTA:
+            wait_at_cluster_scope(self.at(stage), phase)
+        else:
+            cute.arch.mbarrier_wait(self.at(stage), phase)
+
+    def wait_for(self, number: Any) -> None:
+        """Wait until use `number` is complete."""
+        stage, phase = self.state(number)
+        self.wait(phase, 0 if self.stages == 1 else stage)
+
+
+def arrive_at_peer(barrier: Any, peer: Any) -> None:
+    """Arrive at the same barrier of another CTA of the cluster: a release at cluster scope."""
+    cute.arch.mbarrier_arrive(barrier, peer, scope=nvvm.MemScopeKind.CLUSTER)
+
+
+@cute.jit
+def wait_at_cluster_scope(barrier: Any, phase: Int32) -> None:
+    """Wait for a phase in which other CTAs take part: an acquire at cluster scope."""
+    done = cutlass.Boolean(False)
+    while not done:
+        done = prims.mbarrier_try_wait_parity(
+            barrier.to_llvm_ptr(), phase, scope="cluster", order="acquire"
+        )
+
+
+class RingProducer(NamedTuple):
+    """The end of a ring that fills it: acquire a stage, fill it, commit."""
+
+    full: Barriers
+    empty: Barriers
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+        return self.full.stages
+
+    def state(self, number: Any) -> PipelineState:
+        """Where use `number` falls."""
+        return self.full.state(number)
+
+    def acquire(self, state: PipelineState) -> None:
+        """Wait for `empty`: the consumers have read what the stage held before. Then it may be
+        written. In the first round nothing was there: a fresh barrier lets pass."""
+        self.empty.wait(state.phase ^ 1, state.stage)
+
+    def wait_until_read(self, number: Any) -> None:
+        """Wait for `empty` of use `number`: the consumers have read it."""
+        self.empty.wait_for(number)
+
+    def commit(self, stage: Any) -> None:
+        """Arrive at `full`: what this thread wrote to the stage is there."""
+        self.full.arrive(stage)
+
+    def expect(self, stage: Any, transaction_bytes: Any = None) -> Any:
+        """Arrive at `full` and announce bytes; returns the mbarrier that the copies name.
+
+        Args:
+            transaction_bytes: the plan's where not given.
+        """
+        self.full.arrive_and_expect_tx(transaction_bytes, stage)
+        return self.full.at(stage)
+
+
+@cute.jit
+def acquire_reused(ring: RingProducer, state: PipelineState, number: Int32) -> None:
+    """`acquire` for use `number`, without the wait in the first round: a branch is some twenty
+    clocks shorter than a wait that a fresh barrier lets pass."""
+    if number >= ring.stages:
+        ring.acquire(state)
+
+
+class RingConsumer(NamedTuple):
+    """The end of a ring that reads it: wait for a stage, read it, release it."""
+
+    full: Barriers
+    empty: Barriers
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+        return self.full.stages
+
+    def state(self, number: Any) -> PipelineState:
+        """Where use `number` falls."""
+        return self.full.state(number)
+
+    def wait(self, state: PipelineState) -> None:
+        """Wait for `full`: the stage holds what the producer wrote in this round."""
+        self.full.wait(state.phase, state.stage)
+
+    def release(self, stage: Any) -> None:
+        """Arrive at `empty`: this thread, and whom it speaks for, have read the stage."""
+        self.empty.arrive(stage)
+
+
+@cute.jit
+def advanced(
+    state: PipelineState, numbers: cutlass.Constexpr, stages: cutlass.Constexpr
+) -> PipelineState:
+    """The state `numbers` uses further on, at most `stages`: a step of one of several consumers
+    that take turns. Cheaper than a new division by the number of stages."""
+    stage, phase = state.stage + numbers, state.phase
+    if stage >= stages:
+        stage -= stages
+        phase = phase ^ 1
+    return PipelineState(stage, phase)
+
+
+class PackedPhases(NamedTuple):
+    """Phases of several events, and a running number above their bits: all in one register."""
+
+    bits: Int32
+    static: Static  # names of the events, whose phases start with 0
+
+    def phase(self, event: str) -> Int32:
+        """To wait with for the event's next completion."""
+        return (self.bits >> self.static.value.index(event)) & 1
+
+    def passed(self, event: str) -> "PackedPhases":
+        """After that completion."""
+        return self._replace(bits=self.bits ^ (1 << self.static.value.index(event)))
+
+    @property
+    def number(self) -> Int32:
+        """The running number."""
+        return self.bits >> len(self.static.value)
+
+    def next_number(self) -> "PackedPhases":
+        """With the next running number."""
+        return self._replace(bits=self.bits + (1 << len(self.static.value)))

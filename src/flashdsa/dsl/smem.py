@@ -1,0 +1,50 @@
+"""16-byte moves and single words of shared memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Float32, Int32, Vector, cute
+from cutlass._mlir.dialects import llvm
+from cutlass.experimental import primitives as prims
+
+SHARED = 3
+"""LLVM's address space of shared memory."""
+VECTOR = 4
+"""32-bit words of a 16-byte move."""
+VECTOR_BYTES = 16
+
+
+def load4(array: cute.Tensor, index: Any) -> Any:
+    """Elements 4 index to 4 index + 3 of a vector of 32-bit words, in one load."""
+    return _four(array, index).load()
+
+
+def store4(array: cute.Tensor, index: Any, values: Any) -> None:
+    """Elements 4 index to 4 index + 3, in one store."""
+    _four(array, index).store(values)
+
+
+def _four(array: cute.Tensor, index: Any) -> cute.Tensor:
+    pointer = (array.iterator + VECTOR * index).align(VECTOR_BYTES)
+    return cute.make_tensor(pointer, cute.make_layout(VECTOR))
+
+
+def shared_pointer(address: Any) -> Any:
+    """An LLVM pointer from an address in this CTA's shared memory."""
+    return llvm.inttoptr(llvm.PointerType.get(SHARED), Int32(address).ir_value())
+
+
+def load_words(address: Any, dtype: Any) -> Any:
+    """16 bytes of shared memory as a Vector of four words; `dtype`: Int32 or Float32."""
+    return prims.load_ext(shared_pointer(address), dtype=dtype, count=VECTOR)
+
+
+def store_words(address: Any, words: Sequence[Any]) -> None:
+    """Four 32-bit words to 16 bytes of shared memory."""
+    values = [Int32(word) for word in words]
+    prims.store_ext(Vector.from_elements(values, Int32), shared_pointer(address))
+
+
+def store_float(address: Any, value: Any) -> None:
+    """One fp32 to shared memory."""
+    prims.store_ext(Float32(value), shared_pointer(address))

@@ -1,0 +1,60 @@
+"""What the lanes of a warp do together: sums, searches and slots of their own."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.hw import WARP_SIZE
+
+LAST_LANE = WARP_SIZE - 1
+
+
+@cute.jit
+def prefix_sum(value: Int32, lane: Int32) -> Int32:
+    """Inclusive sum over the lanes up to this one; all lanes call."""
+    total = value
+    for step in cutlass.range_constexpr(WARP_SIZE.bit_length() - 1):
+        other = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
+        if lane >= (1 << step):
+            total += other
+    return total
+
+
+@cute.jit
+def neighbours_sum(value: Any, lanes: cutlass.Constexpr) -> Any:
+    """Sum over each `lanes` neighbouring lanes, a power of two, in all of them."""
+    total = value
+    for step in cutlass.range_constexpr(lanes.bit_length() - 1):
+        total += cute.arch.shuffle_sync_bfly(total, 1 << step)
+    return total
+
+
+@cute.jit
+def first_lane_where(condition: cutlass.Boolean) -> Int32:
+    """The first lane for which the condition holds; the last lane if it holds for none."""
+    mask = cute.arch.vote_ballot_sync(condition)
+    return lowest_bit(mask) if mask != 0 else Int32(LAST_LANE)
+
+
+def lowest_bit(mask: Any) -> Int32:
+    """Number of the lowest 1 of 32 bits; -1 if there is none."""
+    return Int32(LAST_LANE) - Int32(cute.arch.clz(mask & (Int32(0) - mask)))
+
+
+@cute.jit
+def alloc_slot(counter: Any, wanted: cutlass.Boolean) -> Int32:
+    """A slot of its own for each lane that wants one, with one atomic a warp; all lanes call.
+
+    Args:
+        counter: pointer to the number of slots in use, Int32 in this CTA's shared memory.
+    """
+    mask = cute.arch.vote_ballot_sync(wanted)
+    base = Int32(0)
+    if mask != 0:
+        if cute.arch.lane_idx() == 0:
+            base = cute.arch.atomic_add(
+                counter, Int32(cute.arch.popc(mask)), sem="relaxed", scope="cta"
+            )
+        base = cute.arch.shuffle_sync(base, 0)
+    return base + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
