@@ -43,8 +43,7 @@ class Fused:
 
     def __call__(self) -> None:
         """Launch once, and compare."""
-        from flashdsa.jit.loader import load
-        from flashdsa.kernels.catalog import INDEXER
+        from flashdsa.jit.functions import indexer_function
         from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
         plan = IndexerPlan(
@@ -56,7 +55,7 @@ class Fused:
         )
         inputs = self.inputs()
         ids = inputs.output(self.topk).to("cuda")
-        launch(load(INDEXER, plan), plan, inputs.to("cuda"), ids, self.clusters)
+        launch(indexer_function(plan), plan, inputs.to("cuda"), ids, self.clusters)
         require_equal("ids", ids, self.expected(inputs))
 
     def inputs(self) -> Inputs:
@@ -71,10 +70,11 @@ class Fused:
 
     def expected(self, inputs: Inputs) -> Tensor:
         """The CPU backend's ids; bad page ids are no error here."""
-        from flashdsa.ops import indexer
+        from flashdsa.ops.registration import custom_op
+        from flashdsa.ops.table import DSA_TOPK_INDEXER
 
         ids = inputs.output(self.topk)
-        indexer.dsa_topk_indexer(*inputs, ids, self.by_score, False, "cpu")
+        custom_op(DSA_TOPK_INDEXER)(*inputs, ids, self.by_score, False, "cpu")
         return ids
 
 

@@ -10,8 +10,9 @@ import torch
 from torch.library import opcheck
 
 import flashdsa
-from flashdsa.ops import attention as attention_ops
-from flashdsa.ops import indexer as indexer_ops
+from flashdsa.ops import table
+from flashdsa.ops.registration import custom_op
+from flashdsa.ops.spec import OpSpec
 from tests.ops import inputs
 
 
@@ -39,7 +40,7 @@ def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, 
 @pytest.mark.parametrize("optional", [False, True], ids=["plain", "sink_and_length"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_sparse_mla_fwd(dtype: torch.dtype, optional: bool, grad: bool) -> None:
-    opcheck(attention_ops.sparse_mla_fwd, _forward_args(dtype, grad, optional))
+    opcheck(custom_op(table.SPARSE_MLA_FWD), _forward_args(dtype, grad, optional))
 
 
 @pytest.mark.parametrize("dkv_dtype", [None, torch.bfloat16], ids=str)
@@ -51,7 +52,7 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
         x.q, x.kv, x.indices, d_v=x.d_v, topk_length=length, attn_sink=sink
     )
     args = (x.q, x.kv, torch.randn_like(out), lse, out, x.indices, length, sink)
-    opcheck(attention_ops.mla_bwd, (*args, 0.3, True, dkv_dtype, "cpu"))
+    opcheck(custom_op(table.MLA_BWD), (*args, 0.3, True, dkv_dtype, "cpu"))
 
 
 def _indexer_out() -> tuple[Any, ...]:
@@ -64,29 +65,29 @@ def _written_cache() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("op", "args"),
+    ("spec", "args"),
     [
-        (indexer_ops.dsa_topk_indexer, _indexer_out),
-        (indexer_ops.indexer_logits, lambda: (*inputs.indexer(), 200, "cpu")),
+        (table.DSA_TOPK_INDEXER, _indexer_out),
+        (table.INDEXER_LOGITS, lambda: (*inputs.indexer(), 200, "cpu")),
         (
-            indexer_ops.topk_indices,
+            table.TOPK_INDICES,
             lambda: (torch.randn(2, 9), torch.tensor([9, 3], dtype=torch.int32), 4, True, "cpu"),
         ),
-        (indexer_ops.quantize_index_k, lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
+        (table.QUANTIZE_INDEX_K, lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
         (
-            indexer_ops.quantize_index_q,
+            table.QUANTIZE_INDEX_Q,
             lambda: (torch.randn(2, 4, 128).bfloat16(), torch.randn(2, 4), "cpu"),
         ),
-        (indexer_ops.write_index_k_cache, _written_cache),
+        (table.WRITE_INDEX_K_CACHE, _written_cache),
         (
-            indexer_ops.read_index_k_cache,
+            table.READ_INDEX_K_CACHE,
             lambda: (inputs.indexer().k_index_cache_fp8, torch.tensor([0, 200]), "cpu"),
         ),
     ],
-    ids=lambda value: getattr(value, "_name", ""),
+    ids=lambda value: getattr(value, "operation", ""),
 )
-def test_opcheck_indexer(op: Any, args: Callable[[], tuple[Any, ...]]) -> None:
-    opcheck(op, args())
+def test_opcheck_indexer(spec: OpSpec, args: Callable[[], tuple[Any, ...]]) -> None:
+    opcheck(custom_op(spec), args())
 
 
 def test_fakes_give_the_shapes_and_dtypes_of_the_real_ones_beyond_2_31_elements() -> None:

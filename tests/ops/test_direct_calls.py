@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -19,14 +20,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
-from flashdsa import api
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
-from flashdsa.ops import indexer as indexer_ops
+from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.indexer_launch import LAUNCHES, Launch, LaunchCache, is_plain_eager
 from flashdsa.problem import Operation
 from tests.ops import inputs
 
 TOPK = 16
+HEADS = (4, 8)
 HELD = inputs.indexer()
 CACHE = HELD.k_index_cache_fp8
 OP = torch.ops.flashdsa.dsa_topk_indexer.default
@@ -38,22 +40,21 @@ class Kernel:
 
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
+    refusal: Exception | None = None
+    """What the function raises before it writes."""
     tables: list[tuple[int, int, bool]] = field(default_factory=list)
     """Rows and pages of the table of every call, and the order if it is known."""
 
-    def serve(self, *tensors: Tensor, sorted: bool, check: bool) -> None:
+    def serve(self, operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
         """The whole way."""
-        self.tables.append((*tensors[4].shape, sorted))
-        self._write("checked", tensors[5])
+        self.tables.append((*operands.block_table.shape, sorted))
+        self._write("checked" if check else "unchecked", operands.topk_indices)
 
     def prepare(self, device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Any:
         """Its launcher."""
-        assert (device.type, num_heads, topk) == ("cpu", 4, TOPK)
+        assert device.type == "cpu"
+        assert num_heads in HEADS and topk in (TOPK, 2 * TOPK)
         return self
-
-    def launch(self, *tensors: Tensor) -> None:
-        """The whole way of unchecked calls."""
-        self._write("launched", tensors[5])
 
     def ready(self, rows: int) -> tuple[Callable[..., None], int, int]:
         """The short way."""
@@ -61,6 +62,8 @@ class Kernel:
 
     def function(self, *arguments: Any) -> None:
         """The kernel's function."""
+        if self.refusal is not None:
+            raise self.refusal
         assert arguments[6:] == (3 * len(arguments[0]), 4)
         self.tables.append((*arguments[4].shape, False))
         self._write("direct", arguments[5])
@@ -81,8 +84,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     features = replace(
         real.features,
         devices=("cpu",),
-        num_heads=replace(real.features.num_heads, values=(4,)),
-        topk=replace(real.features.topk, values=(TOPK,)),
+        num_heads=replace(real.features.num_heads, values=HEADS),
+        topk=replace(real.features.topk, values=(TOPK, 2 * TOPK)),
         capability=None,
     )
     implementation = replace(
@@ -91,11 +94,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     loads = {"pretended:serve": pretended.serve, "pretended:prepare": pretended.prepare}
     monkeypatch.setattr(registry, "_implementations", [implementation])
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
-    for kept in (indexer_ops._served, api._launches, api._launchers):
-        kept.clear()
+    LAUNCHES.clear()
     yield pretended
-    for kept in (indexer_ops._served, api._launches, api._launchers):
-        kept.clear()
+    LAUNCHES.clear()
 
 
 def output() -> Tensor:
@@ -119,7 +120,7 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
         assert kernel.calls[-1] == way and len(kernel.calls) == turn
         assert out._version == before + 2  # the pretended kernel's fill_, and the operation
         assert (out == 7).all()
-    indexer_ops.dsa_topk_indexer(*HELD, out, False, True, "auto")
+    OP(*HELD, out, False, True, "auto")
     assert kernel.calls[-1] == "direct"
     call(sorted=True)
     call(backend="sm90")
@@ -160,12 +161,8 @@ def test_too_many_pages_are_an_error_and_none_are_served_the_whole_way(kernel: K
 
 
 def test_a_refused_call_is_checked_and_served_or_raises(kernel: Kernel) -> None:
-    def refuse(*_: object) -> None:
-        raise ValueError("Mismatched Tensor on argument #2")
-
     call()
-    (known,) = indexer_ops._served
-    indexer_ops._served[known] = (refuse, 6, 4)
+    kernel.refusal = ValueError("Mismatched Tensor on argument #2")
     out = output()
     with pytest.raises(ValueError, match="weights: expected a contiguous last dimension"):
         call(out, weights=torch.zeros(4, 2).t())
@@ -313,7 +310,7 @@ def test_without_gradients_calls_are_direct(kernel: Kernel, inference: bool) -> 
     outside = output()
     for way in ("checked", "direct"):
         with torch.inference_mode() if inference else torch.no_grad():
-            assert indexer_ops.is_plain_eager()
+            assert is_plain_eager()
             made_here = output()
             call(made_here)
             call(outside)
@@ -331,14 +328,54 @@ def test_unchecked_launches_are_direct_too(kernel: Kernel) -> None:
         assert (out == 7).all()
         return kernel.calls[-1]
 
-    assert [launch(), launch()] == ["launched", "direct"]
-    assert launch(k_index_cache_fp8=CACHE[:0]) == "launched"
-    (known,) = api._launches
-    api._launches[known] = (None, 6, 4)  # whatever it raises
-    assert [launch(), launch()] == ["launched", "direct"]
-    kernel.error = ValueError("Mismatched Tensor on argument #2")
-    with pytest.raises(ValueError, match="Mismatched Tensor"):
+    assert [launch(), launch()] == ["unchecked", "direct"]
+    assert launch(k_index_cache_fp8=CACHE[:0]) == "unchecked"
+    for refusal in (ValueError("Mismatched Tensor"), TypeError("Mismatched type")):
+        kernel.refusal = refusal
+        assert launch() == "unchecked"
+        kernel.refusal = None
+        assert launch() == "direct"
+    kernel.error = ValueError("expected dtype=float32")
+    with pytest.raises(ValueError, match="expected dtype=float32"):
         launch()
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
+def test_the_drivers_errors_are_not_taken_for_refusals(kernel: Kernel, checked: bool) -> None:
+    launch = call if checked else partial(flashdsa.dsa_topk_indexer_launch, *HELD, output())
+    launch()
+    kernel.refusal = RuntimeError("CUDA error 700")
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        launch()
+    assert len(kernel.calls) == 1
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
+def test_calls_of_as_many_elements_but_other_sizes_are_direct_in_turn(
+    kernel: Kernel, checked: bool
+) -> None:
+    """Two rows of H heads and topk ids, one row of twice as many of each."""
+    two_rows = (*HELD, output())
+    one_row = (
+        torch.zeros(1, 8, 128).to(torch.float8_e4m3fn),
+        CACHE,
+        torch.zeros(1, 8),
+        HELD.seq_lens[:1],
+        HELD.block_table[:1],
+        torch.zeros(1, 2 * TOPK, dtype=torch.int32),
+    )
+    launch = flashdsa.dsa_topk_indexer if checked else flashdsa.dsa_topk_indexer_launch
+    for _ in range(3):
+        launch(*two_rows)
+        launch(*one_row)
+    assert kernel.calls[2:] == ["direct"] * 4
+
+
+def test_launches_are_forgotten_before_there_are_too_many() -> None:
+    launches = LaunchCache(most=2)
+    for key in range(3):
+        launches.keep((key,), Launch(print, key, 0))
+    assert [launches.find((key,)) for key in range(3)] == [None, None, (print, 2, 0)]
 
 
 def test_warming_up_meets_every_kernel(kernel: Kernel) -> None:

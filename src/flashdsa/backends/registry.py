@@ -26,9 +26,9 @@ class Implementation:
     with the highest `priority`, never one that is not `automatic`.
 
     `launcher`, where there is one, is "module:function" that prepares calls of fixed sizes on
-    one device: its result has `launch`, which takes the operation's tensors unchecked, and
-    `ready`, which for a number of rows gives a function and two numbers: called with the tensors
-    and these it launches, or raises if they are not what it was compiled for.
+    one device: its result has `ready`, which for a number of rows gives a function and two numbers:
+    called with the tensors and these it launches, or raises if they are not what it was compiled
+    for.
     """
 
     operation: Operation
@@ -44,7 +44,8 @@ class Implementation:
         return list(self.features.missing(problem))
 
     def load(self) -> Callable[..., Any]:
-        """The function that serves the operation."""
+        """The function that serves the operation: it takes the operation's tuple of operands
+        (`flashdsa.operands`), which are checked, and its parameters by keyword."""
         return _load(self.entry)
 
     def load_launcher(self) -> Callable[..., Any]:

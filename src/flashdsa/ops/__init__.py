@@ -1,1 +1,1 @@
-"""The operations as torch custom ops: argument checks, fake implementations, autograd."""
+"""The operations as torch custom ops, each registered from one table."""

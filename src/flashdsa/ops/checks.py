@@ -11,8 +11,6 @@ from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 
-ATTENTION_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
-
 
 def dtype_name(dtype: torch.dtype) -> str:
     """ "bfloat16" for torch.bfloat16."""
@@ -31,16 +29,12 @@ def require_tensor(name: str, value: object) -> None:
         raise ArgumentTypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
 
 
-def require_tensors(**values: object) -> None:
-    """Every value is a torch.Tensor."""
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            require_tensor(name, value)
-
-
-def require_optional_tensors(**values: object) -> None:
-    """Every value is a torch.Tensor or None."""
-    require_tensors(**{name: value for name, value in values.items() if value is not None})
+def require_dtype_or_none(name: str, value: object) -> None:
+    """`value` is a torch.dtype or None."""
+    if value is not None and not isinstance(value, torch.dtype):
+        raise ArgumentTypeError(
+            f"{name}: expected a torch.dtype or None; got {type(value).__name__}"
+        )
 
 
 def require_dtype(name: str, tensor: Tensor, *expected: torch.dtype) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flashdsa.backends.sm100.sparse_mla import run
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.loader import compile_plan
-from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.jit.backward import compile_backward
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.operands import MlaBwdOperands
 from ptxemu import Policy
 from ptxemu.check import Finding
 from ptxemu.launch_setup import LaunchSetup
@@ -36,22 +36,17 @@ class EmulatedBackward:
     setups: tuple[LaunchSetup, ...]
 
 
-def backward(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+def backward(operands: MlaBwdOperands, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The backend "emulate-sm100": as the backend "sm100", on CPU tensors.
 
     Raises:
         ptxemu.HazardError: a kernel has a race, a bad access or another hazard.
     """
-    operands = (q, kv, dO, lse, O)
-    return emulate_backward(BwdPlan(), operands, indices, on_finding="raise", **options).gradients
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+    options |= {"topk_length": topk_length, "attn_sink": attn_sink}
+    return emulate_backward(
+        BwdPlan(), (q, kv, dO, lse, O), indices, on_finding="raise", **options
+    ).gradients
 
 
 def emulate_backward(
@@ -72,7 +67,7 @@ def emulate_backward(
     Raises:
         ptxemu.HazardError: with on_finding "raise", the check found an error.
     """
-    function = compiled(replace(plan, deterministic=bool(options["deterministic"])))
+    function = compiled(plan, bool(options["deterministic"]))
     from ptxemu.cutedsl import emulate
 
     setups: list[LaunchSetup] = []
@@ -85,7 +80,7 @@ def emulate_backward(
 
 
 @lru_cache(maxsize=8)
-def compiled(plan: BwdPlan) -> Any:
+def compiled(plan: BwdPlan, deterministic: bool = False) -> Any:
     """The plan's function; its PTX is kept for the emulator.
 
     Raises:
@@ -96,4 +91,4 @@ def compiled(plan: BwdPlan) -> Any:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
-    return compile_plan(MLA_BWD, plan)
+    return compile_backward(plan, deterministic)

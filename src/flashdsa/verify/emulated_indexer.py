@@ -14,9 +14,9 @@ from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.sm90.clusters import Clusters
 from flashdsa.backends.sm90.indexer import require_layout
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.loader import compile_plan
-from flashdsa.kernels.catalog import INDEXER
+from flashdsa.jit.functions import compile_plan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.operands import TopkIndexerOperands
 from flashdsa.settings import Settings
 from ptxemu.check import Finding
 from ptxemu.launch_setup import LaunchSetup
@@ -41,37 +41,26 @@ class EmulatedLaunch:
     arrivals: Tensor
 
 
-def topk_indexer(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    topk_indices: Tensor,
-    *,
-    sorted: bool,
-    check: bool,
-) -> None:
+def topk_indexer(operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
     """The backend "emulate-sm90": as the backend "sm90", on CPU tensors.
 
     Raises:
         ptxemu.HazardError: the kernel has a race, a bad access or another hazard.
     """
-    require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    require_layout(*operands)
+    cache, ids = operands.k_index_cache_fp8, operands.topk_indices
     if check and Settings.from_environment().check:
-        check_values(seq_lens, block_table, k_index_cache_fp8.shape[0])
-    if topk_indices.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
-        topk_indices.fill_(-1)
+        check_values(operands.seq_lens, operands.block_table, cache.shape[0])
+    if ids.shape[0] == 0 or cache.shape[0] == 0:
+        ids.fill_(-1)
         return
     plan = IndexerPlan(
-        num_heads=q_index_fp8.shape[1],
-        topk=topk_indices.shape[1],
+        num_heads=operands.q_index_fp8.shape[1],
+        topk=ids.shape[1],
         sorted=sorted,
-        dealt=sorted or topk_indices.shape[0] > CLUSTERS.number,
+        dealt=sorted or ids.shape[0] > CLUSTERS.number,
     )
-    emulate_indexer(
-        plan, q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    )
+    emulate_indexer(plan, *operands)
 
 
 def emulate_indexer(
@@ -128,4 +117,4 @@ def compiled(plan: IndexerPlan) -> Any:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
-    return compile_plan(INDEXER, plan)
+    return compile_plan(plan)

@@ -18,7 +18,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.kernels.indexer.sm90.plan import MAX_DEALS, IndexerPlan
-from flashdsa.ops import indexer as indexer_ops
+from flashdsa.ops.registration import custom_op
+from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.verify.emulated_indexer import EmulatedLaunch, emulate_indexer
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space
@@ -56,7 +57,7 @@ def assert_as_the_cpu(
 ) -> EmulatedLaunch:
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
     expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
-    indexer_ops.dsa_topk_indexer(*inputs, expected, plan.sorted, False, "cpu")
+    custom_op(DSA_TOPK_INDEXER)(*inputs, expected, plan.sorted, False, "cpu")
     clusters = (num_clusters, cluster_size, teams)
     launch = emulate_indexer(plan, *inputs, got, clusters=clusters, seed=seed)
     wrong = (got != expected).any(1).nonzero().flatten().tolist()

@@ -18,7 +18,7 @@ from flashdsa.backends.sm90 import clusters, indexer, topk
 from flashdsa.backends.sm90.clusters import choose_clusters, cluster_capacity, clusters_for
 from flashdsa.backends.sm90.empty_kernel import cubin
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.operands import TopkIndexerOperands, TopkOperands
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 H200 = dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1))
@@ -193,7 +193,7 @@ class Gpu:
     launched_on: int = -1
     on_allocation: Callable[[], None] = lambda: None
 
-    def loaded(self, _: KernelSpec, plan: IndexerPlan) -> Callable[..., None]:
+    def loaded(self, plan: IndexerPlan) -> Callable[..., None]:
         """In the place of a kernel's function."""
         self.plans.append(plan)
         return self.launched
@@ -245,8 +245,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         (cuda, "is_initialized", lambda: True),
         (cuda, "is_current_stream_capturing", lambda: pretended.capturing),
         (cuda, "device", OnDevice),
-        (indexer, "load", pretended.loaded),
-        (topk, "load", lambda *_: pretended.launched),
+        (indexer, "indexer_function", pretended.loaded),
+        (topk, "part_function", lambda _: pretended.launched),
         (clusters, "_capacities", {0: SMALL}),
         (torch, "zeros", here(real_zeros)),
         (torch, "empty", here(real_empty)),
@@ -338,7 +338,8 @@ def test_the_workspace_is_of_the_tensors_device(teams: Gpu) -> None:
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
     for count in (1, 3):
         lengths = torch.full((count,), 600, dtype=torch.int32)
-        topk.topk_positions(torch.zeros(count, 600), lengths, topk=512, sorted=False)
+        operands = TopkOperands(torch.zeros(count, 600), lengths)
+        topk.topk_positions(operands, topk=512, sorted=False)
     assert [arguments[3:] for arguments in gpu.launches] == [(1, 4), (2, 2)]
 
 
@@ -364,7 +365,8 @@ def test_checked_calls_check_addresses_and_where_asked_values(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
-        indexer.topk_indexer(*inputs, inputs.output(512), sorted=False, check=check)
+        operands = TopkIndexerOperands(*inputs, inputs.output(512))
+        indexer.topk_indexer(operands, sorted=False, check=check)
 
     inputs = rows(2)
     shifted = torch.zeros(2 * 16 + 1)[1:].view(2, 16)

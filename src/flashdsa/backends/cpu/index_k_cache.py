@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu import quantize
+from flashdsa.backends.cpu.quantize import quantize
 from flashdsa.errors import ArgumentValueError
+from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 
@@ -21,7 +22,7 @@ def page_views(cache: Tensor) -> tuple[Tensor, Tensor]:
     return keys, scales
 
 
-def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
+def write(operands: CacheWriteOperands) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped.
@@ -29,9 +30,10 @@ def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
     Raises:
         ArgumentValueError: a slot outside the cache, or named twice; nothing is written then.
     """
+    k, slots, cache = operands
     used = slots != -1
     check_slots(slots[used], cache, distinct=True)
-    fp8, scale = quantize.quantize_index_k(k)
+    fp8, scale = quantize(k)
     page = slots[used].long() // PAGE_SIZE
     offset = slots[used].long() % PAGE_SIZE
     keys, scales = page_views(cache)
@@ -39,12 +41,13 @@ def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
     scales[page, offset] = scale[used]
 
 
-def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
 
     Raises:
         ArgumentValueError: a slot outside the cache.
     """
+    cache, slots = operands
     check_slots(slots, cache, distinct=False)
     keys, scales = page_views(cache)
     page, offset = slots.long() // PAGE_SIZE, slots.long() % PAGE_SIZE

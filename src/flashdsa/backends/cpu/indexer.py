@@ -13,6 +13,7 @@ from flashdsa.backends.cpu.index_k_cache import page_views
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
 from flashdsa.errors import ArgumentValueError
+from flashdsa.operands import IndexerOperands, TopkIndexerOperands
 from flashdsa.problem import PAGE_SIZE
 
 TOKEN_BLOCK = 4096
@@ -31,17 +32,7 @@ class Row(NamedTuple):
     """(length,) bool, False for tokens of a bad page; None when all pages are good."""
 
 
-def topk_indexer(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    topk_indices: Tensor,
-    *,
-    sorted: bool,
-    check: bool,
-) -> None:
+def topk_indexer(operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
     """Write each row's best token ids (page * 64 + offset) into `topk_indices` (B, topk) int32.
 
     Default order: ascending token position; `sorted`: descending score, ties by position.
@@ -50,6 +41,7 @@ def topk_indexer(
         check: bad lengths and page ids are errors, raised before anything is written; otherwise
             lengths are clamped and tokens of bad pages are never emitted.
     """
+    q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices = operands
     topk = topk_indices.shape[1]
     rows = _rows(seq_lens, block_table, k_index_cache_fp8.shape[0], check)
     topk_indices.fill_(-1)
@@ -65,20 +57,13 @@ def topk_indexer(
         _emit(topk_indices[index], rows[index], chosen)
 
 
-def logits(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    *,
-    max_len: int,
-) -> Tensor:
+def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond.
 
     Raises:
         ArgumentValueError: a bad length or page id, or a length beyond `max_len`.
     """
+    q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table = operands
     rows = _rows(seq_lens, block_table, k_index_cache_fp8.shape[0], check=True)
     longest = max((row.length for row in rows), default=0)
     if longest > max_len:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashdsa.operands import IndexKOperands, IndexQOperands
+
 E4M3_MAX = 448.0
 MIN_AMAX = 1e-4
 """Keeps the scale of an all-zero vector away from 0."""
 
 
-def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """e4m3 vectors and their scales over the last dimension, all arithmetic in fp32."""
     x = x.float()
     scale = x.abs().amax(-1).clamp_min(MIN_AMAX) / E4M3_MAX
     return (x / scale[..., None]).to(torch.float8_e4m3fn), scale
 
 
-def quantize_index_k(k: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_index_k(operands: IndexKOperands) -> tuple[Tensor, Tensor]:
     """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale."""
-    return _quantize(k)
+    return quantize(operands.k)
 
 
-def quantize_index_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_index_q(operands: IndexQOperands) -> tuple[Tensor, Tensor]:
     """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in."""
-    fp8, scale = _quantize(q)
-    return fp8, weights * scale
+    fp8, scale = quantize(operands.q)
+    return fp8, operands.weights * scale

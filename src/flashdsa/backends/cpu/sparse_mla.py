@@ -9,29 +9,20 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.gather import gather_rows
 from flashdsa.backends.cpu.tiling import Tile, query_tiles, spans
+from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
 
 LARGE_LOGIT = 64.0
 """From here on the rounding of an fp32 dot product, some 1e-6 of it, would show in exp(s)."""
 
 
-def forward(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    *,
-    d_v: int,
-    sm_scale: float,
-    topk_length: Tensor | None,
-    attn_sink: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def forward(operands: SparseMlaOperands, *, d_v: int, sm_scale: float) -> tuple[Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype and lse (S, H) in fp32 (fp64 for fp64 inputs).
 
     Args:
-        q: (S, H, d_qk); kv: (S_kv, d_qk); indices: (S, topk) int32.
         d_v: columns of kv that are V.
         sm_scale: factor of the logits.
-        topk_length: (S,) int32 or None; attn_sink: (H,) or None.
     """
+    q, kv, indices, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
     topk = indices.shape[1]
     dtype = _compute_dtype(q)
@@ -97,19 +88,8 @@ def _attend(
     return acc, row_max, row_sum
 
 
-def backward(  # noqa: PLR0913 - the operation has these operands
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    sm_scale: float,
-    topk_length: Tensor | None,
-    attn_sink: Tensor | None,
-    deterministic: bool,
-    dkv_dtype: torch.dtype,
+def backward(
+    operands: MlaBwdOperands, *, sm_scale: float, deterministic: bool, dkv_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink like the sink or empty.
 
@@ -118,6 +98,7 @@ def backward(  # noqa: PLR0913 - the operation has these operands
     section 3.2, with V the first columns of K). Always deterministic: tiles run in order.
     """
     del deterministic
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
     d_v = dO.shape[-1]
     dtype = _compute_dtype(q)

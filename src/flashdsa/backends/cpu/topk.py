@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.operands import TopkOperands
 
 _INT32_MAX = 2**31 - 1
 _NAN_KEY = -(2**31)
@@ -15,18 +16,18 @@ _NEVER = torch.iinfo(torch.int64).min
 """Key of positions that must not be selected; below every key of a score."""
 
 
-def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) -> Tensor:
+def topk_positions(operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor:
     """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
 
     Args:
-        scores: (B, max_len) fp32; entries at or beyond a row's length are ignored.
-        lengths: (B,) int32 in [0, max_len].
+        operands: scores at or beyond a row's length are ignored; lengths are in [0, max_len].
         topk: width of the result.
         sorted: descending score (ties by position); otherwise ascending position.
 
     Raises:
         ArgumentValueError: a length is negative or exceeds max_len.
     """
+    scores, lengths = operands
     check_lengths(lengths, scores.shape[1])
     out = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
     for row, length in enumerate(lengths.tolist()):

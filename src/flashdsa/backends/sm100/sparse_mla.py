@@ -11,40 +11,32 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.errors import ArgumentValueError
-from flashdsa.jit.loader import load
-from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, BwdPlan
+from flashdsa.jit.backward import backward_function
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
+from flashdsa.operands import MlaBwdOperands
 
 ALIGNMENT = 16
 """Bytes, of the addresses that TMA and bulk copies take."""
-
-PLANS = {False: BwdPlan(), True: BwdPlan(deterministic=True)}
-"""By `deterministic`."""
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
 
 
 def backward(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    deterministic: bool,
-    **options: Any,
+    operands: MlaBwdOperands, *, deterministic: bool, **options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink.
 
     Args:
-        options: those of `run`.
+        options: sm_scale and dkv_dtype of `run`.
     """
+
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+    options |= {"topk_length": topk_length, "attn_sink": attn_sink}
 
     def launch(*arguments: Any) -> None:
         with torch.cuda.device(q.device):
-            load(MLA_BWD, PLANS[deterministic])(*arguments)
+            backward_function(deterministic)(*arguments)
 
     return run(launch, (q, kv, dO, lse, O), indices, deterministic=deterministic, **options)
 

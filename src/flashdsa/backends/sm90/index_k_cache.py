@@ -9,13 +9,13 @@ from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
 from flashdsa.backends.sm90.device import values_are_checked
 from flashdsa.backends.sm90.quantize import ALIGNMENT, dtype_name, readable
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.loader import load
-from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
+from flashdsa.jit.parts import part_function
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
+from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 
-def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
+def write(operands: CacheWriteOperands) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as is any slot outside the cache; of a slot that is
@@ -25,21 +25,23 @@ def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
     Raises:
         UnsupportedError: pages begin at addresses that are no multiples of 16.
     """
+    k, slots, cache = operands
     require_aligned_pages(cache)
     check_if_asked(slots, cache)
     if k.shape[0] == 0 or cache.shape[0] == 0:
         return
-    function = load(WRITE_INDEX_K_CACHE, QuantizePlan(dtype_name(k), slots.element_size() * 8))
+    function = part_function(QuantizePlan(dtype_name(k), slots.element_size() * 8))
     with torch.cuda.device(cache.device):
         function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
 
 
-def read(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
 
     A slot outside the cache reads as 0; with FLASHDSA_CHECK=1 it is an error, which waits for the
     device.
     """
+    cache, slots = operands
     if values_are_checked():
         check_slots(slots.cpu(), cache, distinct=False)
     count, num_slots = slots.shape[0], cache.shape[0] * PAGE_SIZE

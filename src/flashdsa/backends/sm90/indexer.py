@@ -14,25 +14,15 @@ from flashdsa.backends.sm90.clusters import clusters_for, without_teams
 from flashdsa.backends.sm90.device import values_are_checked
 from flashdsa.backends.sm90.workspace import Workspace, allocate
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.loader import load
-from flashdsa.kernels.catalog import INDEXER
+from flashdsa.jit.functions import indexer_function
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.operands import TopkIndexerOperands
 
 COPY_ALIGNMENT = 16
 """Bytes, of the addresses that TMA and bulk copies read from."""
 
 
-def topk_indexer(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    topk_indices: Tensor,
-    *,
-    sorted: bool,
-    check: bool,
-) -> None:
+def topk_indexer(operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
     """Write each row's best token ids into `topk_indices`, on the current stream.
 
     Default order: ascending token position; `sorted`: descending score, ties by position.
@@ -42,13 +32,15 @@ def topk_indexer(
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
     """
-    require_layout(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+    require_layout(*operands)
     if check and values_are_checked():
         from flashdsa.backends.cpu.indexer import check_values
 
-        check_values(seq_lens.cpu(), block_table.cpu(), k_index_cache_fp8.shape[0])
-    prepared = prepare(q_index_fp8.device, q_index_fp8.shape[1], topk_indices.shape[1], sorted)
-    prepared.launch(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
+        num_pages = operands.k_index_cache_fp8.shape[0]
+        check_values(operands.seq_lens.cpu(), operands.block_table.cpu(), num_pages)
+    queries = operands.q_index_fp8
+    prepared = prepare(queries.device, queries.shape[1], operands.topk_indices.shape[1], sorted)
+    prepared.launch(*operands)
 
 
 def require_layout(
@@ -93,8 +85,8 @@ class Ready(NamedTuple):
     """How so many rows are launched: `function` takes the operation's tensors and the numbers.
 
     It launches on the tensors' device and torch's current stream there. Before, it holds them
-    against what the kernel was compiled for (see `serve_again` in ops/indexer.py) and raises. A
-    cache without pages is not for it.
+    against what the kernel was compiled for (see `launch_again` in ops/indexer_launch.py) and
+    raises. A cache without pages is not for it.
     """
 
     function: Callable[..., Any]
@@ -108,7 +100,7 @@ class Prepared:
     def __init__(self, device: int, plan: IndexerPlan) -> None:
         """Compile or load the plan's kernel."""
         self._device, self._plan = device, plan
-        self._function = load(INDEXER, plan)
+        self._function = indexer_function(plan)
         self._dealt: Callable[..., Any] | None = None
         self._teams: Teams | None = None
 
@@ -135,7 +127,7 @@ class Prepared:
         clusters = clusters_for(self._device, rows)
         if clusters.number < rows and not self._plan.dealt:
             if self._dealt is None:
-                self._dealt = load(INDEXER, replace(self._plan, dealt=True))
+                self._dealt = indexer_function(replace(self._plan, dealt=True))
             return Ready(self._dealt, clusters.number, clusters.size)
         if clusters.teams == 1 or self._plan.sorted:
             clusters = without_teams(clusters)
@@ -187,7 +179,7 @@ class Teams:
             self._alone(*tensors, rows, cluster_size)
             return
         if self._function is None:
-            self._function = load(INDEXER, self._plan)
+            self._function = indexer_function(self._plan)
         workspace = self._workspace()
         self._function(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows)
 

@@ -11,17 +11,18 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.sm90.clusters import clusters_for, without_teams
 from flashdsa.backends.sm90.device import values_are_checked
-from flashdsa.jit.loader import load
-from flashdsa.kernels.catalog import TOPK_INDICES
+from flashdsa.jit.parts import part_function
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.operands import TopkOperands
 
 
-def topk_positions(scores: Tensor, lengths: Tensor, *, topk: int, sorted: bool) -> Tensor:
+def topk_positions(operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor:
     """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
 
     Lengths are clamped to [0, max_len]; with FLASHDSA_CHECK=1 others are errors, which waits for
     the device. Order and ties as on the CPU.
     """
+    scores, lengths = operands
     check_if_asked(lengths, scores.shape[1])
     positions = torch.empty(scores.shape[0], topk, dtype=torch.int32, device=scores.device)
     if scores.numel() == 0:
@@ -41,4 +42,4 @@ def check_if_asked(lengths: Tensor, max_len: int) -> None:
 
 @lru_cache
 def _function(topk: int, sorted: bool) -> Any:
-    return load(TOPK_INDICES, TopkPlan(topk=topk, sorted=sorted))
+    return part_function(TopkPlan(topk=topk, sorted=sorted))

@@ -13,7 +13,8 @@ from flashdsa.bench.gpu.cases import IndexerCase
 from flashdsa.bench.gpu.inputs import make_inputs
 from flashdsa.bench.gpu.protocol import Timer
 from flashdsa.bench.gpu.thresholds import LAUNCH, OPERATION
-from flashdsa.ops import indexer
+from flashdsa.ops.registration import custom_op
+from flashdsa.ops.table import DSA_TOPK_INDEXER
 
 EAGER = "eager call"
 WIDE = "raw launch, wide table"
@@ -32,7 +33,7 @@ def host_us(device: str, timer: Timer) -> dict[str, float]:
     return {
         LAUNCH: timer.host_us(partial(flashdsa.dsa_topk_indexer_launch, *inputs.operands)),
         WIDE: timer.host_us(partial(flashdsa.dsa_topk_indexer_launch, *wide)),
-        OPERATION: timer.host_us(partial(indexer.dsa_topk_indexer, *inputs.operands, *settings)),
+        OPERATION: timer.host_us(partial(custom_op(DSA_TOPK_INDEXER), *inputs.operands, *settings)),
         EAGER: timer.host_us(partial(flashdsa.dsa_topk_indexer, *inputs.operands)),
     }
 
@@ -51,7 +52,7 @@ def host_floor_us(device: str, timer: Timer) -> dict[str, float]:
 @lru_cache
 def _empty_op() -> Any:
     library = torch.library.Library("flashdsa_bench", "FRAGMENT")
-    arguments = str(indexer.dsa_topk_indexer._schema).partition("(")[2]
+    arguments = str(custom_op(DSA_TOPK_INDEXER)._schema).partition("(")[2]
     library.define(f"empty({arguments}")
     for key in ("CPU", "CUDA"):
         library.impl("empty", lambda *_: None, key)

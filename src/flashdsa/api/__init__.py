@@ -1,0 +1,39 @@
+"""The public operations of flashdsa: signatures, meanings, and the way into the custom ops."""
+
+from flashdsa.api.attention import (
+    lse_from_base2,
+    lse_to_base2,
+    mla_bwd,
+    sparse_mla,
+    sparse_mla_fwd,
+)
+from flashdsa.api.indexer import (
+    compile_kernel,
+    dsa_topk_indexer,
+    dsa_topk_indexer_launch,
+    indexer_logits,
+    topk_indices,
+)
+from flashdsa.api.quantization import (
+    quantize_index_k,
+    quantize_index_q,
+    read_index_k_cache,
+    write_index_k_cache,
+)
+
+__all__ = [
+    "compile_kernel",
+    "dsa_topk_indexer",
+    "dsa_topk_indexer_launch",
+    "indexer_logits",
+    "lse_from_base2",
+    "lse_to_base2",
+    "mla_bwd",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "sparse_mla",
+    "sparse_mla_fwd",
+    "topk_indices",
+    "write_index_k_cache",
+]

@@ -1,0 +1,176 @@
+"""Sparse MLA: the forward, its differentiable form, the backward, and conventions of lse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
+from flashdsa.ops.checks import drop_kv_head, require_tensor, scale_or_default
+from flashdsa.ops.registration import call
+from flashdsa.ops.spec import OpSpec
+from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
+from flashdsa.problem import D_V
+
+
+def sparse_mla_fwd(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = D_V,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Attention of every query over the kv rows that `indices` names for it.
+
+    A slot is valid when ``0 <= indices[s, i] < S_kv`` and ``i < topk_length[s]``. Invalid slots
+    contribute nothing; duplicates count as often as they occur; a query without a valid slot gets
+    ``O = 0`` and ``lse = +inf``.
+
+    Args:
+        q: (S, H, d_qk) bf16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
+        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), q's dtype; V is its first `d_v` columns.
+        indices: (S, topk) or (S, 1, topk) int32, any values.
+        d_v: columns of V, at most d_qk.
+        sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
+        topk_length: (S,) int32, slots in use of each query; clamped to [0, topk].
+        attn_sink: (H,) fp32, a logit that takes weight and gives no value: O is scaled by
+            ``exp(lse) / (exp(lse) + exp(sink))``; lse is returned without it.
+        backend: "auto" or the name of one (`flashdsa info` lists them).
+
+    Returns:
+        O (S, H, d_v) in q's dtype, and lse (S, H) in fp32 (fp64 for fp64 inputs), the natural
+        logarithm ``log sum_i exp(sm_scale * q . kv_i)``. O is differentiable, lse is not.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
+        NotImplementedError: no implementation serves the call.
+    """
+    operands = _without_kv_head(
+        SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
+    )
+    out_and_lse: tuple[Tensor, Tensor] = call(
+        SPARSE_MLA_FWD,
+        operands,
+        backend,
+        d_v=d_v,
+        sm_scale=scale_or_default(sm_scale, q),
+        deterministic=False,
+    )
+    return out_and_lse
+
+
+def sparse_mla(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = D_V,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """`sparse_mla_fwd`'s O, differentiable in `q`, `kv` and `attn_sink` (not in `indices`).
+
+    Args: as for `sparse_mla_fwd`, and
+        deterministic: gradients are bit-identical from run to run; otherwise the last bits of
+            kv's gradient may differ (order of fp32 additions).
+
+    Returns:
+        O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
+        is an error.
+    """
+    operands = _without_kv_head(
+        SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
+    )
+    out_and_lse: tuple[Tensor, Tensor] = call(
+        SPARSE_MLA_FWD,
+        operands,
+        backend,
+        d_v=d_v,
+        sm_scale=scale_or_default(sm_scale, q),
+        deterministic=deterministic,
+    )
+    return out_and_lse[0]
+
+
+def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    deterministic: bool = False,
+    dkv_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """Gradients of sparse MLA from the forward's results.
+
+    With ``P = exp(s - lse')``, ``lse' = logaddexp(lse, attn_sink)``, ``delta = sum_d O dO``:
+    ``dS = P (dP - delta) sm_scale``, ``dQ = dS K``, ``dKV = dS^T Q + [P^T dO, 0]``,
+    ``d_sink = -sum_s exp(sink - lse') delta``.
+
+    Args:
+        q, kv, indices, sm_scale, topk_length, attn_sink, backend: as for `sparse_mla_fwd`.
+        dO: (S, H, d_v) in q's dtype, the gradient of O.
+        lse: (S, H) fp32 (fp64 for fp64 inputs), as the forward returned it (natural logarithm).
+        O: (S, H, d_v) in q's dtype, as the forward returned it (scaled by the sink, if any).
+        deterministic: dKV is bit-identical from run to run. On Blackwell it costs some 40% more
+            time (predicted) and a workspace: 2304 bytes for each slot of as many queries as fit
+            1 GiB, and of one query at least.
+        dkv_dtype: dtype of dKV: None or fp32, or bf16 for bf16 inputs; fp64 for fp64 inputs.
+
+    Returns:
+        dQ (S, H, d_qk) in q's dtype, dKV in kv's shape, and where there is a sink d_sink (H,).
+        Rows of dKV that no valid slot names are exactly 0.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
+    """
+    operands = _without_kv_head(
+        MLA_BWD, MlaBwdOperands(q, kv, dO, lse, O, indices, topk_length, attn_sink)
+    )
+    dq, dkv, d_sink = call(
+        MLA_BWD,
+        operands,
+        backend,
+        sm_scale=scale_or_default(sm_scale, q),
+        deterministic=deterministic,
+        dkv_dtype=dkv_dtype,
+    )
+    dkv = dkv.view(kv.shape)
+    return (dq, dkv) if attn_sink is None else (dq, dkv, d_sink)
+
+
+def lse_to_base2(lse: Tensor) -> Tensor:
+    """A natural-logarithm lse in base 2 (FlashInfer's and TileLang's convention)."""
+    require_tensor("lse", lse)
+    return lse / math.log(2)
+
+
+def lse_from_base2(lse: Tensor) -> Tensor:
+    """A base-2 lse as the natural logarithm that flashdsa takes."""
+    require_tensor("lse", lse)
+    return lse * math.log(2)
+
+
+def _without_kv_head(spec: OpSpec, operands: Any) -> Any:
+    """The operands with kv (S_kv, d_qk) and indices (S, topk): MLA in MQA form has one kv head."""
+    spec.require_tensors(operands)
+    return operands._replace(
+        kv=drop_kv_head("kv", operands.kv, "[S_kv, d_qk] or [S_kv, 1, d_qk]"),
+        indices=drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]"),
+    )

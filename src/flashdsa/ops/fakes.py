@@ -1,0 +1,94 @@
+"""Shapes and dtypes of each operation's results, for tracing: uninitialised tensors of them.
+
+Each function takes the operation's operands, which are checked, and its parameters by keyword.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.operands import (
+    CacheReadOperands,
+    CacheWriteOperands,
+    IndexerOperands,
+    IndexKOperands,
+    IndexQOperands,
+    MlaBwdOperands,
+    SparseMlaOperands,
+    TopkIndexerOperands,
+    TopkOperands,
+)
+from flashdsa.ops.rules import sum_dtype
+from flashdsa.problem import INDEX_HEAD_DIM, Operation
+
+
+def _sparse_mla_fwd(x: SparseMlaOperands, *, d_v: int, **_: Any) -> tuple[Tensor, Tensor]:
+    num_queries, num_heads, _d_qk = x.q.shape
+    return (
+        x.q.new_empty(num_queries, num_heads, d_v),
+        x.q.new_empty(num_queries, num_heads, dtype=sum_dtype(x.q.dtype)),
+    )
+
+
+def _mla_bwd(
+    x: MlaBwdOperands, *, dkv_dtype: torch.dtype | None, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    sums = sum_dtype(x.q.dtype)
+    return (
+        x.q.new_empty(x.q.shape),
+        x.kv.new_empty(x.kv.shape, dtype=dkv_dtype or sums),
+        x.q.new_empty(0, dtype=sums) if x.attn_sink is None else torch.empty_like(x.attn_sink),
+    )
+
+
+def _dsa_topk_indexer(_: TopkIndexerOperands, **__: Any) -> None:
+    return None
+
+
+def _indexer_logits(x: IndexerOperands, *, max_len: int) -> Tensor:
+    return x.weights.new_empty(x.weights.shape[0], max_len)
+
+
+def _topk_indices(x: TopkOperands, *, topk: int, **_: Any) -> Tensor:
+    return x.lengths.new_empty(x.scores.shape[0], topk)
+
+
+def _keys_and_scales(like: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return (
+        like.new_empty(count, INDEX_HEAD_DIM, dtype=torch.float8_e4m3fn),
+        like.new_empty(count, dtype=torch.float32),
+    )
+
+
+def _quantize_index_k(x: IndexKOperands) -> tuple[Tensor, Tensor]:
+    return _keys_and_scales(x.k, x.k.shape[0])
+
+
+def _quantize_index_q(x: IndexQOperands) -> tuple[Tensor, Tensor]:
+    fp8 = x.q.new_empty(x.q.shape, dtype=torch.float8_e4m3fn)
+    return fp8, x.weights.new_empty(x.weights.shape)
+
+
+def _write_index_k_cache(_: CacheWriteOperands) -> None:
+    return None
+
+
+def _read_index_k_cache(x: CacheReadOperands) -> tuple[Tensor, Tensor]:
+    return _keys_and_scales(x.cache, x.slots.shape[0])
+
+
+FAKES: Mapping[Operation, Callable[..., Any]] = {
+    Operation.SPARSE_MLA_FWD: _sparse_mla_fwd,
+    Operation.MLA_BWD: _mla_bwd,
+    Operation.DSA_TOPK_INDEXER: _dsa_topk_indexer,
+    Operation.INDEXER_LOGITS: _indexer_logits,
+    Operation.TOPK_INDICES: _topk_indices,
+    Operation.QUANTIZE_INDEX_K: _quantize_index_k,
+    Operation.QUANTIZE_INDEX_Q: _quantize_index_q,
+    Operation.WRITE_INDEX_K_CACHE: _write_index_k_cache,
+    Operation.READ_INDEX_K_CACHE: _read_index_k_cache,
+}

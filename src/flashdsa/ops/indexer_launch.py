@@ -1,0 +1,165 @@
+"""The indexer's short ways: a call like one that was served goes straight to the compiled function.
+
+torch's dispatcher takes 5 us of host time, the checks 15, where a launch takes 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.catalog import registry
+from flashdsa.backends.registry import Implementation
+from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.rules import MAX_PAGES
+from flashdsa.ops.table import DSA_TOPK_INDEXER
+from flashdsa.problem import PAGE_BYTES
+from flashdsa.settings import raw_settings
+
+REFUSALS = (TypeError, ValueError, BufferError)
+"""What a compiled function raises before it launches, for tensors that it was not compiled for. Its
+RuntimeError is the driver's: that one is the caller's to see."""
+
+
+class Launch(NamedTuple):
+    """`function` takes the operation's tensors and the two numbers."""
+
+    function: Callable[..., Any]
+    first: int
+    second: int
+
+
+class LaunchCache:
+    """How calls are launched, by their sizes and GPU and, if they are checked, by their order and
+    what chose the backend. `find` gives None for a call that was not there before.
+
+    The sizes are `(queries, ids, rows, gpu)`, numbers of elements: these say the heads and topk.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        """Holds at most so many launches: the next one empties it."""
+        self._most = most
+        self._launches: dict[tuple[Any, ...], Launch] = {}
+        self.find = self._launches.get
+
+    def keep(self, key: tuple[Any, ...], launch: Launch) -> None:
+        """`launch` serves the next call with this key."""
+        if len(self._launches) >= self._most:
+            self._launches.clear()
+        self._launches[key] = launch
+
+    def clear(self) -> None:
+        """Every call is new again."""
+        self._launches.clear()
+
+
+LAUNCHES = LaunchCache()
+"""This process's."""
+
+
+def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[Any, ...]) -> None:
+    """Launch calls like this one, which `chosen` served, directly from now on.
+
+    Args:
+        choice: the order and the backend that was asked for; empty for unchecked calls.
+    """
+    queries, ids = operands.q_index_fp8, operands.topk_indices
+    rows, topk = ids.shape
+    if not rows:
+        return
+    order = choice[:1]
+    prepared = chosen.load_launcher()(queries.device, queries.shape[1], topk, *order)
+    if choice:
+        choice += (raw_settings()[0],)
+    key = (queries.numel(), ids.numel(), operands.seq_lens.numel(), ids.get_device(), *choice)
+    LAUNCHES.keep(key, Launch(*prepared.ready(rows)))
+
+
+def launch_again(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    topk_indices: Tensor,
+    sorted: bool,
+    backend: str,
+) -> bool:
+    """Launch a call like one that was checked and served; False: not served, nothing was written.
+
+    A kernel's function refuses by itself what it was not compiled for. CuTe DSL's (4.8.1, in
+    base_dsl/tvm_ffi_builder/tvm_ffi_builder.py; tests/kernels/indexer/test_sm90_refusals.py) holds
+    every tensor to: its number of dimensions; its fixed sizes; one B; sizes that fit int32; no
+    gaps, or stride 1 in the table's rows; its alignment; the type cuda and one device index; its
+    dtype, but not the sign of integers. Left to check here are those that must be int32, and the
+    number of pages. What is refused goes to the checks, which say what is wrong with it.
+    """
+    raw_backend, raw_check = raw_settings()
+    launch = LAUNCHES.find(
+        (
+            q_index_fp8.numel(),
+            topk_indices.numel(),
+            seq_lens.numel(),
+            topk_indices.get_device(),
+            sorted,
+            backend,
+            raw_backend,
+        )
+    )
+    if (
+        launch is None
+        or raw_check is not None
+        or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
+        or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
+    ):
+        return False
+    function, first, second = launch
+    try:
+        function(
+            q_index_fp8,
+            k_index_cache_fp8,
+            weights,
+            seq_lens,
+            block_table,
+            topk_indices,
+            first,
+            second,
+        )
+    except REFUSALS:
+        return False
+    torch._C._increment_version((topk_indices,))
+    return True
+
+
+def serve_unchecked(operands: TopkIndexerOperands) -> None:
+    """An unchecked call of sizes that were not there before, or that no kernel is launched for."""
+    queries, ids = operands.q_index_fp8, operands.topk_indices
+    sizes = {"H": queries.shape[1], "topk": ids.shape[1]}
+    problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False}, sizes)
+    chosen = registry.select(problem)
+    chosen.load()(operands, sorted=False, check=False)
+    if chosen.launcher:
+        keep(chosen, operands, ())
+
+
+_INFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+_EAGER = _INFERENCE.add(torch._C.DispatchKey.ADInplaceOrView)
+_PLAIN = (_EAGER.raw_repr(), _INFERENCE.raw_repr())
+"""Dispatch keys that torch includes in every call of a thread: outside and in inference mode."""
+
+
+def is_plain_eager() -> bool:
+    """Whether the dispatcher would do nothing but call the implementation, if all operands are
+    just `torch.Tensor`: no mode (fake tensors, tracing, torch functions), transform or profiler.
+
+    Those of torch.func wrap tensors in ones of the same type; like vmap, functionalization, jit and
+    dispatch modes they are seen by the key that each includes.
+    """
+    return (
+        torch._C._dispatch_tls_local_include_set().raw_repr() in _PLAIN
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._autograd._profiler_enabled()
+    )

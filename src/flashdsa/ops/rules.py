@@ -1,0 +1,86 @@
+"""Rules of single operands and parameters: what the columns of the table cannot say."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
+from flashdsa.ops.checks import dtype_name
+from flashdsa.ops.spec import Sizes
+from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE
+
+MAX_PAGES = 2**31 // PAGE_SIZE
+"""Token ids are int32."""
+
+
+def same_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The first operand's."""
+    return (dtype,)
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """dtype of lse and of the dKV sums: fp32, or fp64 where q is."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def lse_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Of lse, for q of `dtype`."""
+    return (sum_dtype(dtype),)
+
+
+def sink_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Of attn_sink, for q of `dtype`."""
+    wide = dtype == torch.float64
+    return (torch.float32, torch.float64) if wide else (torch.float32,)
+
+
+def d_v_at_most_d_qk(name: str, d_v: int, operands: SparseMlaOperands) -> None:
+    """V is the first columns of kv."""
+    d_qk = operands.q.shape[2]
+    if d_v > d_qk:
+        raise ArgumentValueError(
+            f"{name}: expected at most q's last dimension, {d_qk}, since V is the first d_v "
+            f"columns of kv; got {d_v}"
+        )
+
+
+def columns_of_v(name: str, tensor: Tensor, sizes: Sizes) -> None:
+    """dO has d_v columns, of the d_qk that kv has."""
+    if not 1 <= sizes["d_v"] <= sizes["d_qk"]:
+        raise ArgumentValueError(
+            f"{name}: expected a last dimension d_v in [1, {sizes['d_qk']}] (q's last dimension); "
+            f"got {tensor.shape[2]}"
+        )
+
+
+def dkv_dtype_fits(name: str, value: torch.dtype | None, operands: MlaBwdOperands) -> None:
+    """dKV in the precision of its sums; of bf16 inputs in bf16 too."""
+    dtype = operands.q.dtype
+    allowed = {sum_dtype(dtype): None, dtype: None}
+    if value is not None and value not in allowed:
+        names = " or ".join(dtype_name(dtype) for dtype in allowed)
+        raise ArgumentTypeError(
+            f"{name}: expected {names} or None for {dtype_name(dtype)} inputs; "
+            f"got {dtype_name(value)}"
+        )
+
+
+def packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
+    """Each page's 8,448 bytes are contiguous, its scales aligned, its ids within int32."""
+    if cache.stride(3) != 1 or cache.stride(1) != INDEX_TOKEN_BYTES:
+        raise ArgumentValueError(
+            f"{name}: expected each page's bytes to be contiguous; got strides "
+            f"{list(cache.stride())}"
+        )
+    if cache.stride(0) % 4 or cache.storage_offset() % 4:
+        raise ArgumentValueError(
+            f"{name}: expected pages aligned to 4 bytes for their fp32 scales; got page stride "
+            f"{cache.stride(0)} and offset {cache.storage_offset()}"
+        )
+    if sizes["num_pages"] > MAX_PAGES:
+        raise ArgumentValueError(
+            f"{name}: expected at most {MAX_PAGES} pages (int32 token ids); "
+            f"got {sizes['num_pages']}"
+        )

@@ -1,0 +1,225 @@
+"""An operation as a table, and what follows from it: torch's schema, the checks, the `Problem`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.checks import (
+    capability,
+    dtype_name,
+    require_dense_rows,
+    require_device,
+    require_dtype,
+    require_dtype_or_none,
+    require_positive,
+    require_rank,
+    require_shape,
+    require_tensor,
+)
+from flashdsa.problem import Operation, Problem
+
+Dtypes = tuple[torch.dtype, ...] | Callable[[torch.dtype], tuple[torch.dtype, ...]]
+Sizes = dict[str, int]
+"""The value of each name in the operands' shapes."""
+Parameters = dict[str, Any]
+"""What a backend's function takes by keyword."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor of an operation.
+
+    Attributes:
+        name: as in the public function, in the schema and in messages.
+        shape: sizes and names of sizes, as "B H 128"; one name has one value in all operands.
+        dtypes: those it may have, or a function that gives them from the first operand's dtype.
+        optional: may be None.
+        written: changed in place.
+        strided: its last dimension may have gaps.
+        nonempty: the message where a size other than the first is 0; without one it may be 0.
+        note: follows the shape in the message about a wrong one.
+        rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
+    """
+
+    name: str
+    shape: str
+    dtypes: Dtypes
+    optional: bool = False
+    written: bool = False
+    strided: bool = False
+    nonempty: str = ""
+    note: str = ""
+    rule: Callable[[str, Tensor, Sizes], None] | None = None
+
+    @cached_property
+    def dims(self) -> list[str]:
+        """One name or number a dimension."""
+        return self.shape.split()
+
+    def check(self, tensor: Tensor, first: Tensor, first_name: str, sizes: Sizes) -> None:
+        """Hold `tensor` against this row of the table; sizes seen for the first time are noted.
+
+        Args:
+            first: the operation's first operand, which says the device and the dtypes of others.
+            sizes: of the operands before this one; added to.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: says what was expected and what came.
+        """
+        dtypes = self.dtypes(first.dtype) if callable(self.dtypes) else self.dtypes
+        require_dtype(self.name, tensor, *dtypes)
+        layout = f"[{', '.join(self.dims)}]"
+        require_rank(self.name, tensor, (len(self.dims),), layout)
+        expected = [
+            int(dim) if dim.isdecimal() else sizes.setdefault(dim, size)
+            for dim, size in zip(self.dims, tensor.shape, strict=True)
+        ]
+        require_shape(self.name, tensor, expected, layout + self.note)
+        if self.nonempty and any(size == 0 for size in tensor.shape[1:]):
+            got = self.nonempty.format(shape=list(tensor.shape))
+            raise ArgumentValueError(f"{self.name}: {got}")
+        require_device(self.name, tensor, first.device, first_name)
+        if self.rule is not None:
+            self.rule(self.name, tensor, sizes)
+        if not self.strided:
+            require_dense_rows(self.name, tensor)
+
+
+def _positive(name: str, value: Any) -> Any:
+    require_positive(name, value)
+    return value
+
+
+def _dtype_or_none(name: str, value: Any) -> Any:
+    require_dtype_or_none(name, value)
+    return value
+
+
+_ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
+    "int": _positive,
+    "float": lambda _, value: value,
+    "bool": lambda _, value: bool(value),
+    "ScalarType?": _dtype_or_none,
+}
+"""By a parameter's kind: the value that the schema takes, or an error."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A value that is no tensor.
+
+    Attributes:
+        name: as in the public function and in messages.
+        kind: its type in the schema; an "int" is at least 1.
+        default: gives the value that None stands for from the first operand.
+        rule: raises for a wrong value; takes the name, the value and the operands.
+        passed: whether the backend's function gets it; otherwise it only tells backends apart.
+    """
+
+    name: str
+    kind: str
+    default: Callable[[Tensor], Any] | None = None
+    rule: Callable[[str, Any, Any], None] | None = None
+    passed: bool = True
+
+    def accept(self, value: Any) -> Any:
+        """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""
+        return _ACCEPT[self.kind](self.name, value)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """An operation.
+
+    Attributes:
+        operation: its name. kind: the NamedTuple that its tensors travel in.
+        operands: the table's rows in the order of `kind`; the first says device and dtype.
+        parameters: in the order of the schema, which ends with the backend's name.
+        outputs: names of the tensors that it returns.
+        facts: of the `Problem`, the same for every call.
+    """
+
+    operation: Operation
+    kind: Callable[..., Any]
+    operands: tuple[Operand, ...]
+    parameters: tuple[Parameter, ...] = ()
+    outputs: tuple[str, ...] = ()
+    facts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> str:
+        """As torch's dispatcher has it: "name(Tensor q, ..., str backend) -> (Tensor, Tensor)"."""
+        arguments = []
+        for number, operand in enumerate(self.operands):
+            alias = f"({chr(ord('a') + number)}!)" if operand.written else ""
+            arguments.append(f"Tensor{alias}{'?' * operand.optional} {operand.name}")
+        arguments += [f"{parameter.kind} {parameter.name}" for parameter in self.parameters]
+        outputs = ", ".join("Tensor" for _ in self.outputs)
+        returned = outputs if len(self.outputs) == 1 else f"({outputs})"
+        return f"{self.operation}({', '.join(arguments)}, str backend) -> {returned}"
+
+    def unpack(self, arguments: Sequence[Any]) -> tuple[Any, Parameters, str]:
+        """The operands' tuple, the parameters by name and the backend of a call by the schema."""
+        *arguments, backend = arguments
+        operands = self.kind(*arguments[: len(self.operands)])
+        values = arguments[len(self.operands) :]
+        return operands, {p.name: v for p, v in zip(self.parameters, values, strict=True)}, backend
+
+    def require_tensors(self, operands: Sequence[object]) -> None:
+        """Every operand is a torch.Tensor, or None where that is allowed."""
+        for operand, value in zip(self.operands, operands, strict=True):
+            if value is not None or not operand.optional:
+                require_tensor(operand.name, value)
+
+    def check(self, operands: Sequence[Any], parameters: Parameters) -> Sizes:
+        """Hold a call against the table; nothing but shapes, dtypes, devices and strides is read.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: names the argument.
+        """
+        sizes: Sizes = {}
+        first, first_name = operands[0], self.operands[0].name
+        for operand, tensor in zip(self.operands, operands, strict=True):
+            if tensor is not None:
+                operand.check(tensor, first, first_name, sizes)
+        for parameter in self.parameters:
+            value = parameter.accept(parameters[parameter.name])
+            if parameter.rule is not None:
+                parameter.rule(parameter.name, value, operands)
+        return sizes
+
+    def problem(self, operands: Sequence[Any], parameters: Parameters, sizes: Sizes) -> Problem:
+        """What a backend must be able to do for this call, the GPU's capability included."""
+        first = operands[0]
+        known = {**sizes, "num_heads": sizes.get("H"), **parameters, **self.facts}
+        for operand, tensor in zip(self.operands, operands, strict=True):
+            if operand.optional:
+                known[operand.name] = tensor is not None
+        return Problem(
+            self.operation,
+            first.device.type,
+            dtype_name(first.dtype),
+            capability=capability(first.device),
+            **{name: known[name] for name in _PROBLEM_FACTS if name in known},
+        )
+
+    def passed(self, operands: Sequence[Any], parameters: Parameters) -> Parameters:
+        """The parameters that the backend's function takes."""
+        values = {p.name: parameters[p.name] for p in self.parameters if p.passed}
+        for parameter in self.parameters:
+            if parameter.default is not None and values[parameter.name] is None:
+                values[parameter.name] = parameter.default(operands[0])
+        return values
+
+
+_PROBLEM_FACTS = tuple(
+    f.name for f in fields(Problem) if f.name not in ("operation", "device", "dtype", "capability")
+)
+"""Fields of a `Problem` that have the name of a size, a parameter or an optional operand."""

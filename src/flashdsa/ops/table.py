@@ -1,0 +1,181 @@
+"""The operations, one table each: operands, parameters, outputs.
+
+Everything else about an operation follows from its table (`spec`), but for what its results are
+(`fakes`, `autograd`) and for which backend serves it (`backends.catalog`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from flashdsa.operands import (
+    CacheReadOperands,
+    CacheWriteOperands,
+    IndexerOperands,
+    IndexKOperands,
+    IndexQOperands,
+    MlaBwdOperands,
+    SparseMlaOperands,
+    TopkIndexerOperands,
+    TopkOperands,
+)
+from flashdsa.ops import rules
+from flashdsa.ops.spec import Operand, OpSpec, Parameter
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, Operation
+
+ATTENTION_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+QUANTIZABLE = (torch.bfloat16, torch.float32)
+E4M3 = (torch.float8_e4m3fn,)
+FP32 = (torch.float32,)
+INT32 = (torch.int32,)
+BYTES = (torch.uint8, torch.int8)
+
+_Q = Operand(
+    "q",
+    "S H d_qk",
+    ATTENTION_DTYPES,
+    nonempty="expected shape [S, H, d_qk] with H >= 1 and d_qk >= 1; got {shape}",
+)
+_KV = Operand("kv", "S_kv d_qk", rules.same_dtype, note=" or [S_kv, 1, d_qk]")
+_INDICES = Operand("indices", "S topk", INT32, nonempty="expected topk >= 1 columns; got 0")
+_TOPK_LENGTH = Operand("topk_length", "S", INT32, optional=True)
+_ATTN_SINK = Operand("attn_sink", "H", rules.sink_dtypes, optional=True)
+_SCALE = Parameter("sm_scale", "float")
+_DETERMINISTIC = Parameter("deterministic", "bool")
+
+SPARSE_MLA_FWD = OpSpec(
+    Operation.SPARSE_MLA_FWD,
+    SparseMlaOperands,
+    operands=(_Q, _KV, _INDICES, _TOPK_LENGTH, _ATTN_SINK),
+    parameters=(
+        Parameter("d_v", "int", rule=rules.d_v_at_most_d_qk),
+        _SCALE,
+        replace(_DETERMINISTIC, passed=False),  # of the backward that autograd runs
+    ),
+    outputs=("O", "lse"),
+)
+MLA_BWD = OpSpec(
+    Operation.MLA_BWD,
+    MlaBwdOperands,
+    operands=(
+        _Q,
+        _KV,
+        Operand("dO", "S H d_v", rules.same_dtype, rule=rules.columns_of_v),
+        Operand("lse", "S H", rules.lse_dtypes),
+        Operand("O", "S H d_v", rules.same_dtype),
+        _INDICES,
+        _TOPK_LENGTH,
+        _ATTN_SINK,
+    ),
+    parameters=(
+        _SCALE,
+        _DETERMINISTIC,
+        Parameter(
+            "dkv_dtype",
+            "ScalarType?",
+            default=lambda q: rules.sum_dtype(q.dtype),
+            rule=rules.dkv_dtype_fits,
+        ),
+    ),
+    outputs=("dQ", "dKV", "d_sink"),  # d_sink is empty where there is no sink
+)
+
+_CACHE = Operand(
+    "cache", f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}", BYTES, rule=rules.packed_pages
+)
+_INDEXER = (
+    Operand(
+        "q_index_fp8",
+        f"B H {INDEX_HEAD_DIM}",
+        E4M3,
+        nonempty="expected shape [B, H, 128] with H >= 1; got H = 0",
+    ),
+    replace(_CACHE, name="k_index_cache_fp8"),
+    Operand("weights", "B H", FP32),
+    Operand("seq_lens", "B", INT32),
+    Operand("block_table", "B max_pages", INT32),
+)
+_SORTED = Parameter("sorted", "bool")
+_OF_INDEX_HEADS = {"d_qk": INDEX_HEAD_DIM}
+
+DSA_TOPK_INDEXER = OpSpec(
+    Operation.DSA_TOPK_INDEXER,
+    TopkIndexerOperands,
+    operands=(
+        *_INDEXER,
+        Operand(
+            "topk_indices",
+            "B topk",
+            INT32,
+            written=True,
+            nonempty="expected shape [B, topk] with topk >= 1; got 0",
+        ),
+    ),
+    parameters=(_SORTED, Parameter("check", "bool")),
+    facts=_OF_INDEX_HEADS,
+)
+INDEXER_LOGITS = OpSpec(
+    Operation.INDEXER_LOGITS,
+    IndexerOperands,
+    operands=_INDEXER,
+    parameters=(Parameter("max_len", "int"),),
+    outputs=("scores",),
+    facts=_OF_INDEX_HEADS,
+)
+TOPK_INDICES = OpSpec(
+    Operation.TOPK_INDICES,
+    TopkOperands,
+    operands=(
+        Operand("scores", "B max_len", FP32),
+        Operand("lengths", "B", INT32, strided=True),
+    ),
+    parameters=(Parameter("topk", "int"), _SORTED),
+    outputs=("positions",),
+)
+
+_K = Operand("k", f"T {INDEX_HEAD_DIM}", QUANTIZABLE)
+_SLOTS = Operand("slots", "T", (torch.int32, torch.int64), strided=True)
+
+QUANTIZE_INDEX_K = OpSpec(
+    Operation.QUANTIZE_INDEX_K,
+    IndexKOperands,
+    operands=(_K,),
+    outputs=("fp8", "scale"),
+    facts=_OF_INDEX_HEADS,
+)
+QUANTIZE_INDEX_Q = OpSpec(
+    Operation.QUANTIZE_INDEX_Q,
+    IndexQOperands,
+    operands=(
+        Operand("q", f"B H {INDEX_HEAD_DIM}", QUANTIZABLE),
+        Operand("weights", "B H", FP32, strided=True),
+    ),
+    outputs=("fp8", "folded_weights"),
+    facts=_OF_INDEX_HEADS,
+)
+WRITE_INDEX_K_CACHE = OpSpec(
+    Operation.WRITE_INDEX_K_CACHE,
+    CacheWriteOperands,
+    operands=(_K, replace(_SLOTS, note=", one a key"), replace(_CACHE, written=True)),
+    facts=_OF_INDEX_HEADS,
+)
+READ_INDEX_K_CACHE = OpSpec(
+    Operation.READ_INDEX_K_CACHE,
+    CacheReadOperands,
+    operands=(_CACHE, _SLOTS),
+    outputs=("fp8", "scale"),
+)
+
+OPERATIONS = (
+    SPARSE_MLA_FWD,
+    MLA_BWD,
+    DSA_TOPK_INDEXER,
+    INDEXER_LOGITS,
+    TOPK_INDICES,
+    QUANTIZE_INDEX_K,
+    QUANTIZE_INDEX_Q,
+    WRITE_INDEX_K_CACHE,
+    READ_INDEX_K_CACHE,
+)

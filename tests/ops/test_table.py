@@ -1,0 +1,129 @@
+"""What follows from an operation's table: the schema, and the `Problem` with the GPU it is for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import flashdsa
+from flashdsa.backends.catalog import registry
+from flashdsa.errors import UnsupportedError
+from flashdsa.ops import spec as spec_module
+from flashdsa.ops.fakes import FAKES
+from flashdsa.ops.registration import custom_op
+from flashdsa.ops.spec import OpSpec
+from flashdsa.ops.table import MLA_BWD, OPERATIONS, SPARSE_MLA_FWD
+from flashdsa.problem import Operation, Problem
+
+SIZES = {
+    "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "topk": 2048,
+    "B": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
+}  # fmt: skip
+VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None}
+SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
+
+
+def on_gpu(spec: OpSpec) -> tuple[Any, dict[str, Any]]:
+    """Operands on a pretended GPU and parameters of a call that some kernel serves."""
+    first = spec.operands[0].dtypes
+    assert isinstance(first, tuple)
+
+    def tensor(operand: Any) -> torch.Tensor:
+        dtypes = operand.dtypes(first[0]) if callable(operand.dtypes) else operand.dtypes
+        heads = SIZES["H"] if spec in (MLA_BWD, SPARSE_MLA_FWD) else 64
+        shape = [int(d) if d.isdecimal() else {**SIZES, "H": heads}[d] for d in operand.dims]
+        return torch.empty(shape, dtype=dtypes[0], device="cuda")
+
+    operands = spec.kind(*[tensor(operand) for operand in spec.operands])
+    values = {p.name: SERVED.get(p.name, VALUES[p.kind]) for p in spec.parameters}
+    return operands, values
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
+    yield
+
+
+def problem(spec: OpSpec, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """Of a call on a GPU of that capability; needs none."""
+    monkeypatch.setattr(
+        spec_module, "capability", lambda device: capability if device.type == "cuda" else None
+    )
+    with FakeTensorMode():
+        operands, parameters = on_gpu(spec)
+        return spec.problem(operands, parameters, spec.check(operands, parameters))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
+@pytest.mark.parametrize("spec", OPERATIONS, ids=lambda spec: spec.operation)
+def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
+    spec: OpSpec, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every operation says the capability; the choice follows it."""
+    wanted = problem(spec, capability, monkeypatch)
+    assert wanted.capability == capability
+    built_for = {
+        i.features.capability: i.backend
+        for i in registry.implementations(spec.operation)
+        if i.automatic and "cuda" in i.features.devices
+    }
+    if capability in built_for:
+        assert registry.select(wanted).backend == built_for[capability]
+    else:
+        with pytest.raises(UnsupportedError, match=f"{spec.operation}: backend 'auto' cannot"):
+            registry.select(wanted)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = problem(MLA_BWD, capability, monkeypatch)
+    needs = f"compute capability: needs {capability[0]}.{capability[1]}, has 10.0"
+    for backend in ("auto", "sm100"):
+        with pytest.raises(UnsupportedError, match=needs):
+            registry.select(wanted, backend)
+    assert registry.select(problem(MLA_BWD, (10, 0), monkeypatch)).backend == "sm100"
+
+
+def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public_function() -> None:
+    assert [spec.operation for spec in OPERATIONS] == list(Operation)
+    assert set(FAKES) == set(Operation)
+    for spec in OPERATIONS:
+        names = [operand.name for operand in spec.operands]
+        assert list(inspect.signature(spec.kind).parameters) == names
+        optional = inspect.signature(spec.kind).parameters
+        assert [o.optional for o in spec.operands] == [
+            optional[name].default is None for name in names
+        ]
+        public = inspect.signature(getattr(flashdsa, spec.operation)).parameters
+        hidden = {"deterministic", "check"}  # of autograd's backward; of unchecked launches
+        parameters = {parameter.name for parameter in spec.parameters}
+        assert set(names) | parameters - hidden <= set(public)
+
+
+def test_the_schema_is_written_from_the_table() -> None:
+    written = "flashdsa::{}".format
+    assert str(custom_op(SPARSE_MLA_FWD)._schema) == written(
+        "sparse_mla_fwd(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, "
+        "Tensor? attn_sink, int d_v, float sm_scale, bool deterministic, str backend) "
+        "-> (Tensor, Tensor)"
+    )
+    for spec in OPERATIONS:
+        arguments = custom_op(spec)._schema.arguments
+        assert [a.name for a in arguments if a.alias_info and a.alias_info.is_write] == [
+            operand.name for operand in spec.operands if operand.written
+        ]
+
+
+def test_operations_without_a_derivative_say_so() -> None:
+    k = torch.randn(2, 128, requires_grad=True)
+    _, scale = flashdsa.quantize_index_k(k)
+    with pytest.raises(NotImplementedError, match="quantize_index_k: no gradient is available"):
+        scale.sum().backward()
