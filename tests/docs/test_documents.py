@@ -45,6 +45,13 @@ def test_quick_start_python_runs() -> None:
     assert (names["picked"] >= 0).all()
 
 
+def test_the_operand_of_a_wrong_mma_is_gathered() -> None:
+    (block,) = python_blocks(ROOT / "docs" / "guides" / "wrong-mma-result.md")
+    names: dict[str, object] = {}
+    exec(compile(block, "wrong-mma-result.md", "exec"), names)
+    assert names["operand"].shape == (256, 16, 2)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_links_lead_to_files(path: Path) -> None:
     missing = [target for target in links(path) if not (path.parent / target).exists()]

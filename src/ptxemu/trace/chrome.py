@@ -13,7 +13,9 @@ from typing import Any
 from ptxemu.trace.recorder import Recorder, Row, Slice
 from ptxemu.trace.roles import Roles
 
-_COLOURS = {"wait": "grey", "run": "good", "operation": "thread_state_running"}
+_COLOURS = {"wait": "grey", "run": "rail_response", "operation": "thread_state_iowait"}
+"""Names of the trace viewer's palette: grey, blue and orange, which colour-blind readers tell
+apart."""
 _INSIDE = 0.25
 """Arrows leave this long before the end of what they signal, so that they start inside a slice."""
 

@@ -75,12 +75,16 @@ def _natural(name: str) -> tuple[str, int]:
     return (head, int(tail)) if tail.isdigit() else (name, -1)
 
 
+_DISTINCT = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+"""Told apart by colour-blind readers too (Okabe and Ito, "Color Universal Design", 2008)."""
+
+
 def _palette(count: int) -> list[str]:
     """Colours that differ; the same for the same number of writers."""
-    colours = []
-    for number in range(count):
+    colours = list(_DISTINCT[:count])
+    for number in range(len(colours), count):
         hue = (0.58 + number * 0.381966) % 1
-        red, green, blue = colorsys.hls_to_rgb(hue, 0.45 if number % 2 else 0.55, 0.72)
+        red, green, blue = colorsys.hls_to_rgb(hue, 0.35 if number % 2 else 0.65, 0.72)
         colours.append(f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}")
     return colours
 
