@@ -6,39 +6,38 @@ import argparse
 import time
 from pathlib import Path
 
-from flashdsa.jit.functions import installed_object
+from flashdsa.jit.loader import compile_plan, installed_hash, installed_object
 from flashdsa.jit.shared_object import build_shared_object, is_from
-from flashdsa.jit.sources import source_hash
-from flashdsa.jit.variants import VARIANTS
+from flashdsa.kernels.catalog import BACKENDS, variants_of
 
 
 def main() -> None:
     """Build what is not there, or not of these sources."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", choices=tuple(VARIANTS), help="default: all of them")
+    parser.add_argument("--arch", choices=BACKENDS, help="default: all of them")
     parser.add_argument("--target", type=Path, help="with --arch; default: in the package")
     parser.add_argument("--only", default="", help="names that contain this")
     arguments = parser.parse_args()
     if arguments.target and not arguments.arch:
         parser.error("--target: needs --arch")
-    for arch in [arguments.arch] if arguments.arch else VARIANTS:
-        build(arch, arguments.target or installed_object(arch), arguments.only)
+    for backend in [arguments.arch] if arguments.arch else BACKENDS:
+        build(backend, arguments.target or installed_object(backend), arguments.only)
 
 
-def build(arch: str, target: Path, only: str) -> None:
-    """One architecture's object, unless it is there and of these sources."""
-    sources = source_hash(arch=arch)
+def build(backend: str, target: Path, only: str) -> None:
+    """One backend's object, unless it is there and of these sources."""
+    sources = installed_hash(backend)
     if not only and is_from(target, sources):
         print(f"{target} is up to date")
         return
     start = time.perf_counter()
-    variants = {name: make for name, make in VARIANTS[arch]().items() if only in name}
+    variants = {name: one for name, one in variants_of(backend).items() if only in name}
     if not variants:
-        print(f"{arch}: no name contains {only!r}")
+        print(f"{backend}: no name contains {only!r}")
         return
     compiled = {}
-    for number, (name, compile_now) in enumerate(variants.items(), 1):
-        compiled[name] = compile_now()
+    for number, (name, variant) in enumerate(variants.items(), 1):
+        compiled[name] = compile_plan(*variant)
         print(f"{number}/{len(variants)} {name} {time.perf_counter() - start:.0f} s", flush=True)
     build_shared_object(target, compiled, sources)
     size = target.stat().st_size / 1e6

@@ -43,7 +43,8 @@ class Fused:
 
     def __call__(self) -> None:
         """Launch once, and compare."""
-        from flashdsa.jit.functions import indexer_function
+        from flashdsa.jit.loader import load
+        from flashdsa.kernels.catalog import INDEXER
         from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
         plan = IndexerPlan(
@@ -55,7 +56,7 @@ class Fused:
         )
         inputs = self.inputs()
         ids = inputs.output(self.topk).to("cuda")
-        launch(indexer_function(plan), plan, inputs.to("cuda"), ids, self.clusters)
+        launch(load(INDEXER, plan), plan, inputs.to("cuda"), ids, self.clusters)
         require_equal("ids", ids, self.expected(inputs))
 
     def inputs(self) -> Inputs:

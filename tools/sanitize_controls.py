@@ -200,6 +200,7 @@ CONTROLS = {
 def build(name: str, folder: Path) -> None:
     """Compile the mutant, run it on the emulator, and link it into FOLDER/NAME.so."""
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
+    from flashdsa.jit.loader import installed_hash
     from flashdsa.jit.shared_object import build_shared_object
     from flashdsa.kernels.indexer.sm90.build import compile_indexer
 
@@ -208,7 +209,7 @@ def build(name: str, folder: Path) -> None:
     with control.mutate():
         function = compile_indexer(plan)
     verdict = emulated(function, plan, control.case)
-    build_shared_object(object_of(folder, name), {"control": function})
+    build_shared_object(object_of(folder, name), {"control": function}, installed_hash("sm90"))
     text = json.dumps({"what": control.what, "emulator": verdict})
     verdict_of(folder, name).write_text(text + "\n")
 
@@ -228,15 +229,15 @@ def emulated(function: Any, plan: Any, case: Fused) -> dict[str, int]:
 def run(name: str, folder: Path) -> None:
     """Launch it once on the GPU, behind the right kernel, whose leavings in shared memory it may
     read for what it does not wait for."""
+    from flashdsa.jit.loader import installed_hash
     from flashdsa.jit.shared_object import is_from, load_shared_object
-    from flashdsa.jit.sources import source_hash
 
     control = CONTROLS[name]
     inputs = control.case.inputs()
     expected = control.case.expected(inputs)
     for one in dict.fromkeys((RIGHT, name)):
         path = object_of(folder, one)
-        if not is_from(path, source_hash()):
+        if not is_from(path, installed_hash("sm90")):
             sys.exit(f"{path}: built from other sources")
         function = load_shared_object(path)("control")
         ids = guarded(expected.cuda())

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flashdsa.analysis.kernels import inspected_kernel, kernel_names
+from flashdsa.analysis.inspect import INSPECTED
 from flashdsa.cli.main import cli
-from flashdsa.plan.variables import RoleEstimate, RoleVariable
+from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain import nvdisasm
 from flashdsa.toolchain.nvdisasm import Disassembler
 from flashdsa.toolchain.ptxas import Assembler
@@ -65,17 +65,14 @@ def test_exit_code_1_when_a_role_spills(
 def test_our_kernels_have_the_roles_of_their_plans(disassembler: Disassembler, name: str) -> None:
     result = run(name, "--json")
     kernel = json.loads(result.stdout)["kernels"][0]
-    planned = inspected_kernel(name, None)
+    planned = find_kernel(INSPECTED, name)
     assert [role["name"] for role in kernel["roles"]] == [r.role.name for r in planned.roles]
     assert [role["budget"] for role in kernel["roles"]] == [r.role.registers for r in planned.roles]
     assert kernel["threads"] == sum(role.role.threads for role in planned.roles)
-    assert kernel["dynamic_shared_bytes"] == planned.smem_bytes
+    assert kernel["dynamic_shared_bytes"] == planned.plan.smem_bytes
     assert (kernel["lines"], kernel["local_stores"], kernel["stack_bytes"]) == ("source", 0, 0)
     for role in kernel["roles"]:
         assert role["live"] <= role["named"] <= role["budget"]
-        assert role["estimate"] == sum(
-            v["registers"] for v in role["variables"] if role["estimate_phase"] in v["phases"]
-        )
     assert result.exit_code == 0
 
 
@@ -94,10 +91,10 @@ def test_kernels_without_roles_are_reported_whole(
     disassembler: Disassembler, name: str, arch: str
 ) -> None:
     (kernel,) = json.loads(run(name, "--arch", arch, "--json").stdout)["kernels"]
-    planned = inspected_kernel(name, arch)
-    assert planned.entry in kernel["name"] and kernel["arch"] == arch
+    planned = find_kernel(INSPECTED, name, arch)
+    assert planned.spec.entry in kernel["name"] and kernel["arch"] == arch
     assert [role["name"] for role in kernel["roles"]] == ["whole kernel"]
-    assert kernel["dynamic_shared_bytes"] == planned.smem_bytes
+    assert kernel["dynamic_shared_bytes"] == planned.plan.smem_bytes
     assert (kernel["lines"], kernel["local_stores"], kernel["stack_bytes"]) == ("source", 0, 0)
 
 
@@ -111,7 +108,7 @@ def test_all_kernels_of_a_name_are_reported(disassembler: Disassembler) -> None:
 
 def test_help_names_every_kernel() -> None:
     text = run("--help").stdout
-    assert all(name in text for name in kernel_names())
+    assert all(spec.name in text for spec in INSPECTED)
 
 
 def test_errors_are_one_line(
@@ -142,23 +139,3 @@ def test_without_nvdisasm_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     result = run(ptx)
     assert result.exit_code == 2
     assert "pip install nvidia-cuda-nvdisasm" in result.stderr
-
-
-def test_estimates_count_the_phase_with_the_most() -> None:
-    estimate = RoleEstimate(
-        "r",
-        ("a", "b", "c"),
-        (
-            RoleVariable("whole", 3),
-            RoleVariable("bf16", 5, 16, "a", "a"),
-            RoleVariable("b and c", 4, first="b"),
-            RoleVariable("c", 1, last="c", first="c"),
-        ),
-        temporaries=2,
-    )
-    assert [estimate.registers(phase) for phase in "abc"] == [2 + 3 + 3, 2 + 3 + 4, 2 + 3 + 4 + 1]
-    assert (estimate.peak, estimate.peak_phase) == (10, "c")
-    with pytest.raises(ValueError, match="no phase 'd'"):
-        RoleEstimate("r", ("a",), (RoleVariable("v", 1, first="d"),))
-    with pytest.raises(ValueError, match="ends before it begins"):
-        RoleEstimate("r", ("a", "b"), (RoleVariable("v", 1, first="b", last="a"),))

@@ -6,7 +6,7 @@ from flashdsa.analysis.flow import common_dominator, dominated, dominators, succ
 from flashdsa.analysis.live_registers import live_registers, nearest
 from flashdsa.analysis.roles import find_regions
 from flashdsa.analysis.sass import Code, Instruction, Line
-from flashdsa.plan.inspected import InspectedRole
+from flashdsa.plan.kernel_spec import RoleSources
 from flashdsa.plan.roles import Role
 
 
@@ -109,9 +109,9 @@ def test_dominators_of_a_diamond() -> None:
     assert dominated(1, above) == {1, 2}
 
 
-def planned(name: str, file: str) -> InspectedRole:
+def planned(name: str, file: str) -> RoleSources:
     """A role whose code is of one file."""
-    return InspectedRole(Role(name, 128, 40, ""), (file,))
+    return RoleSources(Role(name, 128, 40, ""), (file,))
 
 
 def test_a_role_is_what_only_its_warps_reach_and_has_their_setmaxnreg() -> None:

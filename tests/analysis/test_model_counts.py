@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,28 +17,35 @@ from flashdsa.analysis.model import backward_sm100, indexer_sm90
 from flashdsa.backends.sm100.sparse_mla import run
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BwdPlan
 from flashdsa.verify import emulated_backward
-from flashdsa.verify.indexer_paths import count_row
-from flashdsa.verify.warp_path import Path
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
 
 for package in ("cutlass", "llvmlite", "tvm_ffi"):
     pytest.importorskip(package)
 
+TOOLS = Path(__file__).parents[2] / "tools"
 ROLES = ("softmax", "load", "reduce", "mma")
 
 
-def executed(path: Path) -> indexer_sm90.Executed:
+@pytest.fixture(scope="module")
+def tool() -> Iterator[ModuleType]:
+    """tools/count_indexer_paths.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOOLS)
+        yield importlib.import_module("count_indexer_paths")
+
+
+def executed(path: Any) -> indexer_sm90.Executed:
     return indexer_sm90.Executed(
         path.instructions, path.global_trips, path.shared_trips, path.shuffles, path.barriers
     )
 
 
-def test_indexer_counts() -> None:
+def test_indexer_counts(tool: ModuleType) -> None:
     """The smallest of the shapes whose rows several CTAs share."""
     (shape,) = (shape for shape in indexer_sm90.shapes() if shape.name == "32/4K")
     assert shape.ctas > 1
-    found = count_row(shape.tokens, shape.ctas, shape.teams)
+    found = tool.count_row(shape.tokens, shape.ctas, shape.teams)
     assert abs(found.scoring.instructions / shape.scoring.instructions - 1) < 0.05
     assert abs(found.ranking.instructions / shape.ranking.instructions - 1) < 0.05
     assert abs(executed(found.ranking).barriers - shape.ranking.barriers) <= 2

@@ -59,7 +59,7 @@ def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: st
     assert message in result.output
 
 
-def test_mla_bwds_json_is_the_plan_beside_64_keys_and_the_first_design(run: Run) -> None:
+def test_mla_bwds_json_is_the_plan(run: Run) -> None:
     document = json.loads(run("plan", "mla_bwd", "--json").stdout)
     plan = BwdPlan()
     regions = {region["name"]: region for region in document["smem"]["regions"]}
@@ -74,14 +74,6 @@ def test_mla_bwds_json_is_the_plan_beside_64_keys_and_the_first_design(run: Run)
     assert barriers["rows_free"]["producer"] == "softmax, reduce"
     assert barriers["partial_free"]["producer"] == "peer's softmax"
     assert barriers["dq_ready"]["consumer"] == "softmax, reduce"
-    other = document["with_64_keys"]
-    assert other["smem"]["kv"] == 2 * regions["kv"]["bytes"]
-    assert "s is the first region beyond" in other["errors"]["smem"]
-    assert "do [480, 608) ends behind" in other["errors"]["tmem"]
-    first = document["first_design"]
-    kv = next(row for row in first["smem"] if row["name"] == "kv")
-    assert (kv["size"], kv["here"][0]["size"]) == (18_432, 36_864)
-    assert all(row["why"] for row in [*first["smem"], *first["tmem"]])
 
 
 @pytest.mark.parametrize("option", [(), ("--markdown",)], ids=str)
@@ -89,7 +81,7 @@ def test_mla_bwd_shows_every_table_in_100_columns(run: Run, option: tuple[str]) 
     output = run("plan", "mla_bwd", "--arch", "sm_100a", *option).output
     for text in (
         "230,132 of 232,448 bytes", "512 of 512 columns", "partial_free", "65,536 of 65,536",
-        "dP(b+1) = dO K^T", "300,276", "194,208", "seed 004",
+        "dP(b+1) = dO K^T",
     ):  # fmt: skip
         assert text in output
     if option != ("--markdown",):

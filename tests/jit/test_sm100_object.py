@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from flashdsa.jit import backward, functions
+from flashdsa.jit import loader
+from flashdsa.jit.loader import installed_hash, load
 from flashdsa.jit.shared_object import is_from
-from flashdsa.jit.sources import PACKAGE, source_hash
-from flashdsa.jit.variants import VARIANTS
+from flashdsa.kernels.catalog import MLA_BWD
 
 ROOT = Path(__file__).parents[2]
 MAX_BYTES = 1_000_000
@@ -42,8 +42,8 @@ def _build(target: Path) -> str:
 
 def test_the_object_is_small_of_these_sources_and_not_built_again(built: Path) -> None:
     assert built.stat().st_size < MAX_BYTES
-    assert is_from(built, source_hash(arch="sm100"))
-    assert not is_from(built, source_hash(arch="sm90"))
+    assert is_from(built, installed_hash("sm100"))
+    assert not is_from(built, installed_hash("sm90"))
     assert "is up to date" in _build(built)
 
 
@@ -53,12 +53,12 @@ def test_its_functions_load_without_a_compiler_and_know_their_arguments(built: P
     code = (
         "import sys, pathlib\n"
         "sys.modules['cutlass'] = None\n"
-        "from flashdsa.jit import functions\n"
-        "from flashdsa.jit.backward import backward_function\n"
-        f"functions.INSTALLED = pathlib.Path({str(built)!r}).with_name('sm90.so')\n"
-        "for deterministic in (False, True):\n"
+        "from flashdsa.jit import loader\n"
+        "from flashdsa.kernels.catalog import MLA_BWD\n"
+        f"loader.INSTALLED = pathlib.Path({str(built)!r}).parent\n"
+        "for plan in MLA_BWD.plans:\n"
         "    try:\n"
-        "        backward_function(deterministic)(1)\n"
+        "        loader.load(MLA_BWD, plan)(1)\n"
         "    except TypeError as error:\n"
         "        print(str(error).partition('(')[0])\n"
     )
@@ -73,21 +73,21 @@ def test_its_functions_load_without_a_compiler_and_know_their_arguments(built: P
 @pytest.fixture
 def beside_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The place of Blackwell's installed object; what is loaded from there is its path."""
-    monkeypatch.setattr(functions, "INSTALLED", tmp_path / "sm90.so")
+    monkeypatch.setattr(loader, "INSTALLED", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def load(path: Path) -> Callable[[str], Any]:
-        return {backward.backward_name(deterministic): path for deterministic in (0, 1)}.__getitem__
+    def load_object(path: Path) -> Callable[[str], Any]:
+        return {plan.name: path for plan in MLA_BWD.plans}.__getitem__
 
-    monkeypatch.setattr(functions, "load_shared_object", load)
-    backward.backward_function.cache_clear()
+    monkeypatch.setattr(loader, "load_shared_object", load_object)
+    load.cache_clear()
     return tmp_path / "sm100.so"
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
     yield
-    backward.backward_function.cache_clear()
+    load.cache_clear()
 
 
 def _object_of(path: Path, sources: str) -> Path:
@@ -96,12 +96,11 @@ def _object_of(path: Path, sources: str) -> Path:
 
 
 def test_the_installed_object_serves_where_its_sources_are_these(beside_hopper: Path) -> None:
-    _object_of(beside_hopper, source_hash(arch="sm100"))
-    assert backward.backward_function() == beside_hopper
-    assert backward.backward_function(True) == beside_hopper
+    _object_of(beside_hopper, installed_hash("sm100"))
+    assert [load(MLA_BWD, plan) for plan in MLA_BWD.plans] == [beside_hopper] * 2
 
 
-@pytest.mark.parametrize("sources", ["0123456789abcdef", source_hash(arch="sm90")])
+@pytest.mark.parametrize("sources", ["0123456789abcdef", installed_hash("sm90")])
 def test_an_object_of_other_sources_is_refused_and_the_kernel_compiled(
     beside_hopper: Path,
     sources: str,
@@ -109,52 +108,8 @@ def test_an_object_of_other_sources_is_refused_and_the_kernel_compiled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     _object_of(beside_hopper, sources)
-    monkeypatch.setattr(backward, "compile_backward", lambda plan, deterministic: "compiled")
+    monkeypatch.setattr(loader, "compile_plan", lambda *_: "compiled")
     monkeypatch.setattr(shutil, "which", lambda _: None)  # no C compiler: nothing can be kept
     with caplog.at_level(logging.WARNING, logger="flashdsa.jit"):
-        assert backward.backward_function() == "compiled"
+        assert load(MLA_BWD, MLA_BWD.plans[0]) == "compiled"
     assert "sm100.so was built from other sources" in caplog.text
-
-
-def test_an_architecture_s_hash_follows_its_kernels_only(tmp_path: Path) -> None:
-    package = tmp_path / "flashdsa"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_kernels"))
-
-    def hashes() -> dict[str, str]:
-        source_hash.cache_clear()
-        return {arch: source_hash(package, arch) for arch in VARIANTS}
-
-    before = hashes()
-    assert len(set(before.values())) == len(VARIANTS)
-    for name, follows in (
-        ("kernels/sparse_mla/ordered_sum.py", {"sm100"}),
-        ("lab/kernels/operand_forms/sm100/plan.py", set()),
-        ("dsl/umma.py", set(VARIANTS)),
-        ("kernels/indexer/sm90/plan.py", {"sm90"}),
-        ("dsl/blackwell.py", set(VARIANTS)),
-    ):
-        with (package / name).open("a") as file:
-            file.write("\n")
-        after = hashes()
-        assert {arch for arch in VARIANTS if after[arch] != before[arch]} == follows, name
-        before = after
-    source_hash.cache_clear()
-
-
-def test_what_the_backward_imports_is_hashed() -> None:
-    """Every module of ours that compiling the backward loads lies in a folder that is hashed."""
-    pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
-    code = (
-        "import sys\n"
-        "import flashdsa.kernels.sparse_mla.sm100.bwd.build\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('flashdsa.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    folders = {"flashdsa.kernels.sparse_mla"} | {
-        f"flashdsa.{name}" for name in ("dsl", "plan", "hw", "jit", "problem")
-    }
-    unseen = ("flashdsa.kernels", "flashdsa.errors")  # a docstring, and exceptions' names
-    loaded = [name for name in done.stdout.split() if name not in unseen]
-    strays = [n for n in loaded if not any(n == f or n.startswith(f + ".") for f in folders)]
-    assert "flashdsa.dsl.umma" in loaded
-    assert strays == []

@@ -68,7 +68,7 @@ def test_other_wrong_options_are_refused(options: dict, expected: str) -> None:
 def test_a_plan_knows_its_tiles() -> None:
     plan = Sm100Plan(dtype="e4m3", b_major="mn", a_source="tmem")
     assert (plan.step_k, plan.part_k, plan.steps) == (32, 64, 2)
-    assert (plan.b_offset, plan.shared_bytes, plan.a_columns) == (0, 256 * 128, 32)
+    assert (plan.b_offset, plan.smem_bytes, plan.a_columns) == (0, 256 * 128, 32)
     assert Sm100Plan(dtype="tf32", n=64).swizzle_name("mn") == "MN_SW128_32B"
     assert Sm90Plan(swizzle=0).swizzle_name("k") == "K_INTER"
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from flashdsa.hw import SM100
-from flashdsa.kernels.sparse_mla.sm100.bwd import first_design
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan, Draft, Step
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan, Step
 from flashdsa.kernels.sparse_mla.sm100.bwd.timeline import TIMELINE
-from flashdsa.plan import BudgetError, check_arrivals, lay_out
+from flashdsa.plan import BudgetError, check_arrivals
 
 PLAN = BwdPlan()
 ALIGNMENT = 1024
@@ -23,12 +22,10 @@ ALIGNMENT = 1024
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"keys": 64}, r"shared memory: 300276 bytes planned, 232448 available; s is the first"),
         ({"kv_stages": 3}, "248580 bytes planned, 232448 available; partial is the first region"),
         ({"ring_slots": 4}, "ring is the first region|rows is the first region beyond"),
         ({"softmax_registers": 184}, "registers: 66560 planned, 65536 available; softmax takes"),
         ({"mma_registers": 90}, "mma has 90 a thread"),
-        ({"keys": 16}, "B_TOPK=32 keys; got 16"),
         ({"kv_stages": 1}, "kv_stages: expected at least 2; got 1"),
     ],
 )
@@ -37,13 +34,6 @@ def test_what_the_architecture_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         BwdPlan(**choices)
-
-
-def test_64_keys_fit_neither_memory() -> None:
-    draft = Draft(keys=64)
-    assert lay_out(draft.regions)[1] > SM100.smem_bytes
-    with pytest.raises(BudgetError, match=r"do \[480, 608\) ends behind the 512 columns"):
-        _ = draft.tmem
 
 
 @pytest.mark.parametrize(
@@ -68,18 +58,6 @@ def test_ds_and_dp_share_columns_only_because_of_their_turns(
 def test_the_timeline_has_every_step_once() -> None:
     assert [row.step for row in TIMELINE] == list(Step)
     assert len({row.name for row in TIMELINE}) == len(TIMELINE)
-
-
-def test_the_first_designs_figures_add_up_and_name_regions_of_this_plan() -> None:
-    size = {row.name: row.size for row in first_design.SMEM}
-    union = size.pop("kv") + size.pop("kv_peer") + size.pop("q_nope") + size.pop("q_rope")
-    assert max(union, size.pop("dq (union)")) + sum(size.values()) == first_design.SMEM_TOTAL
-    own = [row for row in first_design.TMEM if "(on" not in row.name]
-    named = [(row.at, row.at + row.size) for row in own if row.name != "dKV_RoPE"]
-    assert sum(stop - start for start, stop in named) == first_design.TMEM_COLUMNS
-    for rows, plan in ((first_design.SMEM, PLAN.smem), (first_design.TMEM, PLAN.tmem)):
-        stand_ins = {name for row in rows for name in row.here}
-        assert stand_ins == {region.name for region in plan.regions}
 
 
 class Watcher:

@@ -148,7 +148,8 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType
 
     from cutlass import cute
 
-    from flashdsa.jit.functions import compile_plan
+    from flashdsa.jit.loader import compile_plan
+    from flashdsa.kernels.catalog import INDEXER
 
     controls = sys.modules["sanitize_controls"]
     real, found = cute.arch.barrier, {}
@@ -159,7 +160,7 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType
         return real(*args, **kwargs)
 
     with patch.object(cute.arch, "barrier", barrier):
-        compile_plan(sanitize.CONTROLS[sanitize.RIGHT].plan)
+        compile_plan(INDEXER, sanitize.CONTROLS[sanitize.RIGHT].plan)
     lacking = [control.barrier for control in sanitize.CONTROLS.values() if control.barrier]
     assert len(lacking) >= 5
     assert [one for one in lacking if one[1] >= len(found.get(one[0], ()))] == []

@@ -7,16 +7,16 @@ the process.
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from flashdsa.analysis.kernels import inspected_kernel
 from flashdsa.errors import UnsupportedError
-from flashdsa.plan.inspected import InspectedKernel
+from flashdsa.jit.loader import compile_plan, require_compiler
+from flashdsa.plan.kernel_spec import Variant
 
 _TIMEOUT_SECONDS = 600
 
@@ -29,31 +29,31 @@ class Kept:
     cubin: bytes
 
 
-def compile_and_keep(kernel: InspectedKernel) -> list[Kept]:
+def compile_and_keep(kernel: Variant) -> list[Kept]:
     """Compile with line information; needs no GPU, takes seconds.
 
     Raises:
         UnsupportedError: CuTe DSL is not installed, or does not compile the kernel; says why.
     """
-    if find_spec("cutlass") is None:
-        raise UnsupportedError("compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'")
+    require_compiler()
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
-            "CUTE_DSL_ARCH": kernel.arch,
+            "CUTE_DSL_ARCH": kernel.spec.arch,
             "CUTE_DSL_DUMP_DIR": folder,
             "CUTE_DSL_KEEP": "ptx,cubin",
             "CUTE_DSL_LINEINFO": "1",
         }
         run = subprocess.run(
-            [sys.executable, "-m", __name__, kernel.name, kernel.arch],
+            [sys.executable, "-m", __name__],
+            input=pickle.dumps(kernel),
             env=environment,
             capture_output=True,
-            text=True,
             check=False,
             timeout=_TIMEOUT_SECONDS,
         )
         if run.returncode:
-            said = [line.strip() for line in run.stderr.splitlines() if line.strip()]
+            stderr = run.stderr.decode(errors="replace")
+            said = [line.strip() for line in stderr.splitlines() if line.strip()]
             reason = said[-1] if said else f"exit code {run.returncode}"
             raise UnsupportedError(f"CuTe DSL does not compile {kernel.name}: {reason}")
         return [
@@ -63,4 +63,4 @@ def compile_and_keep(kernel: InspectedKernel) -> list[Kept]:
 
 
 if __name__ == "__main__":
-    inspected_kernel(sys.argv[1], sys.argv[2]).compile()
+    compile_plan(*pickle.load(sys.stdin.buffer))

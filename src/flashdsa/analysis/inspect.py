@@ -8,15 +8,19 @@ from pathlib import Path
 
 from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.analysis.cubin import is_elf, read_cubin
-from flashdsa.analysis.kernels import inspected_kernel
 from flashdsa.analysis.report import KernelReport, report_kernel
 from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
-from flashdsa.plan.inspected import InspectedKernel
+from flashdsa.kernels.catalog import KERNELS
+from flashdsa.lab.kernels.catalog import LAB_KERNELS
+from flashdsa.plan.kernel_spec import Variant, find_kernel
 from flashdsa.toolchain.nvdisasm import OldCubinError, disassembler
 from flashdsa.toolchain.ptxas import assembler
 
 logger = logging.getLogger("flashdsa.inspect")
+
+INSPECTED = (*KERNELS, *LAB_KERNELS)
+"""The kernels that are found by name."""
 
 _PROPERTIES = re.compile(
     r"Function properties for (\S+)\s*\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -30,7 +34,7 @@ def inspect_target(
     """Reports of every kernel of a target, the largest code first.
 
     Args:
-        target: a name of `kernel_names`, or the path of a .cubin or .ptx file.
+        target: a name that `find_kernel` knows, or the path of a .cubin or .ptx file.
         arch: that it is for; None: what the name or the file says.
         kernel: report only kernels with this in their names.
         reassemble: kernels by name: with the ptxas found here, not the one inside CuTe DSL; done
@@ -45,7 +49,7 @@ def inspect_target(
     if path.suffix in (".cubin", ".ptx") or path.is_file():
         reports = _inspect_file(path, arch)
     else:
-        reports = _inspect_ours(inspected_kernel(target, arch), reassemble)
+        reports = _inspect_ours(find_kernel(INSPECTED, target, arch), reassemble)
     found = [report for report in reports if kernel in report.name]
     if not found:
         names = ", ".join(report.name for report in reports)
@@ -53,7 +57,7 @@ def inspect_target(
     return sorted(found, key=lambda report: -report.code_bytes)
 
 
-def _inspect_ours(kernel: InspectedKernel, reassemble: bool) -> list[KernelReport]:
+def _inspect_ours(kernel: Variant, reassemble: bool) -> list[KernelReport]:
     reports = []
     for kept in compile_and_keep(kernel):
         if not reassemble:
@@ -62,7 +66,7 @@ def _inspect_ours(kernel: InspectedKernel, reassemble: bool) -> list[KernelRepor
                 continue
             except OldCubinError:  # CuTe DSL with the libraries of CUDA 12
                 logger.info("%s: its ptxas is older than this needs; assembled anew", kernel.name)
-        reports += inspect_ptx(kept.ptx, kernel.arch, kernel)
+        reports += inspect_ptx(kept.ptx, kernel.spec.arch, kernel)
     return reports
 
 
@@ -81,7 +85,7 @@ def _inspect_file(path: Path, arch: str | None) -> list[KernelReport]:
 
 
 def inspect_ptx(
-    ptx: str, arch: str | None = None, ours: InspectedKernel | None = None
+    ptx: str, arch: str | None = None, ours: Variant | None = None
 ) -> list[KernelReport]:
     """Reports of what ptxas makes of a PTX text, for its .target where `arch` is None."""
     target = _TARGET.search(ptx)
@@ -94,13 +98,13 @@ def inspect_ptx(
 
 def inspect_cubin(
     image: bytes,
-    ours: InspectedKernel | None = None,
+    ours: Variant | None = None,
     spills: dict[str, tuple[int, int]] | None = None,
 ) -> list[KernelReport]:
     """Reports of a cubin's kernels.
 
     Args:
-        ours: the plan of the kernel with `ours.entry` in its name.
+        ours: what the kernel with its row's `entry` in its name is compiled from.
         spills: kernel -> bytes of (stores, loads), as ptxas says.
     """
     records = read_cubin(image)
@@ -111,7 +115,7 @@ def inspect_cubin(
             record,
             codes[record.name],
             arch,
-            ours if ours and ours.entry in record.name else None,
+            ours if ours and ours.spec.entry in record.name else None,
             (spills or {}).get(record.name),
         )
         for record in records

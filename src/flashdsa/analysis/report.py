@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nea
 from flashdsa.analysis.roles import WHOLE, Region, find_regions
 from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
-from flashdsa.plan.inspected import InspectedKernel
-from flashdsa.plan.variables import REGISTER_BITS, RoleEstimate
+from flashdsa.plan.kernel_spec import Variant
 
 MOST_HOLDERS = 6
 """Lines of a role's peak that a report lists."""
@@ -51,17 +49,6 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Variable:
-    """A variable of the estimate; `phases` of the role in which it is needed."""
-
-    name: str
-    elements: int
-    bits: int
-    registers: int
-    phases: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RoleReport:
     """One role.
 
@@ -71,8 +58,6 @@ class RoleReport:
         live: the most that hold a needed value. live_nvdisasm: the same as nvdisasm counts.
         named: the highest register that its code names, and one: what it occupies. It is no less
             than live, and says how the compiler filled the budget, not what is needed.
-        estimate: of the plan's variables, in the phase with the most; None: not counted.
-        variables: those and the compiler's temporaries.
         found_by: which instructions are the role's.
     """
 
@@ -87,9 +72,6 @@ class RoleReport:
     local_stores: int
     local_loads: int
     instructions: int
-    estimate: int | None
-    estimate_phase: str
-    variables: tuple[Variable, ...]
     peak: Peak
     grade: Grade
     advice: str
@@ -135,7 +117,7 @@ def report_kernel(
     record: KernelRecord,
     code: Code,
     arch: str,
-    ours: InspectedKernel | None = None,
+    ours: Variant | None = None,
     spills: tuple[int, int] | None = None,
 ) -> KernelReport:
     """Everything that is known of a kernel.
@@ -163,7 +145,7 @@ def report_kernel(
         spill_stores=spills[0] if spills else None,
         spill_loads=spills[1] if spills else None,
         static_shared_bytes=record.shared_bytes,
-        dynamic_shared_bytes=ours.smem_bytes if ours else None,
+        dynamic_shared_bytes=ours.plan.smem_bytes if ours else None,
         barriers=record.barriers,
         code_bytes=record.code_bytes,
         instructions=len(own),
@@ -205,7 +187,6 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
     touched = [one.reads | one.writes for one in inside]
     touched += [whole.live.before[i] for i in region.instructions]
     named = max(registers.bit_length() for registers in touched)
-    estimate = region.planned.estimate if region.planned else None
     peak = _peak(whole, at)
     grade = grade_of(live, budget, stores + loads)
     whole_threads = whole.record.threads if region.name == WHOLE else None
@@ -222,9 +203,6 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
         local_stores=stores,
         local_loads=loads,
         instructions=sum(one.base != "NOP" for one in inside),
-        estimate=estimate.peak if estimate else None,
-        estimate_phase=estimate.peak_phase if estimate else "",
-        variables=tuple(_variables(estimate)) if estimate else (),
         peak=peak,
         grade=grade,
         advice=advise(
@@ -239,14 +217,6 @@ def _report_role(whole: _Whole, region: Region) -> RoleReport:
         ),
         found_by=region.found_by,
     )
-
-
-def _variables(estimate: RoleEstimate) -> Iterator[Variable]:
-    for one in estimate.variables:
-        phases = tuple(phase for phase in estimate.phases if one in estimate.in_phase(phase))
-        yield Variable(one.name, one.elements, one.bits, one.registers, phases)
-    each = estimate.temporaries
-    yield Variable("temporaries of the compiler", each, REGISTER_BITS, each, estimate.phases)
 
 
 def _peak(whole: _Whole, at: int) -> Peak:

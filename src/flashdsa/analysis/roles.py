@@ -24,7 +24,7 @@ from flashdsa.analysis.flow import (
 )
 from flashdsa.analysis.instruction_mix import SIDE_EFFECTS, kind_of
 from flashdsa.analysis.sass import Code, Instruction, Line
-from flashdsa.plan.inspected import InspectedRole
+from flashdsa.plan.kernel_spec import RoleSources
 
 WHOLE = "whole kernel"
 BEFORE = "before setmaxnreg"
@@ -46,10 +46,10 @@ class Region:
     instructions: frozenset[int]
     registers: int | None
     found_by: str
-    planned: InspectedRole | None = None
+    planned: RoleSources | None = None
 
 
-def find_regions(code: Code, edges: Edges, planned: tuple[InspectedRole, ...] = ()) -> list[Region]:
+def find_regions(code: Code, edges: Edges, planned: tuple[RoleSources, ...] = ()) -> list[Region]:
     """The roles of a kernel. With a plan but no line information, as if there were no plan."""
     if planned and any(one.line for one in code.instructions):
         regions = _planned_regions(code, edges, planned)
@@ -91,12 +91,12 @@ def _setmaxnreg_regions(code: Code, edges: Edges) -> list[Region]:
 
 
 def _planned_regions(
-    code: Code, edges: Edges, planned: tuple[InspectedRole, ...]
+    code: Code, edges: Edges, planned: tuple[RoleSources, ...]
 ) -> list[Region] | None:
     above = dominators(edges)
     roots: dict[str, int] = {}
     for role in planned:
-        root = common_dominator(_seeds(code, role.sources), above, MOST)
+        root = common_dominator(_seeds(code, role.files), above, MOST)
         if root is not None:
             roots[role.role.name] = root
     roots = _first_of_their_own(roots, above)
@@ -112,7 +112,7 @@ def _planned_regions(
             mine = mine - inside[other]
         found_by = f"reached only through {code.instructions[roots[name]].address:#x}"
         if roots[name] == 0:
-            mine = {i for i in range(_own(code)) if _comes_from(code.instructions[i], role.sources)}
+            mine = {i for i in range(_own(code)) if _comes_from(code.instructions[i], role.files)}
             found_by = "instructions of its source lines only"
         registers = _registers_of(code, mine, roots[name], above)
         regions.append(Region(name, frozenset(mine), registers, found_by, role))

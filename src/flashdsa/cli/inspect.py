@@ -7,7 +7,20 @@ import click
 from flashdsa.cli.console import json_option, print_json
 
 
-@click.command()
+class InspectCommand(click.Command):
+    """A command whose help ends with the kernels."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A line for each."""
+        from flashdsa.analysis.inspect import INSPECTED
+
+        with formatter.section("Kernels"):
+            formatter.write_dl(
+                [(spec.name, f"{spec.arch}, {spec.variants[0].name}") for spec in INSPECTED]
+            )
+
+
+@click.command(cls=InspectCommand)
 @click.argument("target")
 @click.option(
     "--arch", metavar="NAME", help="sm_90a, sm_100a, ...  [default: what TARGET is made for]"
@@ -17,9 +30,6 @@ from flashdsa.cli.console import json_option, print_json
     "--reassemble", is_flag=True,
     help="Kernels by name: with the ptxas of nvidia-cuda-nvcc instead of CuTe DSL's own.",
 )  # fmt: skip
-@click.option(
-    "--variables", is_flag=True, help="Also each role's variables, as its plan lists them."
-)
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def inspect(
@@ -27,21 +37,13 @@ def inspect(
     arch: str | None,
     kernel: str,
     reassemble: bool,
-    variables: bool,
     markdown: bool,
     as_json: bool,
 ) -> None:
     """Show what the compiler made of a kernel: registers, spills, instructions, role by role.
 
-    TARGET is a kernel of ours, or the path of a .cubin or .ptx file of anyone.
-
-    \b
-    Kernels
-      indexer indexer_logits topk_indices      sm_90a
-      quantize_index write_index_k_cache       sm_90a
-      mla_bwd mla_bwd_deterministic            sm_100a
-      majorness                                sm_90a, sm_100a: of `flashdsa lab majorness`
-      operand_form                             sm_100a: of `flashdsa lab forms`
+    TARGET is a kernel of ours (listed below; or one of its compiled functions by its exported name,
+    as mla_bwd_deterministic), or the path of a .cubin or .ptx file of anyone.
 
     A thread has the registers of its launch until setmaxnreg changes them; the threads of a CTA
     share 65,536, and a thread takes 255 at most. What does not fit is spilled to local memory,
@@ -54,7 +56,6 @@ def inspect(
                 is counted (a guarded write does not end a value)
       named     the highest register that the code names, and one; compilers fill the budget, so
                 that this says little about need
-      estimate  the role's variables as its plan lists them, in the phase with the most
       STL LDL   stores to and loads from local memory: spills, or arrays indexed at run time
       grade     ok, tight (over 90% of the budget live) or spills
 
@@ -85,6 +86,6 @@ def inspect(
         click.echo("\n\n".join(as_markdown(report) for report in reports))
     else:
         for report in reports:
-            print_report(report, variables)
+            print_report(report)
     if any(report.grade is Grade.SPILLS for report in reports):
         raise SystemExit(1)

@@ -27,15 +27,11 @@ def as_document(target: str, reports: list[KernelReport]) -> dict[str, Any]:
     return {"target": target, "kernels": [asdict(report) for report in reports]}
 
 
-def print_report(report: KernelReport, variables: bool = False) -> None:
-    """Tables on the screen, then a sentence for each role.
-
-    Args:
-        variables: with a table of each role's.
-    """
+def print_report(report: KernelReport) -> None:
+    """Tables on the screen, then a sentence for each role."""
     console = new_console()
     console.print(_heading(report) + "\n", markup=False, style="bold")
-    for title, columns, rows in _tables(report, variables):
+    for title, columns, rows in _tables(report):
         table = new_table(columns)
         for row in rows:
             table.add_row(*(_coloured(cell) for cell in row))
@@ -48,7 +44,7 @@ def print_report(report: KernelReport, variables: bool = False) -> None:
 def as_markdown(report: KernelReport) -> str:
     """The same for a document."""
     parts = [f"### {_heading(report)}"]
-    for title, columns, rows in _tables(report, variables=True):
+    for title, columns, rows in _tables(report):
         lines = [" | ".join(name for name, _ in columns)]
         lines.append(" | ".join("--:" if kind == _RIGHT else "---" for _, kind in columns))
         lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
@@ -72,13 +68,11 @@ def _heading(report: KernelReport) -> str:
     return f"{short} for {report.arch}"
 
 
-def _tables(report: KernelReport, variables: bool) -> list[Table]:
+def _tables(report: KernelReport) -> list[Table]:
     tables = [_facts(report), _mix(report), _roles(report)]
     for role in report.roles:
         if role.peak.holders:
             tables.append(_peak(role))
-        if variables and role.variables:
-            tables.append(_variables(role))
     return tables
 
 
@@ -118,8 +112,7 @@ def _mix(report: KernelReport) -> Table:
 def _roles(report: KernelReport) -> Table:
     columns = [
         ("role", _LEFT), ("threads", _RIGHT), ("budget", _RIGHT), ("live", _RIGHT),
-        ("named", _RIGHT), ("estimate", _RIGHT), ("STL", _RIGHT), ("LDL", _RIGHT),
-        ("instr.", _RIGHT), ("grade", _LEFT),
+        ("named", _RIGHT), ("STL", _RIGHT), ("LDL", _RIGHT), ("instr.", _RIGHT), ("grade", _LEFT),
     ]  # fmt: skip
     rows: Rows = [
         (
@@ -128,7 +121,6 @@ def _roles(report: KernelReport) -> Table:
             str(role.budget),
             str(role.live),
             str(role.named),
-            "-" if role.estimate is None else f"{role.estimate}",
             str(role.local_stores),
             str(role.local_loads),
             f"{role.instructions:,}",
@@ -155,19 +147,6 @@ def _peak(role: RoleReport) -> Table:
         rows.append((str(rest), "other lines", "", ""))
     what = role.peak.sass.partition(" ")[0]
     title = f"{role.name}: what holds {role.live} registers at {_place(role.peak)}, {what}"
-    return title, columns, rows
-
-
-def _variables(role: RoleReport) -> Table:
-    columns = [
-        ("variable", _WRAP), ("elements", _RIGHT), ("bits", _RIGHT), ("registers", _RIGHT),
-        ("needed in", _WRAP),
-    ]  # fmt: skip
-    rows: Rows = [
-        (v.name, str(v.elements), str(v.bits), str(v.registers), ", ".join(v.phases))
-        for v in role.variables
-    ]
-    title = f"{role.name}: variables, {role.estimate} registers in phase {role.estimate_phase}"
     return title, columns, rows
 
 

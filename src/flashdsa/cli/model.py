@@ -23,8 +23,8 @@ def model(what: str, queries: int, topk: int, s_kv: int, markdown: bool, as_json
     WHAT
       mla_bwd     the Blackwell backward on B200: what a block moves, the bounds, TFLOPS by the way
                   that dKV takes                                                        [default]
-      errors      the same model against what was measured: the Hopper indexer, the timing
-                  skeletons of the design study, Blackwell kernels that others published
+      errors      the same model against what was measured: the Hopper indexer, and Blackwell
+                  kernels that others published
       machines    the constants of H200 and B200, each with its source
 
     The sizes are those of mla_bwd; H is 128. No constant belongs to a kernel but one: the time that

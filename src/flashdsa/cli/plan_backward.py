@@ -1,4 +1,4 @@
-"""`flashdsa plan mla_bwd`: the Blackwell backward's plan, beside 64 keys and the first design."""
+"""`flashdsa plan mla_bwd`: the Blackwell backward's plan."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ from flashdsa.cli.plan_tables import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flashdsa.kernels.sparse_mla.sm100.bwd.first_design import Row
     from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
     from flashdsa.plan import Turn
 
 ARCHITECTURES = ("sm_100a",)
 SUFFIXES = (".png", ".svg")
-OTHER_KEYS = 64
 COLUMN_BYTES = 128 * 4
 """A word of every lane."""
 Rows = list[tuple[str, ...]]
@@ -52,9 +50,7 @@ Rows = list[tuple[str, ...]]
 def mla_bwd(arch: str, markdown: bool, picture: Path | None, as_json: bool) -> None:
     """Show the sparse-MLA backward's plan.
 
-    Its tables: shared memory, tensor memory, what lives where when, barriers, roles, the timeline;
-    then the same plan for blocks of 64 keys, which does not fit, and the first design's figures
-    with the reason of each difference.
+    Its tables: shared memory, tensor memory, what lives where when, barriers, roles, the timeline.
 
     \b
     Examples
@@ -85,7 +81,6 @@ def describe(plan: BwdPlan, arch: str) -> dict[str, Any]:
     """The plan as plain data, the document of --json."""
     from dataclasses import fields
 
-    from flashdsa.kernels.sparse_mla.sm100.bwd import first_design
     from flashdsa.kernels.sparse_mla.sm100.bwd.timeline import TIMELINE
 
     smem, tmem = plan.smem, plan.tmem
@@ -131,14 +126,6 @@ def describe(plan: BwdPlan, arch: str) -> dict[str, Any]:
         "barriers": barriers,
         "roles": describe_roles(plan.roles),
         "timeline": [{**row._asdict(), "step": row.step.name} for row in TIMELINE],
-        "with_64_keys": _with_other_keys(plan),
-        "first_design": {
-            "smem_bytes": first_design.SMEM_TOTAL,
-            "smem_kib_with_64_keys": first_design.SMEM_KIB_64,
-            "tmem_columns": first_design.TMEM_COLUMNS,
-            "smem": _beside(plan, first_design.SMEM),
-            "tmem": _beside(plan, first_design.TMEM),
-        },
     }
 
 
@@ -161,50 +148,6 @@ def _turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     ]
 
 
-def _with_other_keys(plan: BwdPlan) -> dict[str, Any]:
-    """The same choices with blocks of 64 keys: sizes, and the errors of a plan that had them."""
-    from dataclasses import asdict
-
-    from flashdsa.kernels.sparse_mla.sm100.bwd.plan import Draft
-    from flashdsa.plan import BudgetError, lay_out
-
-    draft = Draft(**{**asdict(plan), "keys": OTHER_KEYS})
-    errors = {}
-    for memory in ("smem", "tmem"):
-        try:
-            getattr(draft, memory)
-        except BudgetError as error:
-            errors[memory] = str(error).split(". ")[0]
-    return {
-        "keys": OTHER_KEYS,
-        "smem": {region.name: region.bytes for region in draft.regions},
-        "smem_total": lay_out(draft.regions)[1],
-        "tmem": {region.name: region.columns for region in draft.columns},
-        "tmem_total": max(region.column + region.columns for region in draft.columns),
-        "errors": errors,
-    }
-
-
-def _beside(plan: BwdPlan, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    from flashdsa.kernels.sparse_mla.sm100.bwd import first_design
-
-    in_smem = rows is first_design.SMEM
-    sizes = {
-        r.name: (plan.smem.offset(r.name), r.bytes) for r in plan.smem.regions
-    } if in_smem else {r.name: (r.column, r.columns) for r in plan.tmem.regions}  # fmt: skip
-    return [
-        {
-            "name": row.name,
-            "at": row.at,
-            "size": row.size,
-            "here": [{"name": name, "at": sizes[name][0], "size": sizes[name][1]}
-                     for name in row.here],
-            "why": row.why,
-        }
-        for row in rows
-    ]  # fmt: skip
-
-
 def tables(document: dict[str, Any]) -> list[PlanTable]:
     """Every table of the plan, in order."""
     return [
@@ -213,8 +156,6 @@ def tables(document: dict[str, Any]) -> list[PlanTable]:
         barrier_table(document["barriers"]),
         _registers_noted(role_table(document["roles"]), document["roles"]),
         _timeline_table(document["timeline"]),
-        _other_keys_table(document),
-        *_first_design_tables(document),
     ]
 
 
@@ -280,74 +221,3 @@ def _timeline_table(timeline: Sequence[dict[str, Any]]) -> PlanTable:
         [("step" if name == "name" else name, WRAP) for name in names],
         [tuple(row[name] for name in names) for row in timeline],
     )
-
-
-def _other_keys_table(document: dict[str, Any]) -> PlanTable:
-    other, here = document["with_64_keys"], document["choices"]["keys"]
-    smem, tmem = document["smem"], document["tmem"]
-    rows: Rows = []
-    for region in smem["regions"]:
-        there = other["smem"][region["name"]]
-        if there != region["bytes"]:
-            rows.append(_changed(f"{region['name']}, bytes", there, region["bytes"]))
-    rows.append(_changed("shared memory, bytes", other["smem_total"], smem["total"]))
-    for region in tmem["regions"]:
-        there = other["tmem"][region["name"]]
-        if there != region["columns"]:
-            rows.append(_changed(f"{region['name']}, columns", there, region["columns"]))
-    rows.append(_changed("tensor memory, columns", other["tmem_total"], tmem["allocated"]))
-    first = document["first_design"]
-    kib = first["smem_bytes"] / 1024
-    rows.append(
-        ("first design, KiB of shared memory", f"~{first['smem_kib_with_64_keys']}", f"{kib:.1f}",
-         f"{kib - first['smem_kib_with_64_keys']:+.1f}")
-    )  # fmt: skip
-    return PlanTable(
-        f"Blocks of {other['keys']} keys instead of {here}: what differs",
-        [("", LEFT), (f"{other['keys']} keys", RIGHT), (f"{here} keys", RIGHT),
-         ("difference", RIGHT)],
-        rows,
-        "A plan for 64 keys is refused. " + " ".join(f"{e}." for e in other["errors"].values()),
-    )  # fmt: skip
-
-
-def _changed(name: str, there: int, here: int) -> tuple[str, ...]:
-    return name, f"{there:,}", f"{here:,}", f"{here - there:+,}"
-
-
-def _first_design_tables(document: dict[str, Any]) -> list[PlanTable]:
-    first, smem = document["first_design"], document["smem"]
-
-    def sizes(row: dict[str, Any]) -> tuple[str, str]:
-        theirs = f"{row['size']:,}" if row["name"] else ""
-        return theirs, " + ".join(f"{region['size']:,}" for region in row["here"])
-
-    def columns(at: int, size: int) -> str:
-        return f"{at}-{at + size}"
-
-    smem_rows: Rows = []
-    for row in first["smem"]:
-        theirs, ours = sizes(row)
-        here = ", ".join(region["name"] for region in row["here"])
-        smem_rows.append((row["name"], theirs, here, ours, row["why"]))
-    smem_rows.append(("in all", f"{first['smem_bytes']:,}", "", f"{smem['total']:,}", ""))
-    tmem_rows: Rows = [
-        (row["name"], columns(row["at"], row["size"]),
-         ", ".join(region["name"] for region in row["here"]),
-         ", ".join(columns(region["at"], region["size"]) for region in row["here"]), row["why"])
-        for row in first["tmem"]
-    ]  # fmt: skip
-    return [
-        PlanTable(
-            "Shared memory beside the first design's (seed 004)",
-            [("first design", WRAP), ("bytes", RIGHT), ("here", WRAP), ("bytes", RIGHT),
-             ("because", WRAP)],
-            smem_rows,
-        ),
-        PlanTable(
-            "Tensor memory beside the first design's (seed 004)",
-            [("first design", LEFT), ("columns", RIGHT), ("here", LEFT), ("columns", RIGHT),
-             ("because", WRAP)],
-            tmem_rows,
-        ),
-    ]  # fmt: skip

@@ -12,22 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.sources import source_hash
 
 SHIM = Path(__file__).with_name("runtime_shim.c")
+"""Linked into every object."""
 _MARK = "flashdsa kernels of sources "
 
 
-def build_shared_object(
-    target: Path, compiled: Mapping[str, Any], sources: str | None = None
-) -> None:
+def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str) -> None:
     """Link functions compiled with `--enable-tvm-ffi` into `target`.
 
     Args:
         target: replaced at once when everything has succeeded.
         compiled: what `cute.compile` returned, by exported name.
-        sources: hash of what they were compiled from, which `is_from` finds in the file; None:
-            of the sources as they are now.
+        sources: hash of what they were compiled from, which `is_from` finds in the file.
 
     Raises:
         UnsupportedError: there is no C compiler.
@@ -45,7 +42,7 @@ def build_shared_object(
             function.export_to_c(path, function_name=name)
             objects.append(path)
         made = Path(folder) / "made.so"
-        mark = f'-DFLASHDSA_SOURCES="{_MARK}{sources or source_hash()};"'
+        mark = f'-DFLASHDSA_SOURCES="{_MARK}{sources};"'
         command = [compiler, "-shared", "-fPIC", "-O1", mark, "-o", str(made), *objects, str(SHIM)]
         done = subprocess.run(
             [*command, str(_runtime_library())], capture_output=True, text=True, check=False

@@ -1,29 +1,83 @@
-"""What compiled kernels are made from, as one hash: an object of other sources is never loaded."""
+"""What a compiled kernel is made from, as one hash: an object of other sources is never loaded.
+
+The sources are found, not listed: the module that builds a kernel, and whatever of the package it
+imports, read from the text without importing anything.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib.util import resolve_name
 from pathlib import Path
 
+from flashdsa.jit.shared_object import SHIM
+from flashdsa.plan.kernel_spec import Variant
+
 PACKAGE = Path(__file__).parents[1]
-_COMPILED_FROM = ("dsl", "plan", "hw", "jit", "problem.py")
-"""Files and folders of the package that can change what a kernel does or how it is called."""
-_KERNELS = {
-    "sm90": ("kernels/indexer",),
-    "sm100": ("kernels/sparse_mla",),
-}
-"""The kernels' own, and whose code they use, by architecture."""
+
+
+def source_hash(variants: Sequence[Variant], package: Path = PACKAGE) -> str:
+    """Changes with what any of these functions is compiled from: its plan and all its sources."""
+    digest = hashlib.sha256()
+    for spec, plan in variants:
+        module = spec.build.partition(":")[0]
+        digest.update(f"{spec.build} {plan!r} {_files_hash(module, package)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 @lru_cache
-def source_hash(package: Path = PACKAGE, arch: str = "sm90") -> str:
-    """Changes with any of the sources of the architecture's kernels, their names included."""
+def _files_hash(module: str, package: Path) -> str:
     digest = hashlib.sha256()
-    for part in (*_KERNELS[arch], *_COMPILED_FROM):
-        start = package / part
-        for path in [start] if start.is_file() else sorted(start.rglob("*")):
-            if path.suffix in (".py", ".c"):
-                digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    for path in [*source_files(module, package), package / SHIM.relative_to(PACKAGE)]:
+        digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def source_files(module: str, package: Path = PACKAGE) -> list[Path]:
+    """The files of the package that importing `module` runs, in the order of their names.
+
+    The package's own `__init__.py` is left out: it is the way in for users and imports late.
+    """
+    found: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _file_of(name, package)
+        if name in found or path is None:
+            continue
+        found[name] = path
+        is_package = path.name == "__init__.py"
+        waiting += _imported(path, name if is_package else name.rpartition(".")[0])
+        waiting.append(name.rpartition(".")[0])
+    return sorted(found.values())
+
+
+def _file_of(name: str, package: Path) -> Path | None:
+    """The module's file; None: another package's, or no module but a name in one."""
+    root, *parts = name.split(".")
+    if root != package.name or not parts:
+        return None
+    path = package.joinpath(*parts)
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _imported(path: Path, package: str) -> Iterator[str]:
+    """Names that the file imports, wherever it does, but for type checkers."""
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.mod | ast.stmt | ast.ExceptHandler | ast.match_case):
+            waiting += ast.iter_child_nodes(node)

@@ -122,7 +122,7 @@ def empty_arguments(plan: MajornessPlan) -> list[torch.Tensor]:
         torch.zeros(plan.k, plan.n, dtype=carrier),
         torch.zeros(2, 2, plan.steps, 2, dtype=torch.int64),
         torch.zeros(2, dtype=torch.int32),
-        torch.zeros(plan.shared_bytes // 4, dtype=torch.uint32),
+        torch.zeros(plan.smem_bytes // 4, dtype=torch.uint32),
         torch.zeros(128, plan.num_a_words, dtype=torch.uint32),
         torch.full((2, plan.num_d_rows, plan.n), float("nan")),
     ]

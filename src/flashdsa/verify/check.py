@@ -71,6 +71,8 @@ _SPARSE_MLA = [
     SparseMlaCase("invalid slots over NaN rows, duplicates", 6, 500, 16, 96, duplicates=True,
                   invalid=True, empty_rows=True, topk_length=True, poison=True,
                   attn_sink="infinite"),
+    SparseMlaCase("logits to 60", 6, 500, 32, 128, logit_scale=60.0, rounded_dots=True,
+                  from_exact_o=True),
     SparseMlaCase("logits to 1e4", 6, 500, 32, 128, logit_scale=1e4),
     SparseMlaCase("logits near -1e4", 6, 500, 32, 128, logit_shift=-1e4),
     SparseMlaCase("fp32", 4, 1000, 32, 256, dtype=torch.float32),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flashdsa.backends.sm100.sparse_mla import run
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.backward import compile_backward
+from flashdsa.jit.loader import compile_plan
+from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.operands import MlaBwdOperands
 from ptxemu import Policy
@@ -67,7 +68,7 @@ def emulate_backward(
     Raises:
         ptxemu.HazardError: with on_finding "raise", the check found an error.
     """
-    function = compiled(plan, bool(options["deterministic"]))
+    function = compiled(replace(plan, deterministic=bool(options["deterministic"])))
     from ptxemu.cutedsl import emulate
 
     setups: list[LaunchSetup] = []
@@ -80,7 +81,7 @@ def emulate_backward(
 
 
 @lru_cache(maxsize=8)
-def compiled(plan: BwdPlan, deterministic: bool = False) -> Any:
+def compiled(plan: BwdPlan) -> Any:
     """The plan's function; its PTX is kept for the emulator.
 
     Raises:
@@ -91,4 +92,4 @@ def compiled(plan: BwdPlan, deterministic: bool = False) -> Any:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
-    return compile_backward(plan, deterministic)
+    return compile_plan(MLA_BWD, plan)

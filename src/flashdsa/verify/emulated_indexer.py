@@ -14,7 +14,8 @@ from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.sm90.clusters import Clusters
 from flashdsa.backends.sm90.indexer import require_layout
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.functions import compile_plan
+from flashdsa.jit.loader import compile_plan
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.settings import Settings
@@ -117,4 +118,4 @@ def compiled(plan: IndexerPlan) -> Any:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
-    return compile_plan(plan)
+    return compile_plan(INDEXER, plan)

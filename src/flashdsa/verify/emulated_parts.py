@@ -16,7 +16,13 @@ from flashdsa.backends.sm90 import topk as gpu_topk
 from flashdsa.backends.sm90.indexer import require_layout
 from flashdsa.backends.sm90.quantize import dtype_name, readable
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.parts import Part, compile_part
+from flashdsa.jit.loader import compile_plan
+from flashdsa.kernels.catalog import (
+    INDEXER_LOGITS,
+    QUANTIZE_INDEX,
+    TOPK_INDICES,
+    WRITE_INDEX_K_CACHE,
+)
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
@@ -27,6 +33,7 @@ from flashdsa.operands import (
     IndexQOperands,
     TopkOperands,
 )
+from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify.emulated_indexer import CLUSTERS
 
 NUM_CTAS = 4
@@ -35,7 +42,7 @@ POISON = 0x7F7F7F7F
 """What outputs hold that the kernel must write."""
 
 
-def launch(plan: Part, *arguments: Any, seed: int = 0) -> list[Any]:
+def launch(spec: KernelSpec, plan: Any, *arguments: Any, seed: int = 0) -> list[Any]:
     """One checked launch; returns the findings that are no errors.
 
     Args:
@@ -44,7 +51,7 @@ def launch(plan: Part, *arguments: Any, seed: int = 0) -> list[Any]:
     Raises:
         ptxemu.HazardError: the check found an error.
     """
-    function = _compiled(plan)
+    function = _compiled(spec, plan)
     from ptxemu.cutedsl import emulate
 
     with emulate(arch="sm_90a", seed=seed) as run:
@@ -53,13 +60,13 @@ def launch(plan: Part, *arguments: Any, seed: int = 0) -> list[Any]:
 
 
 @lru_cache(maxsize=16)
-def _compiled(plan: Part) -> Any:
+def _compiled(spec: KernelSpec, plan: Any) -> Any:
     for package in ("cutlass", "llvmlite", "tvm_ffi"):
         if find_spec(package) is None:
             raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
-    return compile_part(plan)
+    return compile_plan(spec, plan)
 
 
 def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
@@ -72,7 +79,9 @@ def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
         return scores.fill_(-torch.inf)
     plan = LogitsPlan(num_heads=q_index_fp8.shape[1])
     cache = k_index_cache_fp8.view(torch.uint8)
-    launch(plan, q_index_fp8, cache, weights, seq_lens, block_table, scores, NUM_CTAS)
+    launch(
+        INDEXER_LOGITS, plan, q_index_fp8, cache, weights, seq_lens, block_table, scores, NUM_CTAS
+    )
     return scores
 
 
@@ -101,7 +110,7 @@ def emulate_topk(
     Args:
         clusters: how many, and CTAs of each. seed: as in `emulate_indexer`.
     """
-    return launch(plan, scores, lengths, positions, *clusters, seed=seed)
+    return launch(TOPK_INDICES, plan, scores, lengths, positions, *clusters, seed=seed)
 
 
 def quantize_index_k(operands: IndexKOperands) -> tuple[Tensor, Tensor]:
@@ -110,7 +119,13 @@ def quantize_index_k(operands: IndexKOperands) -> tuple[Tensor, Tensor]:
     fp8 = torch.empty(k.shape, dtype=torch.float8_e4m3fn)
     scale = torch.empty(k.shape[0])
     if k.shape[0]:
-        launch(QuantizePlan(dtype_name(k), 0), readable(k), fp8.view(torch.uint8), scale)
+        launch(
+            QUANTIZE_INDEX,
+            QuantizePlan(dtype_name(k), 0),
+            readable(k),
+            fp8.view(torch.uint8),
+            scale,
+        )
     return fp8, scale
 
 
@@ -128,7 +143,13 @@ def write(operands: CacheWriteOperands) -> None:
     gpu_cache.check_if_asked(slots, cache)
     if k.shape[0] and cache.shape[0]:
         plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
-        launch(plan, readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
+        launch(
+            WRITE_INDEX_K_CACHE,
+            plan,
+            readable(k),
+            slots.contiguous(),
+            cache.view(torch.uint8).flatten(1),
+        )
 
 
 read = index_k_cache.read

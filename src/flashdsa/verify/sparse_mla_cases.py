@@ -53,6 +53,8 @@ class SparseMlaCase:
     rounded_dots: bool = False
     """False: where logits are large, q and kv lie on a grid that makes dot products exact in fp32
     in any order, so that what is judged is the softmax.  True: they are any values."""
+    from_exact_o: bool = False
+    """Gradients of the whole chain are judged besides: against float64 from the unrounded O."""
     poison: bool = False
     """kv rows that no valid slot names hold NaN, +inf and -inf; rows 0 and S_kv - 1, where clamped
     and wrapped indices land, are among them, and slots past topk_length name them."""

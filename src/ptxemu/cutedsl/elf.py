@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
+from io import BytesIO
+from typing import Any
 
-_SYMBOL_TABLE = 2
-_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_BINDING_LOCAL = 0
-_UNDEFINED_SECTION = 0
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
 
 
 def undefined_symbols(elf: bytes) -> list[str]:
@@ -17,22 +15,17 @@ def undefined_symbols(elf: bytes) -> list[str]:
     Raises:
         ValueError: not such an object.
     """
-    if elf[:4] != b"\x7fELF" or elf[4] != 2 or elf[5] != 1:
+    try:
+        file: Any = ELFFile(BytesIO(elf))
+    except ELFError as error:
+        raise ValueError(f"elf: expected an ELF object: {error}") from error
+    if file.elfclass != 64 or not file.little_endian:
         raise ValueError("elf: expected a 64-bit little-endian ELF object")
-    (table_offset,) = struct.unpack_from("<Q", elf, 40)
-    entry_size, count = struct.unpack_from("<HH", elf, 58)
-    sections = [
-        _SECTION_HEADER.unpack_from(elf, table_offset + index * entry_size)
-        for index in range(count)
+    return [
+        symbol.name
+        for table in file.iter_sections("SHT_SYMTAB")
+        for symbol in table.iter_symbols()
+        if symbol["st_shndx"] == "SHN_UNDEF"
+        and symbol["st_info"]["bind"] != "STB_LOCAL"
+        and symbol.name
     ]
-    names: list[str] = []
-    for _, kind, _, _, offset, size, link, _, _, entry in sections:
-        if kind != _SYMBOL_TABLE:
-            continue
-        strings = sections[link][4]
-        for at in range(offset, offset + size, entry):
-            name, info, _, section, _, _ = _SYMBOL.unpack_from(elf, at)
-            if section == _UNDEFINED_SECTION and info >> 4 != _BINDING_LOCAL and name:
-                end = elf.index(b"\0", strings + name)
-                names.append(elf[strings + name : end].decode())
-    return names

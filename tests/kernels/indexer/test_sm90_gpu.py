@@ -18,7 +18,8 @@ from torch import Tensor
 import flashdsa
 from flashdsa.backends.sm90.clusters import SIZES, cluster_capacity, clusters_for
 from flashdsa.backends.sm90.workspace import allocate
-from flashdsa.jit.functions import indexer_function
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, IndexerPlan
 from tests.kernels.indexer.exact_inputs import KEY_BYTES, Inputs, make_inputs
 
@@ -125,7 +126,7 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
     plan = IndexerPlan(topk=512, sorted=by_score, dealt=True)
-    function = indexer_function(plan)
+    function = load(INDEXER, plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
         ids = inputs.output(512)
@@ -144,7 +145,7 @@ def test_teams_of_every_shape_are_exact(values: str, clusters: tuple[int, int, i
     expected = expected_ids(inputs, 2048)
     for _ in range(3):
         ids = inputs.output(2048)
-        indexer_function(plan)(*inputs, ids, arrivals, slots, *clusters)
+        load(INDEXER, plan)(*inputs, ids, arrivals, slots, *clusters)
         assert torch.equal(ids, expected)
     assert not torch.from_dlpack(arrivals).any()
 

@@ -19,6 +19,7 @@ from flashdsa.backends.sm90.clusters import choose_clusters, cluster_capacity, c
 from flashdsa.backends.sm90.empty_kernel import cubin
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
+from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 H200 = dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1))
@@ -193,7 +194,7 @@ class Gpu:
     launched_on: int = -1
     on_allocation: Callable[[], None] = lambda: None
 
-    def loaded(self, plan: IndexerPlan) -> Callable[..., None]:
+    def loaded(self, _: KernelSpec, plan: IndexerPlan) -> Callable[..., None]:
         """In the place of a kernel's function."""
         self.plans.append(plan)
         return self.launched
@@ -245,8 +246,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         (cuda, "is_initialized", lambda: True),
         (cuda, "is_current_stream_capturing", lambda: pretended.capturing),
         (cuda, "device", OnDevice),
-        (indexer, "indexer_function", pretended.loaded),
-        (topk, "part_function", lambda _: pretended.launched),
+        (indexer, "load", pretended.loaded),
+        (topk, "load", lambda *_: pretended.launched),
         (clusters, "_capacities", {0: SMALL}),
         (torch, "zeros", here(real_zeros)),
         (torch, "empty", here(real_empty)),

@@ -19,8 +19,9 @@ pytest.importorskip("cutlass", reason="needs nvidia-cutlass-dsl")
 
 import tvm_ffi
 
-from flashdsa.jit.functions import compile_plan
+from flashdsa.jit.loader import compile_plan
 from flashdsa.jit.shared_object import build_shared_object, load_shared_object
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.exact_inputs import make_inputs
 
@@ -95,7 +96,7 @@ E4M3_ZEROS = torch.zeros(2, 32, 128).to(torch.float8_e4m3fn)
 @pytest.fixture(scope="module")
 def function(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     path: Path = tmp_path_factory.mktemp("object") / "indexer.so"
-    compiled = compile_plan(IndexerPlan(num_heads=16, topk=512))
+    compiled = compile_plan(INDEXER, IndexerPlan(num_heads=16, topk=512))
     build_shared_object(path, {"indexer": compiled}, "of this test")
     function: Callable[..., Any] = load_shared_object(path)("indexer")
     return function

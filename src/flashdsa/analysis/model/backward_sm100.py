@@ -7,7 +7,6 @@ emulated run (`COUNTED`; tests/analysis counts again); tests hold the two agains
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import StrEnum
 
 from flashdsa.analysis.model.machine import Machine
@@ -193,20 +192,4 @@ def work(
         units=float(queries * -(-topk // B_TOPK) * CLUSTER),
         steps=tuple(steps(plan, machine, reduction)),
         footprint=Footprint(reduced=s_kv * GRADIENT_ROW_BYTES, read=s_kv * ROW_BYTES),
-    )
-
-
-def counted_traffic(plan: BwdPlan) -> Traffic:
-    """As `traffic`, from the emulated run instead of the plan."""
-    c = COUNTED
-    dsmem = c["shared -> DSMEM (remote store)"]
-    gathered = c["global -> shared (TMA load)"]
-    return replace(
-        traffic(plan),
-        shared_bytes=float(gathered + dsmem + c["shared ld"] + c["shared st"]),
-        bulk_read_bytes=float(c["shared -> global (bulk reduce)"]),
-        dsmem_bytes=float(dsmem),
-        tmem_bytes=float(c["tmem ld"] + c["tmem st"]),
-        read_bytes=float(gathered),
-        reduce_bytes=float(c["shared -> global (bulk reduce)"]),
     )

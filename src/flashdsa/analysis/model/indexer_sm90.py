@@ -22,7 +22,7 @@ WARPS_OF_A_SCHEDULER = 4
 
 @dataclass(frozen=True)
 class Executed:
-    """What one warp executes, as `flashdsa.verify.warp_path` counts."""
+    """What one warp executes, as tools/count_indexer_paths.py counts."""
 
     instructions: int
     global_trips: int

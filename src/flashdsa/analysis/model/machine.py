@@ -109,13 +109,13 @@ def _assumed(value: float, unit: str, source: str) -> Constant:
     return Constant(value, unit, Basis.ASSUMED, source)
 
 
-_RATES = "rates on one H200, 2026-11-20 (shared/design/hopper_attention.md, section 1)"
-_PEERS = "ceilings on one H200, 2026-11-20 (shared/peers/measured-h200.md)"
+_RATES = "a probe of one H200, 2026-11-20"
+_PEERS = "a stream and its clock on one H200, 2026-11-20"
 _HOPPER_PAPER = "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU (arXiv 2402.13499)"
 _GUIDE = "CUDA C++ Programming Guide, arithmetic throughput, compute capability 9.0 and 10.0"
 _SHEET_B200 = "NVIDIA B200 data sheet: 2.25 PFLOPS dense bf16, 4.5 dense fp8, 8 TB/s"
 _CARRIED = "carried over from the H200"
-_DESIGN = "shared/design/blackwell/timeline.py"
+_ORDER = "the order of magnitude of the latencies beside it; nobody measured it"
 
 H200 = Machine(
     name="H200",
@@ -148,8 +148,8 @@ H200 = Machine(
     alu_latency=_published(4, "clk", _HOPPER_PAPER),
     shared_latency=_published(29, "clk", _HOPPER_PAPER),
     shuffle_latency=_assumed(23, "clk", "as on Volta and later (Jia et al., arXiv 1804.06826)"),
-    barrier_latency=_assumed(60, "clk", _DESIGN),
-    mma_latency=_assumed(120, "clk", _DESIGN),
+    barrier_latency=_assumed(60, "clk", _ORDER),
+    mma_latency=_assumed(120, "clk", _ORDER),
     dsmem_latency=_published(180, "clk", _HOPPER_PAPER),
     l2_latency=_published(297, "clk", "263 at 1.755 GHz; " + _HOPPER_PAPER),
     hbm_latency=_published(540, "clk", "479 at 1.755 GHz; " + _HOPPER_PAPER),
@@ -189,9 +189,9 @@ B200 = Machine(
     alu_latency=_assumed(4, "clk", _CARRIED),
     shared_latency=_assumed(29, "clk", _CARRIED),
     shuffle_latency=_assumed(23, "clk", _CARRIED),
-    barrier_latency=_assumed(60, "clk", _DESIGN),
-    mma_latency=_assumed(120, "clk", _DESIGN),
-    dsmem_latency=_assumed(300, "clk", _DESIGN),
+    barrier_latency=_assumed(60, "clk", _ORDER),
+    mma_latency=_assumed(120, "clk", _ORDER),
+    dsmem_latency=_assumed(300, "clk", _ORDER),
     l2_latency=_assumed(277, "clk", "the H200's 150 ns"),
     hbm_latency=_assumed(505, "clk", "the H200's 273 ns"),
     release_latency=_assumed(1500, "clk", _CARRIED),

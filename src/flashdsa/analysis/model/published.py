@@ -19,6 +19,8 @@ from flashdsa.analysis.model.shapes import (
 from flashdsa.analysis.model.traffic import Footprint, Traffic
 
 S_KV = 8192
+SOURCE = "their authors' papers and repositories"
+"""Of the times, on machines and shapes that are not fully described."""
 
 
 def fa4_forward() -> Work:
@@ -52,9 +54,8 @@ def fa4_forward() -> Work:
 def fa4_backward() -> Work:
     """Several kernels one after the other: scores and dV by pairs, then dQ, then dK's RoPE dims.
 
-    A unit is 32 keys of 128 heads and half of the pair's work, all kernels added up, as row (c) of
-    shared/design/blackwell/cost.py counts it. P and dS go through device memory in bf16; dKV leaves
-    the registers by red.v4.
+    A unit is 32 keys of 128 heads and half of the pair's work, all kernels added up. P and dS go
+    through device memory in bf16; dKV leaves the registers by red.v4.
     """
     keys, heads = 32, 128
     half_rows = keys * ROW_BYTES / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashdsa.analysis.model.machine import Machine
-from flashdsa.analysis.model.traffic import Matmul, Source
+from flashdsa.analysis.model.traffic import Matmul
 
 QUERIES = 4096
 TOPK = 2048
@@ -21,21 +21,7 @@ def ss(name: str, count: float, m: int, n: int, **more: object) -> Matmul:
     return Matmul(name, count, m, n, **more)  # type: ignore[arg-type]
 
 
-def rs(name: str, count: float, m: int, n: int) -> Matmul:
-    """MMAs with A in registers."""
-    return Matmul(name, count, m, n, a=Source.REGISTERS)
-
-
 def l2_cycles(machine: Machine, size: float) -> float:
     """Clocks in which an SM gets its share of L2's reads."""
     share = machine.l2_read.value / machine.sms.value / machine.busy_clock.value
     return size / share
-
-
-def softmax_cycles(machine: Machine, exps: float, instructions: float) -> float:
-    """Of a warpgroup alone: a warp on each scheduler.
-
-    Args:
-        exps, instructions: of each thread.
-    """
-    return max(exps * 128 / machine.exp_rate.value, instructions)

@@ -74,16 +74,11 @@ def mma_step(
     matmuls: tuple[Matmul, ...],
     *after: tuple[str, int],
     wait: bool = True,
-    known_late: bool = True,
 ) -> Step:
-    """A role's MMAs, one after the other.
-
-    Args:
-        known_late: whether somebody has to hear that they are done.
-    """
+    """A role's MMAs, one after the other."""
     cycles = sum(matmul.cycles(machine) for matmul in matmuls)
     port = sum(matmul.port_cycles(machine) for matmul in matmuls)
-    latency = machine.mma_latency.value if known_late else 0.0
+    latency = machine.mma_latency.value
     lost: tuple[tuple[str, float], ...] = ()
     if port > SATURATED * cycles:
         stores = 1 - machine.dsmem_starved.value  # of threads: they leave the SM the same way

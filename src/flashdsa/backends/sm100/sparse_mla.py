@@ -11,12 +11,16 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.errors import ArgumentValueError
-from flashdsa.jit.backward import backward_function
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, BwdPlan
 from flashdsa.operands import MlaBwdOperands
 
 ALIGNMENT = 16
 """Bytes, of the addresses that TMA and bulk copies take."""
+
+PLANS = {False: BwdPlan(), True: BwdPlan(deterministic=True)}
+"""By `deterministic`."""
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
@@ -36,7 +40,7 @@ def backward(
 
     def launch(*arguments: Any) -> None:
         with torch.cuda.device(q.device):
-            backward_function(deterministic)(*arguments)
+            load(MLA_BWD, PLANS[deterministic])(*arguments)
 
     return run(launch, (q, kv, dO, lse, O), indices, deterministic=deterministic, **options)
 

@@ -9,7 +9,8 @@ from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
 from flashdsa.backends.sm90.device import values_are_checked
 from flashdsa.backends.sm90.quantize import ALIGNMENT, dtype_name, readable
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.parts import part_function
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
@@ -30,7 +31,7 @@ def write(operands: CacheWriteOperands) -> None:
     check_if_asked(slots, cache)
     if k.shape[0] == 0 or cache.shape[0] == 0:
         return
-    function = part_function(QuantizePlan(dtype_name(k), slots.element_size() * 8))
+    function = load(WRITE_INDEX_K_CACHE, QuantizePlan(dtype_name(k), slots.element_size() * 8))
     with torch.cuda.device(cache.device):
         function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
 

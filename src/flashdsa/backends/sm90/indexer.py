@@ -14,7 +14,8 @@ from flashdsa.backends.sm90.clusters import clusters_for, without_teams
 from flashdsa.backends.sm90.device import values_are_checked
 from flashdsa.backends.sm90.workspace import Workspace, allocate
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit.functions import indexer_function
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands
 
@@ -100,7 +101,7 @@ class Prepared:
     def __init__(self, device: int, plan: IndexerPlan) -> None:
         """Compile or load the plan's kernel."""
         self._device, self._plan = device, plan
-        self._function = indexer_function(plan)
+        self._function = load(INDEXER, plan)
         self._dealt: Callable[..., Any] | None = None
         self._teams: Teams | None = None
 
@@ -127,7 +128,7 @@ class Prepared:
         clusters = clusters_for(self._device, rows)
         if clusters.number < rows and not self._plan.dealt:
             if self._dealt is None:
-                self._dealt = indexer_function(replace(self._plan, dealt=True))
+                self._dealt = load(INDEXER, replace(self._plan, dealt=True))
             return Ready(self._dealt, clusters.number, clusters.size)
         if clusters.teams == 1 or self._plan.sorted:
             clusters = without_teams(clusters)
@@ -179,7 +180,7 @@ class Teams:
             self._alone(*tensors, rows, cluster_size)
             return
         if self._function is None:
-            self._function = indexer_function(self._plan)
+            self._function = load(INDEXER, self._plan)
         workspace = self._workspace()
         self._function(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows)
 

@@ -12,7 +12,8 @@ from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.sm90.device import num_ctas, values_are_checked
 from flashdsa.backends.sm90.indexer import require_layout
 from flashdsa.errors import ArgumentValueError
-from flashdsa.jit.parts import part_function
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import INDEXER_LOGITS
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.operands import IndexerOperands
 
@@ -48,7 +49,7 @@ def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
 
 @lru_cache
 def _function(num_heads: int) -> Any:
-    return part_function(LogitsPlan(num_heads=num_heads))
+    return load(INDEXER_LOGITS, LogitsPlan(num_heads=num_heads))
 
 
 def check_if_asked(seq_lens: Tensor, block_table: Tensor, num_pages: int, max_len: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.jit.parts import part_function
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import QUANTIZE_INDEX
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.operands import IndexKOperands, IndexQOperands
 
@@ -19,7 +20,7 @@ def quantize_index_k(operands: IndexKOperands) -> tuple[Tensor, Tensor]:
     fp8 = torch.empty(k.shape, dtype=torch.float8_e4m3fn, device=k.device)
     scale = torch.empty(k.shape[0], dtype=torch.float32, device=k.device)
     if k.shape[0]:
-        function = part_function(QuantizePlan(dtype_name(k), 0))
+        function = load(QUANTIZE_INDEX, QuantizePlan(dtype_name(k), 0))
         with torch.cuda.device(k.device):
             function(readable(k), fp8.view(torch.uint8), scale)
     return fp8, scale

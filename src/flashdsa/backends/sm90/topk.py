@@ -11,7 +11,8 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.sm90.clusters import clusters_for, without_teams
 from flashdsa.backends.sm90.device import values_are_checked
-from flashdsa.jit.parts import part_function
+from flashdsa.jit.loader import load
+from flashdsa.kernels.catalog import TOPK_INDICES
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.operands import TopkOperands
 
@@ -42,4 +43,4 @@ def check_if_asked(lengths: Tensor, max_len: int) -> None:
 
 @lru_cache
 def _function(topk: int, sorted: bool) -> Any:
-    return part_function(TopkPlan(topk=topk, sorted=sorted))
+    return load(TOPK_INDICES, TopkPlan(topk=topk, sorted=sorted))

@@ -123,12 +123,3 @@ def compile_quantize(plan: QuantizePlan) -> Any:
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",
     )
-
-
-def compile_part(plan: LogitsPlan | TopkPlan | QuantizePlan) -> Any:
-    """The function of a plan that is not the fused indexer's."""
-    if isinstance(plan, LogitsPlan):
-        return compile_logits(plan)
-    if isinstance(plan, TopkPlan):
-        return compile_topk(plan)
-    return compile_quantize(plan)

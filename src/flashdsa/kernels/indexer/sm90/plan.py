@@ -113,6 +113,12 @@ class IndexerPlan:
         assert self.smem.total <= SM90.smem_bytes
 
     @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        kinds = [kind for kind in ("sorted", "teams", "dealt") if getattr(self, kind)]
+        return "_".join((f"indexer_h{self.num_heads}_k{self.topk}", *kinds))
+
+    @property
     def ring_stages(self) -> int:
         """Pages in flight: fewer where all winners need room too, to be sorted."""
         return self.stages - self.consumer_warpgroups if self.sorted else self.stages
@@ -308,6 +314,11 @@ class IndexerPlan:
     def smem(self) -> SmemPlan:
         """Shared memory, the only truth about it."""
         return plan_smem(self.regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
 
     @property
     def slot_words(self) -> int:

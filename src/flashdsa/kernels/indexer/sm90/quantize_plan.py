@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashdsa.plan import Role
+
 
 @dataclass(frozen=True)
 class QuantizePlan:
@@ -24,6 +26,16 @@ class QuantizePlan:
             raise ValueError(f"dtype: expected bfloat16 or float32; got {self.dtype}")
         if self.slot_bits not in (0, 32, 64):
             raise ValueError(f"slot_bits: expected 0, 32 or 64; got {self.slot_bits}")
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """None: all warps do the same."""
+        return ()
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: none."""
+        return 0
 
     @property
     def name(self) -> str:

@@ -50,9 +50,9 @@ def copy_image(image: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr)
     """The operands' shared memory to global memory, as it is."""
     tid, _, _ = cute.arch.thread_idx()
     words = cute.make_tensor(
-        cute.recast_ptr(arena, dtype=Uint32), cute.make_layout(plan.shared_bytes // 4)
+        cute.recast_ptr(arena, dtype=Uint32), cute.make_layout(plan.smem_bytes // 4)
     )
-    for i in cutlass.range(tid, plan.shared_bytes // 4, THREADS):
+    for i in cutlass.range(tid, plan.smem_bytes // 4, THREADS):
         image[i] = words[i]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
+from flashdsa.plan import Role
 
 ELEMENT_BYTES = {"bf16": 2, "f16": 2, "e4m3": 1, "e5m2": 1, "tf32": 4}
 """Types of A and B; the accumulator is f32."""
@@ -70,11 +71,21 @@ class MajornessPlan:
         self.check_instruction()
         self._check_tile("A", self.m, self.a_major, in_shared=self.a_source == "smem")
         self._check_tile("B", self.n, self.b_major, in_shared=True)
-        if self.shared_bytes + OTHER_SHARED_BYTES > SM100.smem_bytes:
+        if self.smem_bytes + OTHER_SHARED_BYTES > SM100.smem_bytes:
             raise ArgumentValueError(
-                f"m, n, k: the operands need {self.shared_bytes} bytes of shared memory; a CTA has "
+                f"m, n, k: the operands need {self.smem_bytes} bytes of shared memory; a CTA has "
                 f"{SM100.smem_bytes - OTHER_SHARED_BYTES}"
             )
+
+    @property
+    def name(self) -> str:
+        """Of the compiled function."""
+        return "majorness"
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """None: all warps do the same."""
+        return ()
 
     @classmethod
     def sources(cls) -> tuple[tuple[str, ...], str]:
@@ -159,7 +170,7 @@ class MajornessPlan:
         return -(-self.a_bytes // 1024) * 1024 if self.a_source == "smem" else 0
 
     @property
-    def shared_bytes(self) -> int:
+    def smem_bytes(self) -> int:
         """Bytes of shared memory for A and B."""
         return self.b_offset + self.b_bytes
 

@@ -20,7 +20,7 @@ def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> 
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
-def compile_backward(plan: BwdPlan, deterministic: bool = False) -> Any:
+def compile_backward(plan: BwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale), or where it is
@@ -29,7 +29,7 @@ def compile_backward(plan: BwdPlan, deterministic: bool = False) -> Any:
     """
     rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
     of_slots = []
-    if deterministic:
+    if plan.deterministic:
         slots, bounds = cute.sym_int32(), cute.sym_int32()
         of_slots = [
             _tensor(Float32, (slots, D_QK)),
@@ -37,7 +37,7 @@ def compile_backward(plan: BwdPlan, deterministic: bool = False) -> Any:
             _tensor(Int32, (bounds,), 4),
         ]
     return cute.compile(
-        launch_deterministic_backward if deterministic else launch_backward,
+        launch_deterministic_backward if plan.deterministic else launch_backward,
         _tensor(BFloat16, (rows, D_QK)),
         _tensor(BFloat16, (keys, D_QK)),
         _tensor(BFloat16, (rows, D_V)),

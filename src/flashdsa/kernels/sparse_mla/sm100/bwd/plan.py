@@ -62,12 +62,12 @@ class BwdPlan:
     """One compiled backward: choices first, then what follows from them.
 
     Attributes:
-        keys: of a block; the kernel knows B_TOPK only.
         kv_stages: key blocks in flight. index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
+        deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
+            (docs/decisions/0012); else dKV is added to in memory.
     """
 
-    keys: int = B_TOPK
     kv_stages: int = 2
     index_stages: int = 4
     ring_slots: int = 3
@@ -76,6 +76,7 @@ class BwdPlan:
     load_registers: int = 80
     reduce_registers: int = 168
     mma_registers: int = 88
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Hold the choices against the architecture.
@@ -91,10 +92,11 @@ class BwdPlan:
         check_registers(self.roles, SM100.registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem, self.tmem
-        if self.keys != B_TOPK:
-            raise ValueError(
-                f"keys: the kernel's blocks have B_TOPK={B_TOPK} keys; got {self.keys}"
-            )
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return "mla_bwd" + ("_deterministic" if self.deterministic else "")
 
     # -- shapes of one CTA ------------------------------------------------------------------------
     @property
@@ -130,22 +132,22 @@ class BwdPlan:
     @property
     def kv_value_bytes(self) -> int:
         """The CTA's value dims of a key block."""
-        return self.keys * self.dims * BF16
+        return B_TOPK * self.dims * BF16
 
     @property
     def kv_bytes(self) -> int:
         """A key block: value dims, then RoPE dims."""
-        return self.kv_value_bytes + self.keys * self.own_rope_dims * BF16
+        return self.kv_value_bytes + B_TOPK * self.own_rope_dims * BF16
 
     @property
     def score_bytes(self) -> int:
         """S or dS in bf16."""
-        return B_H * self.keys * BF16
+        return B_H * B_TOPK * BF16
 
     @property
     def partial_bytes(self) -> int:
         """A partial sum of P or dP in fp32."""
-        return B_H * self.keys * FP32
+        return B_H * B_TOPK * FP32
 
     @property
     def part_dims(self) -> int:
@@ -158,7 +160,7 @@ class BwdPlan:
         """What shared memory holds, in its order."""
         dq_bytes = B_H * (self.dims + self.own_rope_dims) * BF16
         barriers = sum(barrier.stages for barrier in self.barriers) * 8
-        row_bytes = self.index_stages * self.keys * 4
+        row_bytes = self.index_stages * B_TOPK * 4
 
         def loop(holds: str) -> tuple[Turn]:
             return (Turn(Step.LOAD, Step.DKV2, holds),)
@@ -211,6 +213,11 @@ class BwdPlan:
         return plan_smem(self.regions, SM100.smem_bytes)
 
     @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
     def columns(self) -> list[TmemRegion]:
         """What tensor memory holds."""
         dkv_turns = (
@@ -223,14 +230,14 @@ class BwdPlan:
         ds_turns = (Turn(Step.DKV0_S, Step.DQ, "dS(b)"),)
         do_turns = (Turn(Step.LOAD, Step.DKV2, "dO"),)
         dkv = self.dims + self.own_rope_dims
-        p, dp, do = (dkv + i * self.keys for i in (1, 2, 3))
+        p, dp, do = (dkv + i * B_TOPK for i in (1, 2, 3))
         return [
             TmemRegion("dq", 0, self.dims, "dQ fp32, lane = head"),
             TmemRegion("dq_rope", self.dims, self.own_rope_dims, "dQ's RoPE dims"),
-            TmemRegion("dkv", dkv, self.keys, "a part of dKV, lane = dim, column = key", dkv_turns),
-            TmemRegion("p", p, self.keys, "P fp32, lane = head, column = key", p_turns),
-            TmemRegion("dp", dp, self.keys, "dP likewise", dp_turns),
-            TmemRegion("ds", dp, self.keys // 2, "dS bf16, two keys a column", ds_turns),
+            TmemRegion("dkv", dkv, B_TOPK, "a part of dKV, lane = dim, column = key", dkv_turns),
+            TmemRegion("p", p, B_TOPK, "P fp32, lane = head, column = key", p_turns),
+            TmemRegion("dp", dp, B_TOPK, "dP likewise", dp_turns),
+            TmemRegion("ds", dp, B_TOPK // 2, "dS bf16, two keys a column", ds_turns),
             TmemRegion("do", do, self.dims // 2, "dO bf16, two dims a column", do_turns),
         ]
 
@@ -336,10 +343,3 @@ class BwdPlan:
                 return at
             at += barrier.stages * 8
         raise KeyError(f"no barrier {name!r} in this plan")
-
-
-class Draft(BwdPlan):
-    """Choices that nobody has held against the architecture: what they would take."""
-
-    def __post_init__(self) -> None:
-        """Check nothing."""

@@ -79,7 +79,7 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
     tid, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     shared = cutlass.memory.SmemAllocator()
-    arena = shared.allocate(plan.shared_bytes, 1024)
+    arena = shared.allocate(plan.smem_bytes, 1024)
     mbarriers = shared.allocate(Int64, 16)
     address = shared.allocate(Int32, 16)
     _fill(s, do, arena, plan)

@@ -48,7 +48,7 @@ class Outputs(NamedTuple):
 
     descriptors: cute.Tensor  # (2 cuts, 2 parts, steps, 2: A and B)  int64
     scalars: cute.Tensor  # (2,): instruction descriptor, shared address of the image  int32
-    image: cute.Tensor  # (shared_bytes / 4,)  uint32
+    image: cute.Tensor  # (smem_bytes / 4,)  uint32
     a_words: cute.Tensor  # (128 lanes, a_columns): A in TMEM  uint32
     accumulators: cute.Tensor  # (2 parts, 128 lanes, n columns)  float32
 
@@ -120,7 +120,7 @@ def majorness_kernel(
     tid, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     shared = cutlass.memory.SmemAllocator()
-    arena = shared.allocate(plan.shared_bytes, 1024)
+    arena = shared.allocate(plan.smem_bytes, 1024)
     mbarriers = shared.allocate(Int64, 16)
     address = shared.allocate(Int32, 16)
     fill_operands(s, do, arena, plan)

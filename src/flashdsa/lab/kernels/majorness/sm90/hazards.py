@@ -30,7 +30,7 @@ def _erase_b(arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
 def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass.Constexpr) -> None:
     """s (k, m), do (k, n): elements as unsigned integers; d (2: unused, result; m, n) fp32."""
     tid, _, _ = cute.arch.thread_idx()
-    arena = cutlass.memory.SmemAllocator().allocate(plan.shared_bytes, 1024)
+    arena = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, 1024)
     fill_operands(s, do, arena, plan)
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier()

@@ -31,7 +31,7 @@ class Outputs(NamedTuple):
 
     descriptors: cute.Tensor  # (2 cuts, 2 parts, steps, 2: A and B)  int64
     scalars: cute.Tensor  # (2,): 0, shared address of the image  int32
-    image: cute.Tensor  # (shared_bytes / 4,)  uint32
+    image: cute.Tensor  # (smem_bytes / 4,)  uint32
     a_words: cute.Tensor  # (128 threads, 4 * 2 parts * steps): registers of A  uint32
     accumulators: cute.Tensor  # (2 parts, m, n)  float32
 
@@ -96,7 +96,7 @@ def majorness_kernel(
 ) -> None:
     """s (k heads, m keys), do (k heads, n dims): row-major, elements as unsigned integers."""
     tid, _, _ = cute.arch.thread_idx()
-    arena = cutlass.memory.SmemAllocator().allocate(plan.shared_bytes, 1024)
+    arena = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, 1024)
     fill_operands(s, do, arena, plan)
     # WHO every writer fences its own writes; WHICH the CTA barrier; WHAT the wgmmas (async proxy)
     # may read A and B from here on.

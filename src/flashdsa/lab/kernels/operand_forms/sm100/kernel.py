@@ -200,7 +200,7 @@ def form_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     allocator = SmemAllocator()
-    arena = allocator.allocate(plan.arena_bytes, 1024)
+    arena = allocator.allocate(plan.smem_bytes, 1024)
     barriers = allocator.allocate_array(Int64, 3)
     hold = allocator.allocate_array(Int32, 1)
     loaded, source_done, done = barriers, barriers + 1, barriers + 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flashdsa.dsl.umma import OperandFormError, SharedOperand, SharedTile, TmemOperand, UmmaProduct
 from flashdsa.hw import SM100, TMEM_LANES
+from flashdsa.plan import Role
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,20 @@ class FormPlan:
             raise OperandFormError(f"route {self.route!r} does not fit the place of A")
         if (self.source is None) != (self.route in ("shared", "rows")):
             raise OperandFormError(f"route {self.route!r} does not fit the source of A")
-        if self.arena_bytes > SM100.smem_bytes - 2048:
+        if self.smem_bytes > SM100.smem_bytes - 2048:
             raise OperandFormError(
-                f"{self.arena_bytes} bytes of shared memory: a CTA has {SM100.smem_bytes}"
+                f"{self.smem_bytes} bytes of shared memory: a CTA has {SM100.smem_bytes}"
             )
+
+    @property
+    def name(self) -> str:
+        """Of the compiled function."""
+        return "operand_form"
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """None: all warps do the same."""
+        return ()
 
     @property
     def cta_group(self) -> int:
@@ -66,7 +77,7 @@ class FormPlan:
         return max(tile.at + tile.bytes for tile in self.tiles)
 
     @property
-    def arena_bytes(self) -> int:
+    def smem_bytes(self) -> int:
         """With the scratch of the exchange or transpose."""
         if self.source is None:
             return self.image_bytes

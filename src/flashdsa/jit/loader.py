@@ -1,0 +1,141 @@
+"""Compiled kernels by plan: from the installed object, this user's cache, or the compiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
+from flashdsa.jit.sources import PACKAGE, source_hash
+from flashdsa.kernels.catalog import variants_of
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+
+logger = logging.getLogger("flashdsa.jit")
+
+INSTALLED = PACKAGE / "_kernels"
+"""The shared objects that `make kernels` makes and wheels carry, one a backend."""
+
+
+@cache
+def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+    """The plan's function; compiles it if need be, once a user and version.
+
+    Processes that want it at the same time wait for the first one, which compiles it.
+
+    Args:
+        plan: one of the kernel's.
+
+    Raises:
+        UnsupportedError: it must be compiled and nvidia-cutlass-dsl is not installed.
+    """
+    if plan not in spec.plans:
+        raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
+    variant = Variant(spec, plan)
+    installed = _installed(spec.backend, installed_object(spec.backend))
+    if installed is not None:
+        try:
+            return _function(installed, variant.name)
+        except AttributeError:
+            logger.info("%s is not in %s", variant.name, installed_object(spec.backend))
+    sources = source_hash([variant])
+    cached = cache_folder() / f"{variant.name}-{sources}.so"
+    if is_from(cached, sources):
+        return _function(load_shared_object(cached), variant.name)
+    if shutil.which("gcc") is None and shutil.which("cc") is None:
+        logger.info("no C compiler: %s serves this process only", variant.name)
+        return _compile(variant)
+    lock = FileLock(cached.with_suffix(".lock"))
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        logger.warning("%s serves this process only: %s", variant.name, error)
+        return _compile(variant)
+    try:
+        return _compile_and_keep(variant, cached, sources)
+    finally:
+        lock.release()
+
+
+def _compile_and_keep(variant: Variant, cached: Path, sources: str) -> Callable[..., Any]:
+    """The function, from a file that is there afterwards; what holds the file's lock calls this."""
+    if not is_from(cached, sources):
+        logger.info("compiling %s, once; it will be in %s", variant.name, cached.parent)
+        compiled = _compile(variant)
+        try:
+            build_shared_object(cached, {variant.name: compiled}, sources)
+        except OSError as error:
+            logger.warning("%s serves this process only: %s", variant.name, error)
+            return compiled
+    return _function(load_shared_object(cached), variant.name)
+
+
+def _compile(variant: Variant) -> Callable[..., Any]:
+    start = time.perf_counter()
+    compiled = compile_plan(*variant)
+    logger.info("compiled %s in %.1f s", variant.name, time.perf_counter() - start)
+    return compiled
+
+
+def compile_plan(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+    """Compile any plan of the kernel with CuTe DSL, in this process; seconds, no GPU.
+
+    Raises:
+        UnsupportedError: nvidia-cutlass-dsl is not installed.
+    """
+    require_compiler()
+    module, _, function = spec.build.partition(":")
+    compiled: Callable[..., Any] = getattr(import_module(module), function)(plan)
+    return compiled
+
+
+def require_compiler() -> None:
+    """Raise UnsupportedError where CuTe DSL is not installed."""
+    if find_spec("cutlass") is None:
+        raise UnsupportedError(
+            "compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'; "
+            "or install a wheel that carries them"
+        )
+
+
+def installed_object(backend: str) -> Path:
+    """Where the backend's compiled kernels are installed."""
+    return INSTALLED / f"{backend}.so"
+
+
+def installed_hash(backend: str) -> str:
+    """Of what the installed object must be made from."""
+    return source_hash(list(variants_of(backend).values()))
+
+
+@lru_cache
+def _installed(backend: str, path: Path) -> Callable[[str], Any] | None:
+    """The functions of the installed object; None where there is none of these sources."""
+    if not path.exists():
+        return None
+    if not is_from(path, installed_hash(backend)):
+        logger.warning("%s was built from other sources and is not used: make kernels", path)
+        return None
+    return load_shared_object(path)
+
+
+def _function(module: Callable[[str], Any], name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = module(name)
+    return function
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept between processes."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "flashdsa"

@@ -1,0 +1,119 @@
+"""Every kernel of the library as a row of data. Nothing here imports CuTe DSL.
+
+`make kernels`, loading, the emulator, `flashdsa plan` and `flashdsa inspect` read these rows.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from flashdsa.hw import SM90, SM100
+from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
+from flashdsa.kernels.indexer.sm90.plan import NUM_HEADS, TOPK, IndexerPlan
+from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.plan.kernel_spec import KernelSpec, Variant
+from flashdsa.problem import Operation
+
+_LOAD_FILES = ("load.py", "line.py", "deal.py")
+_RANK_FILES = (
+    "rank.py",
+    "score.py",
+    "read_scores.py",
+    "listing.py",
+    "exchange.py",
+    "threshold.py",
+    "candidates.py",
+    "ranges.py",
+    "teams.py",
+    "emit.py",
+    "emit_bitmap.py",
+    "emit_sorted.py",
+    "order.py",
+)
+_FUSED: tuple[dict[str, bool], ...] = (
+    {},
+    {"dealt": True},
+    {"teams": True},
+    {"sorted": True, "dealt": True},
+)
+_INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
+
+INDEXER = KernelSpec(
+    name="indexer",
+    arch=SM90.name,
+    operations=(Operation.DSA_TOPK_INDEXER,),
+    plans=tuple(
+        IndexerPlan(num_heads, topk, **kind)
+        for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
+    ),
+    build=f"{_INDEXER_BUILD}:compile_indexer",
+    entry="indexer_kernel",
+    sources={"load": _LOAD_FILES, "rank": _RANK_FILES},
+)
+INDEXER_LOGITS = KernelSpec(
+    name="indexer_logits",
+    arch=SM90.name,
+    operations=(Operation.INDEXER_LOGITS,),
+    plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
+    build=f"{_INDEXER_BUILD}:compile_logits",
+    entry="logits_kernel",
+    sources={"load": _LOAD_FILES, "rank": ("score.py", "write_scores.py")},
+)
+TOPK_INDICES = KernelSpec(
+    name="topk_indices",
+    arch=SM90.name,
+    operations=(Operation.TOPK_INDICES,),
+    plans=tuple(
+        TopkPlan(topk=topk, sorted=by_score)
+        for topk, by_score in product(reversed(TOPK), (False, True))
+    ),
+    build=f"{_INDEXER_BUILD}:compile_topk",
+    entry="topk_kernel",
+    sources={"load": _LOAD_FILES, "rank": _RANK_FILES},
+)
+QUANTIZE_INDEX = KernelSpec(
+    name="quantize_index",
+    arch=SM90.name,
+    operations=(Operation.QUANTIZE_INDEX_K, Operation.QUANTIZE_INDEX_Q),
+    plans=tuple(QuantizePlan(dtype, slot_bits=0) for dtype in ("bfloat16", "float32")),
+    build=f"{_INDEXER_BUILD}:compile_quantize",
+    entry="quantize_kernel",
+)
+WRITE_INDEX_K_CACHE = KernelSpec(
+    name="write_index_k_cache",
+    arch=SM90.name,
+    operations=(Operation.WRITE_INDEX_K_CACHE,),
+    plans=tuple(
+        QuantizePlan(dtype, slot_bits)
+        for dtype, slot_bits in product(("bfloat16", "float32"), (64, 32))
+    ),
+    build=f"{_INDEXER_BUILD}:compile_quantize",
+    entry="quantize_kernel",
+)
+MLA_BWD = KernelSpec(
+    name="mla_bwd",
+    arch=SM100.name,
+    operations=(Operation.MLA_BWD,),
+    plans=(BwdPlan(), BwdPlan(deterministic=True)),
+    build="flashdsa.kernels.sparse_mla.sm100.bwd.build:compile_backward",
+    entry="backward_kernel",
+    sources={
+        "softmax": ("softmax.py",),
+        "load": ("load.py",),
+        "reduce": ("reduce_dkv.py",),
+        "mma": ("mma.py", "products.py", "umma_issue.py"),
+    },
+)
+
+KERNELS = (INDEXER, INDEXER_LOGITS, TOPK_INDICES, QUANTIZE_INDEX, WRITE_INDEX_K_CACHE, MLA_BWD)
+"""All rows. dq.py of the backward is in none of its roles: two of them run it."""
+BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
+"""Those that run compiled kernels, each from a shared object of its name."""
+
+
+def variants_of(backend: str) -> dict[str, Variant]:
+    """Exported name -> what the backend's shared object has under it."""
+    rows = [spec for spec in KERNELS if spec.backend == backend]
+    return {variant.name: variant for spec in rows for variant in spec.variants}

@@ -1,0 +1,109 @@
+"""A kernel as a row of data: what it is called, compiled from and made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from flashdsa.errors import ArgumentValueError
+from flashdsa.plan.roles import Role
+from flashdsa.problem import Operation
+
+
+class KernelPlan(Protocol):
+    """A frozen dataclass whose fields are the choices of one compiled kernel."""
+
+    @property
+    def name(self) -> str:
+        """The exported name of the compiled function: no other plan of any kernel has it."""
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warps by what they do; empty where all of them do the same."""
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSpec:
+    """One kernel. Rows are compared by identity: each is there once.
+
+    Attributes:
+        name: for people. arch: what it is compiled for, as PTX calls it. operations: it serves.
+        plans: those that it is compiled with ahead of time; the first stands for all in tables.
+        build: "module:function" that compiles a plan with CuTe DSL.
+        entry: in the name of the kernel's PTX function; others beside it are its helpers.
+        sources: name of a role -> what only this role's warps run: "load.py", or
+            "kernel.py:produce" for a function.
+    """
+
+    name: str
+    arch: str
+    operations: tuple[Operation, ...]
+    plans: tuple[KernelPlan, ...]
+    build: str
+    entry: str
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> str:
+        """The backend that runs it: "sm90" for sm_90a."""
+        return self.arch.removesuffix("a").replace("_", "")
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The compiled functions."""
+        return tuple(Variant(self, plan) for plan in self.plans)
+
+
+class RoleSources(NamedTuple):
+    """A role of a plan and the files that only its warps run, as in `KernelSpec.sources`."""
+
+    role: Role
+    files: tuple[str, ...]
+
+
+class Variant(NamedTuple):
+    """A compiled function of a kernel: the kernel's row, and what is compiled of it."""
+
+    spec: KernelSpec
+    plan: Any
+
+    @property
+    def name(self) -> str:
+        """The exported name."""
+        return str(self.plan.name)
+
+    @property
+    def roles(self) -> tuple[RoleSources, ...]:
+        """The plan's roles with their files."""
+        return tuple(RoleSources(role, self.spec.sources[role.name]) for role in self.plan.roles)
+
+
+def find_kernel(kernels: Sequence[KernelSpec], name: str, arch: str | None = None) -> Variant:
+    """The first variant of the kernel of that name, or the variant that is exported under it.
+
+    Args:
+        arch: None: the only architecture that it is written for.
+
+    Raises:
+        ArgumentValueError: there is none; says which there are.
+    """
+    found = [spec.variants[0] for spec in kernels if spec.name == name] or [
+        variant for spec in kernels for variant in spec.variants if variant.name == name
+    ]
+    if not found:
+        names = ", ".join(dict.fromkeys(spec.name for spec in kernels))
+        raise ArgumentValueError(
+            f"{name}: no kernel of that name and no such file; kernels: {names}"
+        )
+    archs = [variant.spec.arch for variant in found]
+    if arch is None and len(archs) > 1:
+        raise ArgumentValueError(f"{name}: --arch is needed, one of {', '.join(archs)}")
+    arch = arch or archs[0]
+    if arch not in archs:
+        raise ArgumentValueError(f"{name}: written for {', '.join(archs)}; got --arch {arch}")
+    return found[archs.index(arch)]

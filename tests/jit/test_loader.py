@@ -1,0 +1,210 @@
+"""Compiled kernels come from an object of these very sources, a cache of them, or the compiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit import loader
+from flashdsa.jit.loader import compile_plan, installed_hash, installed_object, load
+from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
+from flashdsa.jit.sources import source_hash
+from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.plan.kernel_spec import Variant
+from tests.jit.fake_kernel import COMPILED, KNOWN, SEVEN_PLAN, SPEC, UNKNOWN, Seven, SevenPlan
+
+ROOT = Path(__file__).parents[2]
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+PROCESSES = 8
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    load.cache_clear()
+    loader._installed.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no installed object."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(loader, "INSTALLED", tmp_path / "installed")
+    return tmp_path / "cache" / "flashdsa"
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Objects that were loaded; each has the function "known", which is its path."""
+    paths: list[Path] = []
+
+    def load_object(path: Path) -> Callable[[str], Any]:
+        paths.append(path)
+
+        def find(name: str) -> Any:
+            if name != "known":
+                raise AttributeError(name)
+            return path
+
+        return find
+
+    monkeypatch.setattr(loader, "load_shared_object", load_object)
+    return paths
+
+
+def _compiling(monkeypatch: pytest.MonkeyPatch, compiled: object) -> None:
+    """`compiled` is what compiling gives; None: it must not happen."""
+
+    def compile_now(*_: object) -> object:
+        assert compiled is not None, "compiled for nothing"
+        return compiled
+
+    monkeypatch.setattr(loader, "compile_plan", compile_now)
+
+
+def _object_of(path: Path, sources: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF.." + f"flashdsa kernels of sources {sources};".encode() + b"\0..")
+    return path
+
+
+def _hash(plan: Any) -> str:
+    return source_hash([Variant(SPEC, plan)])
+
+
+def test_the_installed_object_serves_where_its_sources_are_these(
+    cache: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _compiling(monkeypatch, None)
+    path = _object_of(installed_object("sm90"), installed_hash("sm90"))
+    assert load(SPEC, KNOWN) == path
+    assert load(SPEC, KNOWN) == path
+    assert loaded == [path]
+
+
+def test_a_stale_installed_object_is_never_loaded(
+    cache: Path,
+    loaded: list[Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _compiling(monkeypatch, None)
+    _object_of(installed_object("sm90"), "0123456789abcdef")
+    cached = _object_of(cache / f"known-{_hash(KNOWN)}.so", _hash(KNOWN))
+    with caplog.at_level(logging.WARNING, logger="flashdsa.jit"):
+        assert load(SPEC, KNOWN) == cached
+    assert loaded == [cached]
+    assert "was built from other sources" in caplog.text
+
+
+def test_what_the_installed_object_lacks_is_compiled(
+    cache: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _object_of(installed_object("sm90"), installed_hash("sm90"))
+    monkeypatch.setattr(shutil, "which", lambda _: None)  # no C compiler: nothing can be kept
+    _compiling(monkeypatch, "compiled")
+    assert load(SPEC, UNKNOWN) == "compiled"
+
+
+@needs_gcc
+def test_compiling_happens_once_a_user_and_says_so(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvidia_cutlass_dsl", reason="its static library is linked in")
+    _compiling(monkeypatch, Seven())
+    with caplog.at_level(logging.INFO, logger="flashdsa.jit"):
+        assert load(SPEC, SEVEN_PLAN)() == 7
+    assert "compiling seven, once" in caplog.text
+    stem = f"seven-{_hash(SEVEN_PLAN)}"
+    assert {path.name for path in cache.iterdir()} <= {f"{stem}.so", f"{stem}.lock"}
+    load.cache_clear()
+    _compiling(monkeypatch, None)
+    assert load(SPEC, SEVEN_PLAN)() == 7
+
+
+@needs_gcc
+def test_processes_that_start_at_once_compile_once(cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("nvidia_cutlass_dsl", reason="its static library is linked in")
+    code = (
+        "from flashdsa.jit import loader\n"
+        "from tests.jit.fake_kernel import SEVEN_PLAN, SPEC\n"
+        f"loader.INSTALLED = loader.Path({str(tmp_path)!r})\n"
+        "print(loader.load(SPEC, SEVEN_PLAN)())"
+    )
+    record = tmp_path / "compiled"
+    environment = os.environ | {COMPILED: str(record), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+        for _ in range(PROCESSES)
+    ]
+    assert [process.communicate()[0].split() for process in running] == [[b"7"]] * PROCESSES
+    assert len(record.read_text().splitlines()) == 1
+
+
+@needs_gcc
+def test_a_folder_that_cannot_be_written_keeps_the_compiled_function_in_the_process(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where the folder should be")
+    seven = Seven()
+    _compiling(monkeypatch, seven)
+    assert load(SPEC, SEVEN_PLAN) is seven
+    assert "serves this process only" in caplog.text
+
+
+@needs_gcc
+def test_a_failed_build_leaves_the_old_object_and_its_reason(tmp_path: Path) -> None:
+    pytest.importorskip("nvidia_cutlass_dsl", reason="its static library is linked in")
+
+    class Broken:
+        def export_to_c(self, path: str, *, function_name: str) -> None:
+            Path(path).write_text("no object")
+
+    target = tmp_path / "kernels.so"
+    build_shared_object(target, {"seven": Seven()}, "aaaa")
+    with pytest.raises(RuntimeError, match="could not link the kernels"):
+        build_shared_object(target, {"broken": Broken()}, "bbbb")
+    assert is_from(target, "aaaa")
+    assert not is_from(target, "bbbb")
+    assert load_shared_object(target)("seven")() == 7
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_only_an_object_that_says_so_is_from_these_sources(tmp_path: Path) -> None:
+    assert not is_from(tmp_path / "missing.so", "aaaa")
+    (tmp_path / "empty.so").touch()
+    assert not is_from(tmp_path / "empty.so", "aaaa")
+    assert is_from(_object_of(tmp_path / "a.so", "aaaa"), "aaaa")
+    assert not is_from(_object_of(tmp_path / "a.so", "aaaab"), "aaaa")
+
+
+def test_plans_that_are_not_the_catalogs_are_refused() -> None:
+    """They would have the name of one that is."""
+    assert IndexerPlan(team_pages=20).name == IndexerPlan().name
+    with pytest.raises(ValueError, match="indexer: compiled for its catalog's plans only"):
+        load(INDEXER, IndexerPlan(team_pages=20))
+
+
+def test_without_cute_dsl_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'flashdsa\[cuda\]'"):
+        compile_plan(SPEC, SevenPlan("seven"))
+
+
+def test_importing_the_package_compiles_and_loads_nothing() -> None:
+    code = (
+        "import sys, flashdsa.api, flashdsa.backends.sm90.indexer\n"
+        "sys.exit(any(name in sys.modules for name in ('cutlass', 'tvm_ffi')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

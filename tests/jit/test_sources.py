@@ -1,0 +1,118 @@
+"""A kernel's hash covers what it is compiled from, found in the text, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashdsa.jit import sources
+from flashdsa.jit.sources import PACKAGE, source_files, source_hash
+from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
+from flashdsa.plan.kernel_spec import Variant
+
+Hashes = Callable[[], dict[str, str]]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, to edit."""
+    copy = tmp_path / "flashdsa"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "_kernels"))
+    return copy
+
+
+@pytest.fixture
+def hashes(package: Path) -> Hashes:
+    """Each backend's hash, of the copy as it is now."""
+
+    def now() -> dict[str, str]:
+        sources._files_hash.cache_clear()
+        return {
+            backend: source_hash(list(variants_of(backend).values()), package)
+            for backend in BACKENDS
+        }
+
+    return now
+
+
+@pytest.mark.parametrize(
+    ("name", "follow"),
+    [
+        ("kernels/indexer/sm90/plan.py", {"sm90"}),
+        ("kernels/sparse_mla/ordered_sum.py", {"sm100"}),
+        ("kernels/sparse_mla/sm100/bwd/plan.py", {"sm100"}),
+        ("plan/smem.py", {"sm90", "sm100"}),
+        ("hw/arch.py", {"sm90", "sm100"}),
+        ("jit/runtime_shim.c", {"sm90", "sm100"}),
+        ("kernels/sparse_mla/sm100/bwd/timeline.py", set()),
+        ("kernels/catalog.py", set()),
+        ("plan/kernel_spec.py", set()),
+        ("jit/loader.py", set()),
+        ("lab/kernels/operand_forms/sm100/kernel.py", set()),
+        ("cli/main.py", set()),
+    ],
+)
+def test_an_edit_recompiles_what_is_made_from_the_file(
+    package: Path, hashes: Hashes, name: str, follow: set[str]
+) -> None:
+    before = hashes()
+    assert len(set(before.values())) == len(before)
+    with (package / name).open("a") as file:
+        file.write("\n")
+    after = hashes()
+    assert {backend for backend in before if after[backend] != before[backend]} == follow
+
+
+def test_a_plan_that_changes_recompiles_itself_alone() -> None:
+    first, second = INDEXER.variants[:2]
+    assert source_hash([first]) != source_hash([second])
+    assert source_hash([first]) == source_hash([Variant(INDEXER, INDEXER.plans[0])])
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
+def test_what_is_found_is_what_python_imports(spec: object) -> None:
+    """But for the package's front door, and what only type checkers read."""
+    pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+    assert spec in KERNELS
+    module = next(one.build for one in KERNELS if one is spec).partition(":")[0]
+    code = (
+        "import sys\n"
+        f"import {module}\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('flashdsa.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(map(Path, done.stdout.split())) == source_files(module)
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    package = tmp_path / "flashdsa"
+    files = {
+        "a/__init__.py": "",
+        "a/build.py": "from flashdsa.a import near\nfrom flashdsa.b.far import name\n",
+        "a/near.py": "if TYPE_CHECKING:\n    import flashdsa.c\nelse:\n    import flashdsa.d\n",
+        "b/far.py": "def late():\n    with x:\n        from . import e\n        import numpy\n",
+        "b/e.py": "try:\n    pass\nexcept ImportError:\n    from ..f import g\n",
+        "c.py": "",
+        "d.py": "",
+        "f.py": "",
+        "__init__.py": "import flashdsa.c",
+    }
+    for name, text in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    found = source_files("flashdsa.a.build", package)
+    assert [path.relative_to(package).as_posix() for path in found] == [
+        "a/__init__.py", "a/build.py", "a/near.py", "b/e.py", "b/far.py", "d.py", "f.py",
+    ]  # fmt: skip
+
+
+def test_the_backwards_sources_are_its_own() -> None:
+    module = MLA_BWD.build.partition(":")[0]
+    kernels = PACKAGE / "kernels"
+    own = {path for path in source_files(module) if path.is_relative_to(kernels)}
+    assert all(path.name == "__init__.py" or "sparse_mla" in path.parts for path in own)

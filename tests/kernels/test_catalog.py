@@ -1,0 +1,66 @@
+"""The rows of kernels: names, what they are compiled from, and what stands beside them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import flashdsa.kernels
+from flashdsa.backends.catalog import registry
+from flashdsa.errors import ArgumentValueError
+from flashdsa.jit.sources import source_files
+from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
+from flashdsa.lab.kernels.catalog import LAB_KERNELS
+from flashdsa.plan.kernel_spec import KernelSpec, find_kernel
+
+EVERY = (*KERNELS, *LAB_KERNELS)
+ids = [f"{spec.name}-{spec.arch}" for spec in EVERY]
+
+
+def test_every_plan_has_one_exported_name() -> None:
+    plans = [plan for spec in KERNELS for plan in spec.plans]
+    names = [name for backend in BACKENDS for name in variants_of(backend)]
+    assert len(names) == len(set(names)) == len(plans) == 53
+
+
+@pytest.mark.parametrize("spec", EVERY, ids=ids)
+def test_rows_name_what_is_there(spec: KernelSpec) -> None:
+    module, _, function = spec.build.partition(":")
+    found = find_spec(module)
+    assert found is not None and found.origin is not None
+    assert f"def {function}(" in Path(found.origin).read_text()
+    names = {path.name for path in source_files(module)}
+    for role in spec.variants[0].roles:
+        assert names.issuperset(file.partition(":")[0] for file in role.files)
+    assert {role.role.name for role in spec.variants[0].roles} == set(spec.sources)
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
+def test_a_kernels_operations_have_an_implementation_on_its_backend(spec: KernelSpec) -> None:
+    served = {one.operation for one in registry.implementations() if one.backend == spec.backend}
+    assert spec.operations and set(spec.operations) <= served
+
+
+def test_every_folder_with_a_plan_is_of_a_row() -> None:
+    (kernels,) = map(Path, flashdsa.kernels.__path__)
+    builds = {spec.build.partition(":")[0] for spec in KERNELS}
+    found = {
+        f"flashdsa.kernels.{'.'.join(path.relative_to(kernels).with_suffix('').parts)}"
+        for path in kernels.rglob("build.py")
+    }
+    assert found == builds
+
+
+def test_kernels_are_found_by_their_name_and_by_exported_names() -> None:
+    assert find_kernel(KERNELS, "indexer") == INDEXER.variants[0]
+    assert find_kernel(KERNELS, "mla_bwd").plan is MLA_BWD.plans[0]
+    assert find_kernel(KERNELS, "mla_bwd_deterministic").plan.deterministic
+    for arguments, message in (
+        (("nothing",), "nothing: no kernel of that name .* kernels: indexer, "),
+        (("indexer", "sm_100a"), "indexer: written for sm_90a; got --arch sm_100a"),
+        (("majorness",), "--arch is needed, one of sm_90a, sm_100a"),
+    ):
+        with pytest.raises(ArgumentValueError, match=message):
+            find_kernel(EVERY, *arguments)
