@@ -29,8 +29,8 @@ LEVELS: dict[str, str] = {
     "tmem-dealloc-race": "warning",
     "same-value-race": "note",
     "missing-tcgen05-fence": "note",
-    "late-tmem-read": "warning",
-    "tmem-read-by-register": "note",
+    "late-tmem-read": "error",
+    "tmem-read-by-register": "error",
     "mma-order-in-practice": "note",
     "uninitialised-read": "warning",
     "uninitialised-tmem-read": "error",
@@ -42,6 +42,20 @@ LEVELS: dict[str, str] = {
     "wgmma-fence-missing": "warning",
 }
 """Every code of the check itself with its level; the machine's complaints bring their own."""
+AGAINST_THE_ISA = frozenset(
+    (
+        "missing-mbarrier-init-fence",
+        "relaxed-barrier-race",
+        "remote-mbarrier-scope",
+        "tmem-alloc-after-relinquish",
+        "tmem-alloc-grows",
+        "tmem-lanes",
+        "tmem-load-not-waited",
+        "tmem-read-by-register",
+    )
+)
+"""Codes of errors that the ISA does not allow, though published kernels with them give right
+results on hardware. All other errors can give wrong results there, or stop the kernel."""
 UNORDERED = (
     "race",
     "same-value-race",
@@ -84,6 +98,13 @@ class Site:
         return f"{what}{by}{f' at {self.where}' if self.ptx_line is not None else ''}"
 
     @property
+    def line(self) -> str:
+        """The source line, or the PTX line where there is none."""
+        if self.source_file is not None:
+            return f"{self.source_file}:{self.source_line}"
+        return f"PTX {self.ptx_line}"
+
+    @property
     def where(self) -> str:
         """The PTX line, and the source line where there is one."""
         if self.ptx_line is None:
@@ -105,9 +126,23 @@ class Finding:
     count: int
     """How often it happened in the run."""
 
+    @property
+    def kind(self) -> str:
+        """Of an error: "hardware", it can give wrong results there, or "isa", only the ISA's letter
+        forbids it. Else empty."""
+        if self.level != "error":
+            return ""
+        return "isa" if self.code in AGAINST_THE_ISA else "hardware"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Where both of its sites stand, in the source or, where that is not known, in the PTX."""
+        return tuple(site.line for site in (self.first, self.second) if site is not None)
+
     def to_json_dict(self) -> dict[str, Any]:
         """For `--json`: only dicts, lists, strings, numbers and None."""
         found = asdict(self)
+        found["kind"] = self.kind
         for site in (found["first"], found["second"]):
             if site is not None and site["cta"] is not None:
                 site["cta"] = list(site["cta"])

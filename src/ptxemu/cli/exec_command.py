@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.cli import report
 from ptxemu.cli.launch_command import (
+    add_failure_option,
     add_finding_options,
     add_schedule_options,
     limit_of,
@@ -39,7 +40,7 @@ Keep problems small: the emulator runs some 100,000 to 1,000,000 warp instructio
 that it may use, as they were before it. ptxemu run, check, trace, mutate and info take such a file
 in the place of a PTX file, later or on another machine, with neither CuTe DSL nor torch.
 
-Exit code: the script's, or 1 if the check found an error.
+Exit code: the script's, or 1 if the check found an error or a launch failed.
 
 examples:
   ptxemu exec --arch sm_100a dense_gemm.py --mnkl 256,256,128,1
@@ -70,6 +71,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the report there too; - for stdout")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_finding_options(parser)
+    add_failure_option(parser)
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, as python -m"
     )
@@ -114,7 +116,12 @@ def carry_out(options: argparse.Namespace) -> int:
         _write_json(options, emulation, outcome, seconds)
     if options.json != "-":
         sys.stdout.write(_text(options, emulation, outcome, seconds))
-    return outcome.exit_code or (1 if report.has_errors(emulation.findings) else 0)
+    return outcome.exit_code or int(_is_failure(options, emulation))
+
+
+def _is_failure(options: argparse.Namespace, emulation: Emulation) -> bool:
+    """Whether the exit code is to be 1 though the script ended well."""
+    return bool(emulation.failures) or report.is_failure(emulation.findings, options.fail_on)
 
 
 class _Saved:
@@ -173,5 +180,12 @@ def _text(
     lines += [f"failed: {failure}" for failure in emulation.failures]
     if outcome.exit_code:
         lines.append(f"the script ended with exit code {outcome.exit_code}")
-    lines.append(report.summary_line(launches, emulation.findings, checked=not options.no_check))
+    lines.append(
+        report.summary_line(
+            launches,
+            emulation.findings,
+            checked=not options.no_check,
+            failures=emulation.failures,
+        )
+    )
     return "\n".join(lines) + "\n"

@@ -31,7 +31,7 @@ _HELP = {
     "check": (
         "Launch a kernel on random, seeded inputs and report missing synchronisation: races, "
         "missing waits and proxy fences, deadlocks, out-of-bounds accesses.\n"
-        "Exit code 1 if an error is found."
+        "Exit code 1 if an error is found (--fail-on says which)."
     ),
 }
 _EXAMPLE = """
@@ -57,7 +57,9 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
     parser.add_argument("--json", action="store_true", help="machine-readable report")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_finding_options(parser)
-    parser.set_defaults(carry_out=carry_out, check=check)
+    if check:
+        add_failure_option(parser)
+    parser.set_defaults(carry_out=carry_out, check=check, fail_on="isa")
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +98,17 @@ def add_finding_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--notes", action="store_true", help="also show findings of level note")
     parser.add_argument(
         "--all", action="store_true", help=f"show all findings, not the first {report.MOST_SHOWN}"
+    )
+
+
+def add_failure_option(parser: argparse.ArgumentParser) -> None:
+    """The option that says which findings make the exit code 1."""
+    choices = "\n".join(f"  {name}: {meaning}" for name, meaning in report.FAIL_ON.items())
+    parser.add_argument(
+        "--fail-on",
+        choices=tuple(report.FAIL_ON),
+        default="isa",
+        help=f"what makes the exit code 1 (default isa)\n{choices}",
     )
 
 
@@ -162,7 +175,7 @@ def carry_out(options: argparse.Namespace) -> int:
         launches.append(result)
         findings = result.findings
     except ExecutionError as error:
-        failure, findings = str(error), error.findings
+        failure, findings = f"kernel {kernel}: {error}", error.findings
     finally:
         progress.finish()
     if options.save is not None:
@@ -177,10 +190,14 @@ def carry_out(options: argparse.Namespace) -> int:
                 lines += _array_lines(index, argument)
         lines += report.finding_lines(findings, with_notes=options.notes, limit=limit_of(options))
         if failure is not None:
-            lines.append(f"failed: kernel {kernel}: {failure}")
-        lines.append(report.summary_line(launches, findings, checked=options.check))
+            lines.append(f"failed: {failure}")
+        failures = [] if failure is None else [failure]
+        lines.append(
+            report.summary_line(launches, findings, checked=options.check, failures=failures)
+        )
         sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if failure is not None or report.has_errors(findings) else 0
+    is_failure = failure is not None or report.is_failure(findings, options.fail_on)
+    return 1 if is_failure else 0
 
 
 def _dim3(text: str) -> tuple[int, int, int]:

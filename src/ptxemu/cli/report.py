@@ -38,9 +38,21 @@ def as_json(launches: Sequence[LaunchResult], findings: Sequence[Finding], **mor
     return json.dumps(facts, indent=2) + "\n"
 
 
-def has_errors(findings: Sequence[Finding]) -> bool:
-    """Whether there is a finding of level error."""
-    return any(finding.level == "error" for finding in findings)
+FAIL_ON = {
+    "hardware": "errors that can give wrong results on hardware",
+    "isa": "these, and errors that only the ISA's letter forbids",
+    "warning": "these, and warnings",
+    "never": "only a launch that could not run to its end",
+}
+"""What makes the exit code 1."""
+
+
+def is_failure(findings: Sequence[Finding], fail_on: str) -> bool:
+    """Whether there is a finding for which the exit code is to be 1; `fail_on` is of FAIL_ON."""
+    grave = list(FAIL_ON)[: list(FAIL_ON).index(fail_on) + 1]
+    if fail_on == "never":
+        return False
+    return any((finding.kind or finding.level) in grave for finding in findings)
 
 
 def launch_lines(launches: Sequence[LaunchResult]) -> list[str]:
@@ -78,20 +90,34 @@ def _dims(extent: tuple[int, int, int]) -> str:
 def finding_lines(
     findings: Sequence[Finding], *, with_notes: bool, limit: int | None = MOST_SHOWN
 ) -> list[str]:
-    """Every finding once, errors first, with how often it occurred; at most `limit` of them."""
-    rank = {"error": 0, "warning": 1, "note": 2}
-    counts: Counter[tuple[str, str]] = Counter()
+    """One line for each pair of source lines and code, the gravest first; at most `limit`.
+
+    It shows the first of the group's findings; a source line may be many instructions.
+    """
+    rank = {"hardware": 0, "isa": 1, "warning": 2, "note": 3}
+    groups: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
         if finding.level != "note" or with_notes:
-            counts[(finding.level, _text_of(finding))] += finding.count
-    ordered = sorted(counts.items(), key=lambda item: rank.get(item[0][0], 3))
-    lines = [
-        f"{level}: {message}" + (f" [{count} times]" if count > 1 else "")
-        for (level, message), count in ordered[:limit]
-    ]
+            about = finding.lines or (finding.message,)
+            key = (finding.kind or finding.level, finding.code, *about)
+            groups.setdefault(key, []).append(finding)
+    ordered = sorted(groups.items(), key=lambda item: rank[item[0][0]])
+    lines = [_group_line(group) for _, group in ordered[:limit]]
     if limit is not None and len(ordered) > limit:
         lines.append(f"... and {len(ordered) - limit} more (--all shows them)")
     return lines
+
+
+def _group_line(group: Sequence[Finding]) -> str:
+    first = group[0]
+    level = "error against the ISA" if first.kind == "isa" else first.level
+    texts = {(finding.first, finding.second): finding for finding in group}
+    facts = []
+    if len(texts) > 1:
+        facts.append(f"{len(texts)} such pairs of instructions in these lines")
+    if (count := sum(finding.count for finding in group)) > 1:
+        facts.append(f"{count} times")
+    return f"{level}: {_text_of(first)}" + (f" [{', '.join(facts)}]" if facts else "")
 
 
 def _text_of(finding: Finding) -> str:
@@ -108,16 +134,36 @@ def short_name(kernel: str, width: int = 48) -> str:
 
 
 def summary_line(
-    launches: Sequence[LaunchResult], findings: Sequence[Finding], *, checked: bool
+    launches: Sequence[LaunchResult],
+    findings: Sequence[Finding],
+    *,
+    checked: bool,
+    failures: Sequence[str] = (),
 ) -> str:
-    """The last line of a report."""
+    """The last line of a report.
+
+    Args:
+        failures: launches that could not run to their end, with the reason.
+    """
     total = sum(result.warp_instructions for result in launches)
-    what = f"{_counted(len(launches), 'launch', 'launches')}, {total} warp instructions"
+    parts = [_counted(len(launches), "launch", "launches")]
+    if failures:
+        ended = "launch" if len(failures) == 1 else "launches"
+        parts[0] = f"{parts[0]} ended, {len(failures)} {ended} FAILED"
+    parts.append(f"{total} warp instructions")
+    line = ", ".join(parts)
     if not checked:
-        return f"{what}, not checked"
-    levels = Counter(finding.level for finding in findings)
-    found = [_counted(levels[name], name, f"{name}s") for name in ("error", "warning", "note")]
-    return f"{what}: {', '.join(found)}"
+        line += ", not checked"
+    else:
+        found = Counter(finding.kind or finding.level for finding in findings)
+        errors = _counted(found["hardware"] + found["isa"], "error", "errors")
+        if found["isa"]:
+            errors += f" ({found['isa']} only against the ISA)"
+        rest = [_counted(found[name], name, f"{name}s") for name in ("warning", "note")]
+        line += f": {', '.join([errors, *rest])}"
+    if failures:
+        line += f"; failed: {failures[0].splitlines()[0]}"
+    return line
 
 
 def _counted(count: int, one: str, many: str) -> str:

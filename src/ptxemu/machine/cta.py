@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.grid import Machine
     from ptxemu.machine.warp import Warp
 
+WORD_BYTES = 4
 TMEM_LANES = 128
 TMEM_COLUMNS = 512
 RESERVED_FOR_LIBRARIES = 0x200
@@ -54,11 +55,12 @@ class Cta:
         gx, gy, _ = machine.launch.grid
         self.index = ctaid[0] + gx * (ctaid[1] + gy * ctaid[2])
         """CTA number in the grid."""
-        self.shared: NDArray[np.uint8] = np.zeros(
-            SHARED_BASE + machine.layout.shared_bytes, dtype=np.uint8
-        )
+        size = SHARED_BASE + machine.layout.shared_bytes
+        whole = np.zeros(-(-size // WORD_BYTES) * WORD_BYTES, dtype=np.uint8)
+        self.shared: NDArray[np.uint8] = whole[:size]
         """Bytes by CTA-relative shared address; the first SHARED_BASE are reserved."""
-        self.shared_words: NDArray[np.uint32] = self.shared.view(np.uint32)
+        self.shared_words: NDArray[np.uint32] = whole.view(np.uint32)
+        """The same in words; the last may lie partly beyond."""
         self._tmem: NDArray[np.uint32] | None = None
         self.warps: list[Warp] = []
         self.exited = False

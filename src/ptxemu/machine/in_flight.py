@@ -1,11 +1,11 @@
 """Registers that belong to an asynchronous operation: what happens when a warp touches them early.
 
-A tcgen05.ld writes its registers when its step is taken; the ISA respects a true dependency on
-them without tcgen05.wait::ld, so a touch makes the step happen first. That is no order of accesses
-to memory (PTX ISA, "Register dependencies, same thread"): what the registers hold is followed
-through pure instructions, which hardware may execute at any later time, to the visible instruction
-that cannot do without it. Registers of a wgmma must not be touched before wgmma.wait_group: that is
-reported.
+Registers of a wgmma must not be touched before wgmma.wait_group, those of a tcgen05.ld not before
+tcgen05.wait::ld: the first touch is reported. Hardware keeps a true dependency on the registers of
+a tcgen05.ld, so a touch makes its step happen first. That is no order of accesses to memory (PTX
+ISA, "Register dependencies, same thread"): what the registers hold is followed through pure
+instructions, which hardware may execute at any later time, to the visible instruction that cannot
+do without it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def touch_block(warp: Warp, block: Block) -> None:
                 continue
             _finish(warp, held.operations)
             if slot in sources:
-                _tell_touched(warp, held.operations)
+                _tell_touched(warp, instruction, held.operations)
                 origins.update(dict.fromkeys(held.operations))
             elif instruction.guard is None and warp.group.mask.all():
                 warp.in_flight.pop(slot, None)
@@ -105,16 +105,17 @@ def touch_step(warp: Warp, instruction: Instruction) -> None:
         elif instruction.modifiers[:2] == ("tcgen05", "ld"):  # into the registers of another
             _finish(warp, held.operations)
         else:
-            _use(warp, held.operations)
+            _use(warp, instruction, held.operations)
     if instruction.guard is not None:
-        touch_predicate(warp, instruction.guard.register.slot)
+        touch_predicate(warp, instruction)
 
 
-def touch_predicate(warp: Warp, slot: int) -> None:
-    """A branch or a visible instruction under the predicate `slot` is about to run."""
-    held = warp.in_flight.get(slot)
+def touch_predicate(warp: Warp, instruction: Instruction) -> None:
+    """A branch or a visible instruction under a predicate is about to run."""
+    assert instruction.guard is not None
+    held = warp.in_flight.get(instruction.guard.register.slot)
     if held is not None and held.operation.kind != "wgmma":
-        _use(warp, held.operations)
+        _use(warp, instruction, held.operations)
 
 
 def _finish(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
@@ -123,18 +124,29 @@ def _finish(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
             warp.cta.machine.take_step(operation)
 
 
-def _tell_touched(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
+def _tell_touched(
+    warp: Warp, instruction: Instruction, operations: Iterable[AsyncOperation]
+) -> None:
     observer = warp.cta.machine.observer
     for operation in operations:
-        if observer is not None and not operation.result_touched:
-            operation.result_touched = True
-            observer.async_result_touched(warp, operation)
+        if observer is None or operation.result_touched:
+            continue
+        operation.result_touched = True
+        warp.cta.machine.complain(
+            "error",
+            "tmem-load-not-waited",
+            f"{instruction.opcode} uses a register of {operation.instruction.opcode} "
+            f"({operation.instruction.span}): needs tcgen05.wait::ld in between",
+            warp,
+            instruction,
+        )
+        observer.async_result_touched(warp, operation)
 
 
-def _use(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
+def _use(warp: Warp, instruction: Instruction, operations: Iterable[AsyncOperation]) -> None:
     """The warp cannot go on without the registers that `operations` load."""
     _finish(warp, operations)
-    _tell_touched(warp, operations)
+    _tell_touched(warp, instruction, operations)
     observer = warp.cta.machine.observer
     for operation in operations:
         release_all(warp, operation)

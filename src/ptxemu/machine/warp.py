@@ -307,7 +307,7 @@ class Warp:
     def _run_branch(self, node: BranchNode, group: Group) -> bool:
         self.instruction_count += 1
         if self.in_flight and node.guard is not None:
-            touch_predicate(self, node.guard.register.slot)
+            touch_predicate(self, self.program.function.instructions[group.pc])
         taken = self._guarded(node.guard, group.mask)
         here = group.pc
         if node.guard is None or taken is group.mask or bool((taken == group.mask).all()):

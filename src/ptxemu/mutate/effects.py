@@ -104,9 +104,6 @@ class EffectRecorder(Checker):
         self._without: dict[int, WgmmaFences] = {}
         """By wgmma.fence (pc) the rule of wgmma.fence, followed as if this one were not there."""
         self._tcgen05_fences = Tcgen05Fences()
-        self._load_waits: dict[int, int] = {}
-        """By warp its last tcgen05.wait::ld, until something depends on it besides registers: the
-        ISA keeps true dependencies on registers without a wait, and the next one would do too."""
         self._groups: Groups | None = None
         self._learnt: dict[int, _Learnt] = {}
         """By agent what it has learnt since it last did something."""
@@ -153,8 +150,6 @@ class EffectRecorder(Checker):
         for fences in self._without.values():
             fences.executed(agent.agent_id, instruction.pc)
         kind = instruction.modifiers[:2]
-        if kind == ("tcgen05", "wait::ld"):
-            self._load_waits.pop(agent.agent_id, None)
         if kind == ("mbarrier", "try_wait"):
             self._open_waits[agent.agent_id] = instruction
         elif kind == ("mbarrier", "test_wait"):
@@ -172,8 +167,6 @@ class EffectRecorder(Checker):
             self._groups.accessed(access.agent.agent_id, access.space)
         if actor.is_warp and access.space is Space.TMEM:
             self._note_effect(self._tcgen05_fences.used(access.agent.agent_id))
-        if access.space is Space.TMEM or access.order != "weak":
-            self._handed_on(access.agent.agent_id)
         rows = list(_ALL_ROWS)
         if access.space is Space.SHARED:
             rows.append(ASYNC_SHARED)
@@ -194,7 +187,6 @@ class EffectRecorder(Checker):
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """An arrival happens; bar.sync's own does not count, for it goes with its wait."""
         self._settle(agent.agent_id)
-        self._handed_on(agent.agent_id)
         if self._groups is not None:
             self._groups.handed_on(agent.agent_id)
         actor = self._actors[agent.agent_id]
@@ -227,7 +219,6 @@ class EffectRecorder(Checker):
         """What the warps know when they exit counts too."""
         for warp in cta.warps:
             self._settle(warp.agent_id)
-            self._handed_on(warp.agent_id)
             if self._groups is not None:
                 self._groups.handed_on(warp.agent_id)
         super().cta_exited(cta)
@@ -255,7 +246,6 @@ class EffectRecorder(Checker):
     def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """Compare what is known for each proxy before and after."""
         self._settle(agent.agent_id)
-        self._handed_on(agent.agent_id)
         actor = self._actors[agent.agent_id]
         before = actor.know.copy()
         has_learnt = actor.unfenced_tcgen05
@@ -284,8 +274,6 @@ class EffectRecorder(Checker):
     def async_issued(self, operation: Any, issuer: Agent) -> None:
         """An operation of the tensor core is ordered by its issue."""
         self._settle(issuer.agent_id)
-        if operation.kind != "tcgen05.ld":
-            self._handed_on(issuer.agent_id)
         if self._groups is not None:
             if operation.kind != "wgmma":  # a product hands nothing on: it writes registers
                 self._groups.handed_on(issuer.agent_id)
@@ -314,11 +302,8 @@ class EffectRecorder(Checker):
         if actor.instruction is None:
             return
         effect = any(self._gains(before, actor.know, *range(ROWS)))
-        if operation.issuer is agent and operation.kind == "wgmma":
+        if operation.issuer is agent and operation.kind in ("wgmma", "tcgen05.ld"):
             effect = True
-        elif operation.issuer is agent and operation.kind == "tcgen05.ld":
-            self._load_waits[agent.agent_id] = actor.instruction.pc
-            return
         self._note(actor.instruction.pc, accesses=effect, arrivals=effect)
 
     def _note(self, pc: int, *, accesses: bool, arrivals: bool) -> None:
@@ -329,11 +314,6 @@ class EffectRecorder(Checker):
     def _note_effect(self, pc: int | None) -> None:
         if pc is not None:
             self._note(pc, accesses=True, arrivals=True)
-
-    def _handed_on(self, agent_id: int) -> None:
-        """Others may learn of the loads that the warp has waited for, or it overwrites what they
-        read."""
-        self._note_effect(self._load_waits.pop(agent_id, None))
 
     def _happens(self, actor: Actor, rows: Iterable[int]) -> None:
         if not actor.is_warp:

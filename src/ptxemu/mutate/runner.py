@@ -45,7 +45,7 @@ REDUNDANT, EQUIVALENT, NOT_REACHED = "redundant", "equivalent", "not reached"
 _REASONS = {
     "mbarrier-wait": "all that it waits for had happened before it by other ways",
     "group-wait": "nothing was pending that was not known to be done",
-    "tcgen05-wait": "nothing was pending, or nothing depends on it until the next one",
+    "tcgen05-wait": "nothing was pending",
     "barrier": "nobody learnt of anything by it",
     "cluster-barrier": "nobody learnt of anything by it",
     "proxy-fence": "no access was waiting for it to be ordered for the other proxy",

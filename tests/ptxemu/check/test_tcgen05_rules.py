@@ -251,8 +251,8 @@ def test_an_mma_overwrites_what_was_loaded_behind_wait_ld_only(run: FakeRun, how
     mma(run, issuer)
     expected = {
         "nothing": [("missing-tcgen05-wait", "error")],
-        "touch": [("late-tmem-read", "warning")],
-        "use": [("tmem-read-by-register", "note")],
+        "touch": [("late-tmem-read", "error")],
+        "use": [("tmem-read-by-register", "error")],
         "wait": [],
     }
     assert levels(run) == expected[how]
