@@ -1,11 +1,13 @@
 """Registers that belong to an asynchronous operation: what happens when a warp touches them early.
 
 Registers of a wgmma must not be touched before wgmma.wait_group, those of a tcgen05.ld not before
-tcgen05.wait::ld: the first touch is reported. Hardware keeps a true dependency on the registers of
-a tcgen05.ld, so a touch makes its step happen first. That is no order of accesses to memory (PTX
-ISA, "Register dependencies, same thread"): what the registers hold is followed through pure
-instructions, which hardware may execute at any later time, to the visible instruction that cannot
-do without it.
+tcgen05.wait::ld: the first touch is reported. A mov only gives what they will hold another name:
+compilers put one wherever they like, before the wait as well.
+
+Hardware keeps a true dependency on the registers of a tcgen05.ld, so a touch makes its step happen
+first. That is no order of accesses to memory (PTX ISA, "Register dependencies, same thread"): what
+the registers hold is followed through pure instructions, which hardware may execute at any later
+time, to the visible instruction that cannot do without it.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def touch_block(warp: Warp, block: Block) -> None:
                 continue
             _finish(warp, held.operations)
             if slot in sources:
-                _tell_touched(warp, instruction, held.operations)
+                if instruction.modifiers[0] != "mov":
+                    _tell_touched(warp, instruction, held.operations)
                 origins.update(dict.fromkeys(held.operations))
             elif instruction.guard is None and warp.group.mask.all():
                 warp.in_flight.pop(slot, None)

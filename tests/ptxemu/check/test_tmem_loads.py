@@ -44,3 +44,13 @@ def test_the_program_of_the_strangers() -> None:
     body = TID + ALLOC + "add.u32 %r5, %r4, 1;\n" + store("out", "%r5") + WAIT + END
     found = check(body, how=HOW, out=64)
     assert codes(found) == [("tmem-load-not-waited", "error")]
+
+
+def test_a_copy_before_the_wait_is_none_of_the_programmer() -> None:
+    """NVVM packs the registers of a load as soon as it has named them, and waits behind that."""
+    copied = "mov.b64 %rd2, {%r4, %r4};\nmov.b64 {%r5, %r6}, %rd2;\n"
+    body = TID + ALLOC + copied + "NEXT" + store("out", "%r6") + "LAST" + END
+    waited = body.replace("NEXT", WAIT).replace("LAST", "")
+    assert codes(check(waited, how=HOW, out=64)) == []
+    late = body.replace("NEXT", "").replace("LAST", WAIT)
+    assert codes(check(late, how=HOW, out=64)) == [("tmem-load-not-waited", "error")]
