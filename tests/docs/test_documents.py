@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import flashdsa
+from benchmarks import draw_peers
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -50,6 +52,18 @@ def test_the_operand_of_a_wrong_mma_is_gathered() -> None:
     names: dict[str, object] = {}
     exec(compile(block, "wrong-mma-result.md", "exec"), names)
     assert names["operand"].shape == (256, 16, 2)
+
+
+def test_the_readmes_ratios_are_those_of_the_result() -> None:
+    rows = json.loads(draw_peers.newest().read_text())["rows"]
+    readme = (ROOT / "README.md").read_text()
+    assert draw_peers.newest().name in readme
+    for group, words in (
+        ("indexer, equal lengths", "{} to {} with equal lengths"),
+        ("indexer, mixed lengths", "{} to {} with these mixed lengths"),
+    ):
+        ratios = [draw_peers.ratio(row) for row in rows if row["group"] == group]
+        assert words.format(f"{min(ratios):.2f}", f"{max(ratios):.2f}") in readme
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
