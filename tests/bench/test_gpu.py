@@ -16,13 +16,13 @@ import flashdsa
 from flashdsa.bench.gpu.cases import (
     DISTRIBUTIONS,
     SHAPES,
-    IndexerCase,
+    BenchCase,
     indexer_cases,
     ragged_lengths,
 )
 from flashdsa.bench.gpu.chart import draw_gpu_chart
 from flashdsa.bench.gpu.indexer import GpuBenchOptions, run_indexer_bench
-from flashdsa.bench.gpu.inputs import SCORE, IndexerInputs, make_inputs
+from flashdsa.bench.gpu.inputs import SCORE, BenchInputs, make_inputs
 from flashdsa.bench.gpu.judge import float64_scores, judge_ids, judge_peer
 from flashdsa.bench.gpu.peers import (
     CONTENDERS,
@@ -49,7 +49,7 @@ from flashdsa.cli.bench_gpu import print_gpu_result, remarks
 from flashdsa.errors import ArgumentValueError
 
 LENGTHS = (2500, 5, 0, 2048, 2100)
-TINY = IndexerCase("tiny", "ragged", LENGTHS)
+TINY = BenchCase("tiny", "ragged", LENGTHS)
 
 
 class FalseClock:
@@ -93,7 +93,7 @@ def cudnn_top_k(scores: torch.Tensor, lengths: torch.Tensor, k: int, return_val:
     return {"indices": flashdsa.topk_indices(scores.contiguous(), lengths, k)}
 
 
-def run_tiny(cases: list[IndexerCase], peers: Peers) -> GpuBenchResult:
+def run_tiny(cases: list[BenchCase], peers: Peers) -> GpuBenchResult:
     options = GpuBenchOptions(cases, repeats=3, device="cpu", buffer_mebibytes=1)
     return run_indexer_bench(options, FalseClock(), peers)
 
@@ -111,7 +111,7 @@ def test_the_nine_shapes_two_ragged_batches_and_every_distribution_are_there() -
 
 @pytest.mark.parametrize("data", DISTRIBUTIONS)
 def test_scores_have_the_distribution_that_the_case_names(data: str) -> None:
-    inputs = make_inputs(IndexerCase("x", "distribution", (2300, 70), data), "cpu")
+    inputs = make_inputs(BenchCase("x", "distribution", (2300, 70), data), "cpu")
     for row in range(2):
         scores, _ = float64_scores(inputs, row)
         scores = scores / SCORE
@@ -148,7 +148,7 @@ def test_right_ids_pass_and_each_kind_of_wrong_one_is_found(data: str) -> None:
     assert "row 0: " in finding(0, 0, left_out)
 
 
-def _worst_id(inputs: IndexerInputs) -> int:
+def _worst_id(inputs: BenchInputs) -> int:
     scores, _ = float64_scores(inputs, 0)
     position = int(scores.argmin())
     page = int(inputs.block_table[0, position // 64])
@@ -167,8 +167,8 @@ def test_a_peer_is_judged_where_it_had_to_choose() -> None:
 
 
 def test_a_whole_run() -> None:
-    shape = IndexerCase("1/2K", "shape", (2560,))
-    cases = [shape, TINY, IndexerCase("1/2K equal", "distribution", (2560,), "equal")]
+    shape = BenchCase("1/2K", "shape", (2560,))
+    cases = [shape, TINY, BenchCase("1/2K equal", "distribution", (2560,), "equal")]
     result = run_tiny(cases, Peers(FalseDeepGemm(), cudnn_top_k))
     first, ragged, equal = result.rows
     assert [row.findings for row in result.rows] == [[], [], []]

@@ -13,7 +13,7 @@ from flashdsa.bench.checkout import Checkout
 from flashdsa.bench.gpu.result import FIRST_SCHEMA as GPU_FIRST_SCHEMA
 from flashdsa.bench.gpu.result import SCHEMA as GPU_SCHEMA
 from flashdsa.bench.gpu.result import read_gpu_result
-from flashdsa.bench.machine import Gpu, Machine, describe_machine
+from flashdsa.bench.machine import Gpu, HostMachine, describe_machine
 from flashdsa.bench.result import (
     SCHEMA,
     BenchResult,
@@ -115,7 +115,7 @@ def test_files_go_to_the_checkout_or_to_out(
 
 
 def test_machine_names_are_folder_names() -> None:
-    machine = Machine("Intel(R) Xeon(R) CPU @ 2.0GHz", 8, 4, 2**34, None, "Linux", ())
+    machine = HostMachine("Intel(R) Xeon(R) CPU @ 2.0GHz", 8, 4, 2**34, None, "Linux", ())
     assert machine.slug() == "intel-xeon-cpu-2-0ghz-8c"
     gpu = Gpu("NVIDIA H200", (9, 0), 2**37)
     assert replace(machine, gpus=(gpu,)).slug() == "nvidia-h200"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from flashdsa.bench.machine import Gpu, Machine
+from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli import availability
 from flashdsa.cli.availability import reason_against
 from flashdsa.problem import Operation
@@ -20,8 +20,8 @@ from flashdsa.settings import BACKENDS, Settings
 Run = Callable[..., Result]
 
 
-def machine_with(*gpus: Gpu) -> Machine:
-    return Machine("some CPU", 2, 2, 2**34, 3000, "Linux", gpus)
+def machine_with(*gpus: Gpu) -> HostMachine:
+    return HostMachine("some CPU", 2, 2, 2**34, 3000, "Linux", gpus)
 
 
 def test_json_has_a_row_for_every_operation_and_backend(run: Run) -> None:

@@ -65,7 +65,7 @@ def test_mla_bwds_json_is_the_plan(run: Run) -> None:
     regions = {region["name"]: region for region in document["smem"]["regions"]}
     assert [r["offset"] for r in document["smem"]["regions"]] == list(plan.smem.offsets)
     assert regions["dq"]["shares_with"] == ["q", "q_rope"]
-    assert regions["kv"]["turns"][0] == {"holds": "K(b)", "piece": 0, "from": "load", "to": "dQ"}
+    assert regions["kv"]["live"][0] == {"holds": "K(b)", "stage": 0, "from": "load", "to": "dQ"}
     columns = {region["name"]: region for region in document["tmem"]["regions"]}
     assert columns["ds"]["column"] == columns["dp"]["column"]
     assert columns["ds"]["shares_with"] == ["dp"] and columns["dq"]["shares_with"] == []

@@ -41,7 +41,7 @@ def test_halves_of_another_shape_go_wrong_on_one_side() -> None:
     assert {"0-127", "128-255"} & set(row.wrong_columns)
 
 
-@pytest.mark.parametrize("name", ["late-operand", "seed-repair"])
+@pytest.mark.parametrize("name", ["late-operand", "fence-only"])
 def test_the_readings_of_the_seed_s_evidence(name: str) -> None:
     row = row_of(name)
     assert row.passed, row

@@ -1,4 +1,4 @@
-"""The majorness study on the emulator: the seed's numbers, every form, and what can go wrong."""
+"""The majorness study on the emulator: its numbers, every form, and what can go wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
 from flashdsa.cli.lab_majorness import majorness
-from flashdsa.lab.majorness import PLANS, SEED_MAX_ABS, MajornessReport, Study, limit_of, run_study
+from flashdsa.lab.majorness import (
+    PLANS,
+    REFERENCE_MAX_ABS,
+    MajornessReport,
+    Study,
+    limit_of,
+    run_study,
+)
 from flashdsa.lab.operand_view import Recording, step_views
 from flashdsa.lab.runners import emulator_runner
 from flashdsa.lab.tile_picture import draw_tiles
@@ -41,10 +48,10 @@ def test_the_study_s_numbers(arch: str, study: Result) -> None:
     _, report, _ = study if arch == "sm_100a" else run(arch, a_source="registers")
     assert report.plan["m"], report.plan["n"] == (64, 256)
     assert report.max_reference > 8  # values large enough for the limit to mean something
-    assert report.limit == SEED_MAX_ABS == pytest.approx(7.629395e-06, rel=1e-7)
+    assert report.limit == REFERENCE_MAX_ABS == pytest.approx(7.629395e-06, rel=1e-7)
     for result in report.results.values():
-        assert 0 < result.max_abs <= SEED_MAX_ABS
-        assert result.part0_max_abs is not None and result.part0_max_abs <= SEED_MAX_ABS
+        assert 0 < result.max_abs <= REFERENCE_MAX_ABS
+        assert result.part0_max_abs is not None and result.part0_max_abs <= REFERENCE_MAX_ABS
         assert result.cuts_identical and result.operands_equal and result.findings == []
     assert report.k_vs_mn == 0
     assert report.failures == []
@@ -127,8 +134,8 @@ def test_a_wrong_result_fails(study: Result) -> None:
 
 def test_limits_grow_with_the_numbers_only() -> None:
     study = Study("sm_90a", PLANS["sm_90a"]())
-    assert limit_of(study, 10.0, on_hardware=False) == SEED_MAX_ABS
-    assert limit_of(study, 32.0, on_hardware=False) == 2 * SEED_MAX_ABS
+    assert limit_of(study, 10.0, on_hardware=False) == REFERENCE_MAX_ABS
+    assert limit_of(study, 32.0, on_hardware=False) == 2 * REFERENCE_MAX_ABS
     wide = replace(study, plan=replace(study.plan, dtype="e4m3"))
     assert limit_of(wide, 8.0, on_hardware=True) == 8 * 2.0**-12
 

@@ -10,10 +10,10 @@ from flashdsa.plan import (
     Arrives,
     Barrier,
     BudgetError,
+    LiveRange,
     Role,
     SmemRegion,
     TmemRegion,
-    Turn,
     check_arrivals,
     check_barriers,
     check_registers,
@@ -38,29 +38,42 @@ def test_the_region_beyond_tensor_memory_is_named() -> None:
         plan_tmem(columns, 128)
 
 
+def live(first: int, last: int, holds: str, stage: int | None = None) -> LiveRange:
+    """Shorter to write."""
+    return LiveRange(first, last, holds, stage)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "meet"),
     [
         ((), (), True),
-        ((Turn(0, 3, ""),), (), True),
-        ((Turn(0, 3, ""),), (Turn(4, 6, ""),), False),
-        ((Turn(0, 3, ""),), (Turn(3, 6, ""),), True),
-        ((Turn(2, 2, ""),), (Turn(0, 6, ""),), True),
-        ((Turn(5, 1, ""),), (Turn(2, 4, ""),), False),
-        ((Turn(5, 1, ""),), (Turn(1, 2, ""),), True),
-        ((Turn(5, 1, ""),), (Turn(4, 5, ""),), True),
-        ((Turn(5, 1, ""),), (Turn(6, 0, ""),), True),
-        ((Turn(0, 1, ""), Turn(4, 4, "")), (Turn(2, 3, ""), Turn(5, 6, "")), False),
-        ((Turn(0, 1, ""), Turn(4, 4, "")), (Turn(2, 3, ""), Turn(4, 6, "")), True),
+        ((live(0, 3, ""),), (), True),
+        ((live(0, 3, ""),), (live(4, 6, ""),), False),
+        ((live(0, 3, ""),), (live(3, 6, ""),), True),
+        ((live(2, 2, ""),), (live(0, 6, ""),), True),
+        ((live(5, 1, ""),), (live(2, 4, ""),), False),
+        ((live(5, 1, ""),), (live(1, 2, ""),), True),
+        ((live(5, 1, ""),), (live(4, 5, ""),), True),
+        ((live(5, 1, ""),), (live(6, 0, ""),), True),
+        (
+            (live(0, 1, ""), live(4, 4, "")),
+            (live(2, 3, ""), live(5, 6, "")),
+            False,
+        ),
+        (
+            (live(0, 1, ""), live(4, 4, "")),
+            (live(2, 3, ""), live(4, 6, "")),
+            True,
+        ),
     ],
 )
-def test_regions_share_memory_only_in_turns(
-    one: Sequence[Turn], other: Sequence[Turn], meet: bool
+def test_regions_share_memory_only_in_live(
+    one: Sequence[LiveRange], other: Sequence[LiveRange], meet: bool
 ) -> None:
     """Also over the end of the period, and in either order."""
     for first, second in ((one, other), (other, one)):
         smem = [
-            SmemRegion("a", 64, 16, "", turns=tuple(first)),
+            SmemRegion("a", 64, 16, "", live=tuple(first)),
             SmemRegion("b", 32, 16, "", "a", tuple(second)),
         ]
         tmem = [
@@ -78,11 +91,11 @@ def test_regions_share_memory_only_in_turns(
 
 
 def test_a_region_cannot_hold_two_things_at_once_but_its_pieces_can() -> None:
-    both = (Turn(0, 2, "old"), Turn(2, 3, "new"))
+    both = (live(0, 2, "old"), live(2, 3, "new"))
     with pytest.raises(BudgetError, match=r"a \(old\) \[0, 64\) and a \(new\)"):
-        plan_smem([SmemRegion("a", 64, 16, "", turns=both)], 64)
-    pieces = (Turn(0, 2, "old", 0), Turn(2, 3, "new", 1))
-    assert plan_smem([SmemRegion("a", 64, 16, "", turns=pieces, pieces=2)], 64).total == 64
+        plan_smem([SmemRegion("a", 64, 16, "", live=both)], 64)
+    pieces = (live(0, 2, "old", 0), live(2, 3, "new", 1))
+    assert plan_smem([SmemRegion("a", 64, 16, "", live=pieces, stages=2)], 64).total == 64
 
 
 @pytest.mark.parametrize(

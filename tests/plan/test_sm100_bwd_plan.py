@@ -40,12 +40,12 @@ def test_what_the_architecture_does_not_have_is_refused(
     ("region", "first", "last"),
     [("ds", Step.P, Step.DQ), ("ds", Step.DKV0_S, Step.DP), ("dp", Step.DP, Step.DKV0_S)],
 )
-def test_ds_and_dp_share_columns_only_because_of_their_turns(
+def test_ds_and_dp_share_columns_only_because_of_their_live(
     monkeypatch: pytest.MonkeyPatch, region: str, first: Step, last: Step
 ) -> None:
     """A step more of either, and the plan is refused."""
     columns = [
-        replace(r, turns=tuple(replace(turn, first=first, last=last) for turn in r.turns))
+        replace(r, live=tuple(replace(live, first=first, last=last) for live in r.live))
         if r.name == region
         else r
         for r in PLAN.columns

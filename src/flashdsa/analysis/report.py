@@ -12,7 +12,7 @@ from flashdsa.analysis.flow import Edges, predecessors, successors
 from flashdsa.analysis.instruction_mix import instruction_mix
 from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
 from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
-from flashdsa.analysis.roles import WHOLE, Region, find_regions
+from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions
 from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 from flashdsa.plan.kernel_spec import Variant
@@ -170,7 +170,7 @@ class _Whole:
     free: int | None
 
 
-def _report_role(whole: _Whole, region: Region) -> RoleReport:
+def _report_role(whole: _Whole, region: CodeRegion) -> RoleReport:
     code = whole.code
     inside = [code.instructions[i] for i in sorted(region.instructions)]
     at = max(sorted(region.instructions), key=lambda i: whole.live.counts[i])
@@ -272,7 +272,7 @@ def _lines_known(code: Code) -> str:
     return "PTX" if all(file.startswith(PTX_TEXT) for file in files) else "source"
 
 
-def _used(record: KernelRecord, regions: list[Region]) -> int | None:
+def _used(record: KernelRecord, regions: list[CodeRegion]) -> int | None:
     """Registers of the CTA with every role at its setmaxnreg."""
     planned = [region.planned for region in regions if region.planned]
     if record.threads is None:
@@ -288,7 +288,7 @@ def _used(record: KernelRecord, regions: list[Region]) -> int | None:
     return record.threads * -(-record.registers // REGISTER_STEP) * REGISTER_STEP
 
 
-def _free(record: KernelRecord, regions: list[Region]) -> int | None:
+def _free(record: KernelRecord, regions: list[CodeRegion]) -> int | None:
     used = _used(record, regions)
     return None if used is None else CTA_REGISTERS - used
 

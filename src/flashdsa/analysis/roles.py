@@ -34,7 +34,7 @@ few instructions, of waits above all, the line of another role."""
 
 
 @dataclass(frozen=True)
-class Region:
+class CodeRegion:
     """A role's instructions, as indices.
 
     Attributes:
@@ -49,7 +49,9 @@ class Region:
     planned: RoleSources | None = None
 
 
-def find_regions(code: Code, edges: Edges, planned: tuple[RoleSources, ...] = ()) -> list[Region]:
+def find_regions(
+    code: Code, edges: Edges, planned: tuple[RoleSources, ...] = ()
+) -> list[CodeRegion]:
     """The roles of a kernel. With a plan but no line information, as if there were no plan."""
     if planned and any(one.line for one in code.instructions):
         regions = _planned_regions(code, edges, planned)
@@ -69,7 +71,7 @@ def _own(code: Code) -> int:
     return len(code.instructions) if code.called_from is None else code.called_from
 
 
-def _setmaxnreg_regions(code: Code, edges: Edges) -> list[Region]:
+def _setmaxnreg_regions(code: Code, edges: Edges) -> list[CodeRegion]:
     changes = {
         index: registers
         for index, one in enumerate(code.instructions)
@@ -77,22 +79,24 @@ def _setmaxnreg_regions(code: Code, edges: Edges) -> list[Region]:
     }
     if not changes:
         every = reach(edges, [0])
-        return [Region(WHOLE, frozenset(every), None, "no setmaxnreg, no plan with line numbers")]
+        return [
+            CodeRegion(WHOLE, frozenset(every), None, "no setmaxnreg, no plan with line numbers")
+        ]
     first = reach(edges, [0], frozenset(changes))
-    regions = [Region(BEFORE, frozenset(first), None, "reached without a setmaxnreg")]
+    regions = [CodeRegion(BEFORE, frozenset(first), None, "reached without a setmaxnreg")]
     for index, registers in changes.items():
         others = frozenset(c for c in changes if c != index)
         inside = reach(edges, edges[index], others) | {index}
         address = f"{code.instructions[index].address:#x}"
         name = f"setmaxnreg {registers} @{address}"
         found_by = f"reached from {address} without another setmaxnreg"
-        regions.append(Region(name, frozenset(inside), registers, found_by))
+        regions.append(CodeRegion(name, frozenset(inside), registers, found_by))
     return regions
 
 
 def _planned_regions(
     code: Code, edges: Edges, planned: tuple[RoleSources, ...]
-) -> list[Region] | None:
+) -> list[CodeRegion] | None:
     above = dominators(edges)
     roots: dict[str, int] = {}
     for role in planned:
@@ -115,7 +119,7 @@ def _planned_regions(
             mine = {i for i in range(_own(code)) if _comes_from(code.instructions[i], role.files)}
             found_by = "instructions of its source lines only"
         registers = _registers_of(code, mine, roots[name], above)
-        regions.append(Region(name, frozenset(mine), registers, found_by, role))
+        regions.append(CodeRegion(name, frozenset(mine), registers, found_by, role))
     return regions or None
 
 

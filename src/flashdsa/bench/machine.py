@@ -25,7 +25,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostMachine:
     """The hardware under a measurement. Unknown values are None."""
 
     cpu: str
@@ -48,9 +48,9 @@ class Machine:
         return asdict(self)
 
 
-def describe_machine() -> Machine:
+def describe_machine() -> HostMachine:
     """This machine. Imports torch, to ask it for GPUs."""
-    return Machine(
+    return HostMachine(
         cpu=_cpu_name(),
         logical_cores=os.cpu_count() or 1,
         physical_cores=_physical_cores(),

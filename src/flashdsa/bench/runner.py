@@ -13,7 +13,7 @@ import torch
 from flashdsa.bench.cases import OPERATIONS, Case, Shape, build_case
 from flashdsa.bench.checkout import RESULTS, Checkout, find_checkout
 from flashdsa.bench.gpu.result import GpuBenchResult
-from flashdsa.bench.machine import Machine, describe_machine
+from flashdsa.bench.machine import HostMachine, describe_machine
 from flashdsa.bench.memory import OPERATIONS as MEMORY_OPERATIONS
 from flashdsa.bench.memory import QUERIES, measure_memory
 from flashdsa.bench.protocol import PROTOCOL, time_in_turns
@@ -122,5 +122,5 @@ def result_path(result: BenchResult | GpuBenchResult, target: str, out: Path | N
     return (out or _default_folder(find_checkout(), describe_machine())) / name
 
 
-def _default_folder(checkout: Checkout | None, machine: Machine) -> Path:
+def _default_folder(checkout: Checkout | None, machine: HostMachine) -> Path:
     return checkout.root / RESULTS / machine.slug() if checkout else Path("out")

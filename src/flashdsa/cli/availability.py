@@ -11,7 +11,7 @@ from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Implementation
-    from flashdsa.bench.machine import Machine
+    from flashdsa.bench.machine import HostMachine
 
 CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
 """CUDA compute capability that a backend's kernels are built for."""
@@ -20,7 +20,7 @@ EMULATOR_PACKAGES = ("cutlass", "llvmlite", "tvm_ffi")
 NOT_IMPLEMENTED = "has no implementation in this version"
 
 
-def reason_against(backend: str, machine: Machine) -> str | None:
+def reason_against(backend: str, machine: HostMachine) -> str | None:
     """Why no implementation of `backend` could run here; None where one could."""
     if backend.startswith("emulate"):
         lacking = [name for name in EMULATOR_PACKAGES if find_spec(name) is None]
@@ -56,7 +56,7 @@ def require_runnable(backend: str) -> None:
         raise UnsupportedError(f"backend {backend!r} cannot run on this machine: {reason}")
 
 
-def implementation_rows(machine: Machine) -> list[dict[str, object]]:
+def implementation_rows(machine: HostMachine) -> list[dict[str, object]]:
     """One row per operation and backend: its features, or that there is none; whether it runs."""
     from flashdsa.backends.catalog import registry
 
@@ -70,7 +70,7 @@ def implementation_rows(machine: Machine) -> list[dict[str, object]]:
 
 
 def _row(
-    operation: Operation, backend: str, implementation: Implementation | None, machine: Machine
+    operation: Operation, backend: str, implementation: Implementation | None, machine: HostMachine
 ) -> dict[str, object]:
     reasons = [reason_against(backend, machine)]
     features: dict[str, object] | None = None

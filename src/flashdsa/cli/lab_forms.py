@@ -121,7 +121,7 @@ def _print_report(report: FormsReport, *, detailed: bool) -> None:
     console.print(f"Operand forms of tcgen05.mma, {report.arch}; {judge}; seed {report.seed}\n")
     of_plan = [row for row in report.rows if row.form.is_of_plan]
     _print_rows(console, "Recommended plan: dims split, cta_group::1", of_plan)
-    _print_rows(console, "The seeds' kernel", [r for r in report.rows if not r.form.is_of_plan])
+    _print_rows(console, "The reference design", [r for r in report.rows if not r.form.is_of_plan])
     if detailed:
         for row in report.rows:
             _print_details(console, row)

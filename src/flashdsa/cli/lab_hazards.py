@@ -26,7 +26,7 @@ NAMES = (
     "early-read",
     "overwrite",
     "late-operand",
-    "seed-repair",
+    "fence-only",
     "wgmma-pair",
     "wgmma-early-read",
     "wgmma-overwrite",
@@ -76,20 +76,20 @@ def hazards(
 
     \b
     Names
-      pair          one thread, same shape, back to back (the seed's pair)
+      pair          one thread, same shape, back to back (the reference kernel's pair)
       pair-ws       the same as tcgen05.mma.ws, M = 32 and 64, N = 64 to 256
       threads       the parts issued by threads of two warps
       shapes        part 1 in two halves of N
       early-read    D read before commit and wait
       overwrite     B overwritten before commit and wait
       late-operand  part 1 of B written too late
-      seed-repair   what the seed inserted between the parts: no commit, so its readback races
+      fence-only    a fence and a barrier between the parts, no commit: the readback races
       wgmma-...     pair, early-read, overwrite, and no-fence: no wgmma.fence before the first
 
     \b
     Columns
       wrong in  how many schedules gave wrong numbers, of those tried
-      columns   of D that were wrong: all, or from first to last; for seed-repair of D as read back
+      columns   of D that were wrong: all, or from first to last; for fence-only of D as read back
       first     schedule and seed of the first wrong result: --schedule and --schedule-seed
 
     \b

@@ -1,4 +1,4 @@
-"""`flashdsa lab majorness`: the study of seed 001, one table for each of its questions."""
+"""`flashdsa lab majorness`: one table for each of its questions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _choice(*names: str) -> click.Choice[str]:
     "--boundary/--no-boundary",
     default=True,
     show_default=True,
-    help="Wait for part 0 and read D before part 1 is issued, as the seed's repair does.",
+    help="Wait for part 0 and read D before part 1 is issued.",
 )
 @click.option("--data", type=_choice("random", "integer"), default="random", show_default=True)
 @click.option(

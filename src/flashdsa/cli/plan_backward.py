@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
-    from flashdsa.plan import Turn
+    from flashdsa.plan import LiveRange
 
 ARCHITECTURES = ("sm_100a",)
 SUFFIXES = (".png", ".svg")
@@ -87,9 +87,9 @@ def describe(plan: BwdPlan, arch: str) -> dict[str, Any]:
     regions = describe_smem(smem)
     places = [(r.name, at, at + r.bytes) for r, at in zip(smem.regions, smem.offsets, strict=True)]
     for entry, region in zip(regions["regions"], smem.regions, strict=True):
-        entry["pieces"] = region.pieces
+        entry["stages"] = region.stages
         entry["shares_with"] = _sharing(region.name, places)
-        entry["turns"] = _turns(region.turns)
+        entry["live"] = _live_ranges(region.live)
     columns = [(r.name, r.column, r.column + r.columns) for r in tmem.regions]
     barriers = describe_barriers(plan.barriers)
     for entry, barrier in zip(barriers, plan.barriers, strict=True):
@@ -118,7 +118,7 @@ def describe(plan: BwdPlan, arch: str) -> dict[str, Any]:
                     "share": region.columns / tmem.capacity,
                     "holds": region.holds,
                     "shares_with": _sharing(region.name, columns),
-                    "turns": _turns(region.turns),
+                    "live": _live_ranges(region.live),
                 }
                 for region in tmem.regions
             ],
@@ -134,17 +134,17 @@ def _sharing(name: str, places: list[tuple[str, int, int]]) -> list[str]:
     return [other for other, a, b in places if other != name and a < stop and start < b]
 
 
-def _turns(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def _live_ranges(live_ranges: Sequence[LiveRange]) -> list[dict[str, Any]]:
     from flashdsa.kernels.sparse_mla.sm100.bwd.timeline import step_name
 
     return [
         {
-            "holds": turn.holds,
-            "piece": turn.piece,
-            "from": step_name(turn.first),
-            "to": step_name(turn.last),
+            "holds": live.holds,
+            "stage": live.stage,
+            "from": step_name(live.first),
+            "to": step_name(live.last),
         }
-        for turn in turns
+        for live in live_ranges
     ]
 
 
@@ -152,7 +152,7 @@ def tables(document: dict[str, Any]) -> list[PlanTable]:
     """Every table of the plan, in order."""
     return [
         *_memory_tables(document),
-        _turn_table(document),
+        _live_table(document),
         barrier_table(document["barriers"]),
         _registers_noted(role_table(document["roles"]), document["roles"]),
         _timeline_table(document["timeline"]),
@@ -189,14 +189,14 @@ def _memory_tables(document: dict[str, Any]) -> list[PlanTable]:
     ]  # fmt: skip
 
 
-def _turn_table(document: dict[str, Any]) -> PlanTable:
+def _live_table(document: dict[str, Any]) -> PlanTable:
     rows: Rows = []
     for memory in ("smem", "tmem"):
         for region in document[memory]["regions"]:
-            for turn in region["turns"]:
-                piece = "" if turn["piece"] is None else f"[{turn['piece']}]"
+            for live in region["live"]:
+                stage = "" if live["stage"] is None else f"[{live['stage']}]"
                 rows.append(
-                    (memory, region["name"] + piece, turn["holds"], turn["from"], turn["to"])
+                    (memory, region["name"] + stage, live["holds"], live["from"], live["to"])
                 )
     return PlanTable(
         "What lives where when; a range that ends before it begins runs on into the next block",

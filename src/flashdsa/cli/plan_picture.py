@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan, Step
 from flashdsa.kernels.sparse_mla.sm100.bwd.timeline import TIMELINE
-from flashdsa.plan import Turn
+from flashdsa.plan import LiveRange
 
 COLOURS = {
     "q": "#7fa8d1", "q_rope": "#a9c6e3", "do": "#e3a06f", "kv": "#8dbb8a",
@@ -30,10 +30,11 @@ CELL_CHARACTERS = 19
 
 
 class Band(NamedTuple):
-    """A region, or one of its pieces if they have turns of their own.
+    """A region, or one of its stages if they have live ranges of their own.
 
     Attributes:
-        start, size: in bytes or columns. lines: equal parts to mark in it. holds: without turns.
+        start, size: in bytes or columns. lines: equal parts to mark in it.
+        holds: what lies there without live ranges.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Band(NamedTuple):
     size: float
     lines: int
     holds: str
-    turns: Sequence[Turn]
+    live: Sequence[LiveRange]
     is_shared: bool
 
 
@@ -76,16 +77,16 @@ def _smem_bands(plan: BwdPlan) -> list[Band]:
     bands = []
     for region, at in places:
         shared = _is_shared((at, at + region.bytes), spans)
-        if all(turn.piece is None for turn in region.turns):
+        if all(live.stage is None for live in region.live):
             size = float(region.bytes)
-            lines = region.pieces
-            bands.append(Band(region.name, at, size, lines, region.holds, region.turns, shared))
+            lines = region.stages
+            bands.append(Band(region.name, at, size, lines, region.holds, region.live, shared))
             continue
-        size = region.bytes / region.pieces
-        for piece in range(region.pieces):
-            turns = [turn for turn in region.turns if turn.piece in (None, piece)]
-            name, start = f"{region.name}[{piece}]", at + piece * size
-            bands.append(Band(name, start, size, 1, region.holds, turns, shared))
+        size = region.bytes / region.stages
+        for stage in range(region.stages):
+            live = [one for one in region.live if one.stage in (None, stage)]
+            name, start = f"{region.name}[{stage}]", at + stage * size
+            bands.append(Band(name, start, size, 1, region.holds, live, shared))
     return bands
 
 
@@ -93,7 +94,7 @@ def _tmem_bands(plan: BwdPlan) -> list[Band]:
     regions = plan.tmem.regions
     spans = [(region.column, region.column + region.columns) for region in regions]
     return [
-        Band(r.name, r.column, r.columns, 1, r.holds, r.turns, _is_shared(span, spans))
+        Band(r.name, r.column, r.columns, 1, r.holds, r.live, _is_shared(span, spans))
         for r, span in zip(regions, spans, strict=True)
     ]
 
@@ -102,18 +103,18 @@ def _is_shared(span: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
     return sum(start < span[1] and span[0] < stop for start, stop in spans) > 1
 
 
-def _runs(turn: Turn) -> Iterator[tuple[int, int, str]]:
-    """(first step, steps, label) of each run of neighbouring steps that the turn covers.
+def _runs(live: LiveRange) -> Iterator[tuple[int, int, str]]:
+    """(first step, steps, label) of each run of neighbouring steps that the range covers.
 
     What began in the block before is of this block now.
     """
-    wraps = turn.first > turn.last
+    wraps = live.first > live.last
     outside = (Step.LOAD, Step.EPILOGUE) if wraps else ()
-    steps = [step for step in Step if turn.covers(step) and step not in outside]
+    steps = [step for step in Step if live.covers(step) and step not in outside]
     for _, run in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
         found = [step for _, step in run]
-        began_before = wraps and found[0] <= turn.last
-        label = turn.holds.replace("(b+1)", "(b)") if began_before else turn.holds
+        began_before = wraps and found[0] <= live.last
+        label = live.holds.replace("(b+1)", "(b)") if began_before else live.holds
         yield int(found[0]), len(found), label
 
 
@@ -121,8 +122,8 @@ def _draw_memory(axes: Axes, bands: Sequence[Band], total: int) -> None:
     small = [band for band in bands if band.size < LEAST_SHARE * total]
     for band in bands:
         colour = COLOURS.get(band.name.split("[")[0], PALE)
-        for turn in band.turns or (Turn(0, STEPS - 1, band.holds),):
-            for first, count, label in _runs(turn):
+        for live in band.live or (LiveRange(0, STEPS - 1, band.holds),):
+            for first, count, label in _runs(live):
                 shown = label if band not in small else ""
                 _draw_run(axes, band, colour, (first, count), shown)
         for line in range(1, band.lines):

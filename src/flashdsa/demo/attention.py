@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa import sparse_mla
-from flashdsa.demo.indexer import IndexerInputs, LightningIndexer, quantise, select
+from flashdsa.demo.indexer import IndexerActivations, LightningIndexer, quantise, select
 from flashdsa.demo.model import D_LATENT, SM_SCALE, ByteModel, Projections
 from flashdsa.demo.paging import PagePool
 
@@ -20,7 +20,7 @@ class SparseOutput(NamedTuple):
     attended: Tensor  # [batch, S, H, D_LATENT] bf16
     indices: Tensor  # [batch * S, topk] int32, physical ids
     projections: Projections
-    index_inputs: IndexerInputs
+    index_inputs: IndexerActivations
 
 
 def run_sparse(

@@ -16,7 +16,7 @@ NUM_INDEX_HEADS = 64
 D_INDEX = 128
 
 
-class IndexerInputs(NamedTuple):
+class IndexerActivations(NamedTuple):
     """The indexer's operands before quantisation; S queries, T keys per window."""
 
     q_index: Tensor  # [batch, S, NUM_INDEX_HEADS, D_INDEX]
@@ -34,7 +34,7 @@ class LightningIndexer(nn.Module):
         self.w_k = random_weight(D_MODEL + D_EMBED, D_INDEX)
         self.w_weights = random_weight(D_MODEL, NUM_INDEX_HEADS)
 
-    def project(self, hidden: Tensor, key_input: Tensor) -> IndexerInputs:
+    def project(self, hidden: Tensor, key_input: Tensor) -> IndexerActivations:
         """hidden [batch, S, D_MODEL], key_input [batch, T, ...] -> the operands of the scores.
 
         The inputs are detached: the indexer learns from its own loss and does not bend the model.
@@ -46,7 +46,7 @@ class LightningIndexer(nn.Module):
         q_index = rotate_some(q_index, position[-num_queries:]).transpose(1, 2)
         k_index = rotate_some(normalise(key_input @ self.w_k), position)
         weights = hidden @ self.w_weights * (NUM_INDEX_HEADS * D_INDEX) ** -0.5
-        return IndexerInputs(q_index, k_index, weights)
+        return IndexerActivations(q_index, k_index, weights)
 
 
 def rotate_some(x: Tensor, position: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def rotate_some(x: Tensor, position: Tensor) -> Tensor:
     return torch.cat([rotate(x[..., :D_ROPE], position), x[..., D_ROPE:]], dim=-1)
 
 
-def index_scores(inputs: IndexerInputs, rows: Tensor) -> Tensor:
+def index_scores(inputs: IndexerActivations, rows: Tensor) -> Tensor:
     """Differentiable float32 scores [batch, n, T] of the queries named by `rows` [n]."""
     q_index, weights = inputs.q_index[:, rows], inputs.weights[:, rows]
     similarity = torch.einsum("bshk,btk->bsht", q_index, inputs.k_index)
@@ -72,7 +72,7 @@ class IndexerOperands(NamedTuple):
 
 
 @torch.no_grad()
-def quantise(pool: PagePool, inputs: IndexerInputs) -> IndexerOperands:
+def quantise(pool: PagePool, inputs: IndexerActivations) -> IndexerOperands:
     """Round queries and keys to fp8 and write the keys into the pool's packed pages.
 
     The query at position p sees p + 1 tokens, those up to itself: its `seq_lens` entry.

@@ -1,4 +1,4 @@
-"""The operand forms of the Blackwell backward: those of the recommended plan, then the seeds'."""
+"""The operand forms of the Blackwell backward: those of its plan, then the reference design's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashdsa.dsl.umma import (
 )
 from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 
-PLAN, SEED = "plan", "seed"
+PLAN = "plan"
 KIB = 1024
 
 
@@ -24,7 +24,7 @@ class OperandForm:
 
     Attributes:
         name: on the command line.
-        users: "plan" or "seed", and for which product.
+        users: "plan" or "reference", and for which product.
     """
 
     name: str
@@ -158,8 +158,8 @@ def _pairs() -> tuple[OperandForm, ...]:
         _k_major(TilePart(kv, 64), extent=16),
         cta_group=2,
     )
-    # the seeds' buffer of nine 64-wide chunks: keys 0-15 in chunks 0-3, keys 16-31 in chunks 5-8,
-    # and the halves of chunk 4 for the last 32 dims
+    # the reference design's buffer of nine 64-wide chunks: keys 0-15 in chunks 0-3, keys 16-31 in
+    # chunks 5-8, and the halves of chunk 4 for the last 32 dims
     buffer = SharedTile("kv", 0, 16, 576, 128)
     query = UmmaProduct(
         128,
@@ -179,19 +179,19 @@ def _pairs() -> tuple[OperandForm, ...]:
         OperandForm(
             "pair-ss-m128-n32",
             "2-CTA SS M=128 N=32, K-major",
-            "seed: P = Q K^T",
+            "reference: P = Q K^T",
             FormPlan(scores),
         ),
         OperandForm(
             "pair-ts-m128-n256",
             "2-CTA TS M=128 N=128+128, A twice over lane halves; B MN-major SW128",
-            "seed: dQ = dS K",
+            "reference: dQ = dS K",
             FormPlan(query, "rows"),
         ),
         OperandForm(
             "pair-ts-m128-n64-half",
             "2-CTA TS M=128 N=32+32, B MN-major: half of an SW128 atom",
-            "seed: dQ_rope = dS K",
+            "reference: dQ_rope = dS K",
             FormPlan(rope, "rows"),
         ),
     )
@@ -223,49 +223,49 @@ def _weight_stationary() -> tuple[OperandForm, ...]:
         OperandForm(
             "ws-ss-m32-n256",
             ".ws SS M=32 N=256, A K-major, B MN-major",
-            "seed: dKV = S^T dO",
+            "reference: dKV = S^T dO",
             FormPlan(ss32),
         ),
         OperandForm(
             "ws-ss-m64-n256",
             ".ws SS M=64 N=256, A K-major, B MN-major",
-            "seed: dKV, 64 keys",
+            "reference: dKV, 64 keys",
             FormPlan(ss64),
         ),
         OperandForm(
             "ws-ts-m32-n256",
             ".ws TS M=32 N=256, A in all four lane groups; B MN-major",
-            "seed: dKV = S^T dO",
+            "reference: dKV = S^T dO",
             FormPlan(ts32, "rows"),
         ),
         OperandForm(
             "ws-ts-m32-n64",
             ".ws TS M=32 N=64, A in all four lane groups; B MN-major",
-            "seed: dKV_rope = dS^T Q",
+            "reference: dKV_rope = dS^T Q",
             FormPlan(ts32_narrow, "rows"),
         ),
         OperandForm(
             "ws-ts-m64-n256",
             ".ws TS M=64 N=256, A in both lane halves; B MN-major",
-            "seed: dQ of one CTA",
+            "reference: dQ of one CTA",
             FormPlan(ts64, "rows"),
         ),
         OperandForm(
             "ws-ts-m64-two-a",
             ".ws TS M=64 N=128, two different A: an implicit pair; B K-major",
-            "seed: FlashMLA's way",
+            "reference: FlashMLA's way",
             FormPlan(pair, "rows"),
         ),
         OperandForm(
             "ss-m64-n32",
             "SS M=64 N=32 without .ws, K-major",
-            "seed: P of one CTA",
+            "reference: P of one CTA",
             FormPlan(plain),
         ),
         OperandForm(
             "ts-m64-n32",
             "TS M=64 N=32 without .ws, B K-major",
-            "seed: dP of one CTA",
+            "reference: dP of one CTA",
             FormPlan(plain_ts, "rows"),
         ),
     )
@@ -309,19 +309,19 @@ def _ways_into_tmem() -> tuple[OperandForm, ...]:
         OperandForm(
             "pair-ts-exchange",
             "2-CTA TS M=128, A = D of a product after an exchange of lane halves",
-            "seed: P -> S -> dQ",
+            "reference: P -> S -> dQ",
             FormPlan(query, "exchange", scores, 28 * KIB),
         ),
         OperandForm(
             "ws-ts-transpose-st",
             ".ws TS M=32, A = D^T through shared memory, tcgen05.st",
-            "seed: P -> S^T -> dKV",
+            "reference: P -> S^T -> dKV",
             FormPlan(dkv, "transpose", per_cta, 44 * KIB),
         ),
         OperandForm(
             "ws-ts-transpose-cp",
             ".ws TS M=32, A = D^T through shared memory, tcgen05.cp.warpx4",
-            "seed: P -> S^T -> dKV",
+            "reference: P -> S^T -> dKV",
             FormPlan(dkv, "copy", per_cta, 44 * KIB),
         ),
     )

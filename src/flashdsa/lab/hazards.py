@@ -65,7 +65,7 @@ _SAME_THREAD = (
 HAZARDS = (
     Hazard(
         "pair",
-        "one thread, same shape, back to back: the seed's pair",
+        "one thread, same shape, back to back: the reference kernel's pair",
         _SAME_THREAD,
         None,
         None,
@@ -73,7 +73,7 @@ HAZARDS = (
     ),
     Hazard(
         "pair-ws",
-        "the seed's pair as tcgen05.mma.ws",
+        "the reference kernel's pair as tcgen05.mma.ws",
         f"{_SAME_THREAD}; no pair of the list names .ws, and none excludes it",
         None,
         None,
@@ -122,8 +122,8 @@ HAZARDS = (
         "D",
     ),
     Hazard(
-        "seed-repair",
-        "between the parts what the seed inserts: fence, barrier, D read back; no commit",
+        "fence-only",
+        "between the parts a fence, a barrier and D read back, but no commit",
         "the MMAs of both parts stay a pipelined pair; the read between them is ordered behind "
         f"part 0 by nothing ({_COMPLETION})",
         ("missing-wait", "race"),

@@ -1,4 +1,4 @@
-"""The study of seed 001: dV = S^T dO with B K-major and MN-major, and everything in between."""
+"""The majorness study: dV = S^T dO with B K-major and MN-major, and everything in between."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ptxemu.check import Finding
 from ptxemu.descriptors import InstructionDescriptor, decode
 
 PLANS: dict[str, type[MajornessPlan]] = {"sm_90a": Sm90Plan, "sm_100a": Sm100Plan}
-SEED_MAX_ABS = 2.0**-17
-"""7.629395e-06, what the study's authors measured when their kernel was right."""
+REFERENCE_MAX_ABS = 2.0**-17
+"""7.629395e-06, what the reference kernel's authors measured when it was right."""
 STUDY_MAGNITUDE = 16.0
-"""Largest |dV| and (next) k for which SEED_MAX_ABS is the limit: larger ones have larger ulps."""
+"""Largest |dV| for which REFERENCE_MAX_ABS is the limit: larger ones have larger ulps."""
 STUDY_K = 128
+"""Largest k for which it is."""
 NARROW_ACCUMULATION = 2.0**-12
 """Relative error of fp8 products on Hopper, whose tensor cores add them with about 14 bits."""
 
@@ -156,7 +157,7 @@ def limit_of(study: Study, largest: float, *, on_hardware: bool) -> float:
     if on_hardware and study.arch == "sm_90a" and study.plan.element_bytes == 1:
         return NARROW_ACCUMULATION * largest
     scale = max(1.0, largest / STUDY_MAGNITUDE) * max(1.0, study.plan.k / STUDY_K)
-    return SEED_MAX_ABS * scale
+    return REFERENCE_MAX_ABS * scale
 
 
 def run_major(

@@ -89,7 +89,7 @@ class StepView:
 
 
 def descriptor_fields(descriptor: MatrixDescriptor) -> dict[str, Any]:
-    """The fields by the names of the seed's debugging output."""
+    """The fields by the names of the reference kernel's debugging output."""
     return {
         "start_address": descriptor.start_address,
         "leading_byte_offset": descriptor.leading_dimension_byte_offset,

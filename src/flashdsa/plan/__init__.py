@@ -1,7 +1,7 @@
 """Budgets as data: what kernels allocate from, what `flashdsa plan` prints, what tests check."""
 
 from flashdsa.plan.arrivals import check_arrivals, check_barriers
-from flashdsa.plan.lifetimes import BudgetError, Turn
+from flashdsa.plan.lifetimes import BudgetError, LiveRange
 from flashdsa.plan.roles import Arrives, Barrier, Role, check_registers, registers_each
 from flashdsa.plan.smem import SmemPlan, SmemRegion, lay_out, plan_smem
 from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
@@ -10,12 +10,12 @@ __all__ = [
     "Arrives",
     "Barrier",
     "BudgetError",
+    "LiveRange",
     "Role",
     "SmemPlan",
     "SmemRegion",
     "TmemPlan",
     "TmemRegion",
-    "Turn",
     "check_arrivals",
     "check_barriers",
     "check_registers",

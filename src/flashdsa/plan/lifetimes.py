@@ -1,4 +1,4 @@
-"""When a region holds what: ranges of a kernel's steps, which may share memory only in turns."""
+"""When a region holds what: ranges of a kernel's steps that may share memory if they never meet."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ class BudgetError(ValueError):
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Steps in which a region, or one of its equal pieces, holds one thing.
+class LiveRange:
+    """Steps in which a region, or one of its stages, holds one thing.
 
     Attributes:
         first, last: steps of the kernel's period; with last before first the range runs on into
-            the next period. holds: for people. piece: which one; None: all.
+            the next period. holds: for people. stage: which one; None: all.
     """
 
     first: int
     last: int
     holds: str
-    piece: int | None = None
+    stage: int | None = None
 
     def covers(self, step: int) -> bool:
         """Whether the region holds it in `step`."""
@@ -34,25 +34,25 @@ class Turn:
 
 @dataclass(frozen=True)
 class Extent:
-    """What a region, or a piece of it, occupies in one of its turns; no turn: always."""
+    """What a region, or a stage of it, occupies in one of its live ranges; None: always."""
 
     name: str
     start: int
     stop: int
-    turn: Turn | None
+    live: LiveRange | None
 
 
 def extents_of(
-    name: str, start: int, stop: int, pieces: int, turns: Sequence[Turn]
+    name: str, start: int, stop: int, stages: int, live_ranges: Sequence[LiveRange]
 ) -> list[Extent]:
-    """The region's extents, one a turn."""
-    if not turns:
+    """The region's extents, one a live range."""
+    if not live_ranges:
         return [Extent(name, start, stop, None)]
-    size = (stop - start) // pieces
+    size = (stop - start) // stages
     found = []
-    for turn in turns:
-        at = start + size * (turn.piece or 0)
-        found.append(Extent(name, at, stop if turn.piece is None else at + size, turn))
+    for live in live_ranges:
+        at = start + size * (live.stage or 0)
+        found.append(Extent(name, at, stop if live.stage is None else at + size, live))
     return found
 
 
@@ -65,14 +65,14 @@ def refuse_conflicts(memory: str, extents: Sequence[Extent]) -> None:
     for one, other in combinations(extents, 2):
         if one.stop <= other.start or other.stop <= one.start:
             continue
-        if not _in_turns(one.turn, other.turn):
+        if not _never_meet(one.live, other.live):
             raise BudgetError(
                 f"{memory}: {_name(one)} [{one.start}, {one.stop}) and {_name(other)} "
                 f"[{other.start}, {other.stop}) overlap and are live at the same time"
             )
 
 
-def _in_turns(one: Turn | None, other: Turn | None) -> bool:
+def _never_meet(one: LiveRange | None, other: LiveRange | None) -> bool:
     if one is None or other is None:
         return False
     # Two ranges meet if and only if one of them covers the other's first step.
@@ -80,6 +80,6 @@ def _in_turns(one: Turn | None, other: Turn | None) -> bool:
 
 
 def _name(extent: Extent) -> str:
-    if extent.turn is None or not extent.turn.holds:
+    if extent.live is None or not extent.live.holds:
         return extent.name
-    return f"{extent.name} ({extent.turn.holds})"
+    return f"{extent.name} ({extent.live.holds})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flashdsa.plan.lifetimes import BudgetError, Turn, extents_of, refuse_conflicts
+from flashdsa.plan.lifetimes import BudgetError, LiveRange, extents_of, refuse_conflicts
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class SmemRegion:
     Attributes:
         bytes: size. align: of its start, a power of two. holds: what lies there, for people.
         overlays: the region at whose start it lies; it may reach over those that follow.
-        turns: the steps of the kernel in which it holds something; none: always.
-        pieces: equal ones, such as stages, that turns may name.
+        live: the steps of the kernel in which it holds something; none: always.
+        stages: equal parts, which live ranges may name.
     """
 
     name: str
@@ -24,8 +24,8 @@ class SmemRegion:
     align: int
     holds: str
     overlays: str = ""
-    turns: tuple[Turn, ...] = ()
-    pieces: int = 1
+    live: tuple[LiveRange, ...] = ()
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def plan_smem(regions: Sequence[SmemRegion], capacity: int) -> SmemPlan:
             extent
             for region, start in zip(regions, offsets, strict=True)
             for extent in extents_of(
-                region.name, start, start + region.bytes, region.pieces, region.turns
+                region.name, start, start + region.bytes, region.stages, region.live
             )
         ],
     )

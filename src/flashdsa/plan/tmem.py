@@ -1,4 +1,4 @@
-"""Tensor memory as a list of column ranges that may share columns in turns."""
+"""Tensor memory as a list of column ranges that share columns if never live together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashdsa.hw import TMEM_LEAST_ALLOCATION
-from flashdsa.plan.lifetimes import BudgetError, Turn, extents_of, refuse_conflicts
+from flashdsa.plan.lifetimes import BudgetError, LiveRange, extents_of, refuse_conflicts
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class TmemRegion:
 
     Attributes:
         column: the first one. columns: how many. holds: what lies there, for people.
-        turns: the steps of the kernel in which it holds something; none: always.
+        live: the steps of the kernel in which it holds something; none: always.
     """
 
     name: str
     column: int
     columns: int
     holds: str
-    turns: tuple[Turn, ...] = ()
+    live: tuple[LiveRange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def plan_tmem(regions: Sequence[TmemRegion], capacity: int) -> TmemPlan:
         [
             extent
             for r in regions
-            for extent in extents_of(r.name, r.column, r.column + r.columns, 1, r.turns)
+            for extent in extents_of(r.name, r.column, r.column + r.columns, 1, r.live)
         ],
     )
     used = max(region.column + region.columns for region in regions)

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 from flashdsa.reference import quantize_index_k, quantize_index_q
 from flashdsa.verify.layouts import poison_value, strided_copy
 
-PAGE_TOKENS = 64
-KEY_BYTES = 128
 INT32_MAX = 2**31 - 1
 SPARE_PAGES = 3
 SPARE_COLUMNS = 2
@@ -71,9 +70,9 @@ class IndexerInputs:
 
 def pack_pages(codes: Tensor, scale: Tensor) -> Tensor:
     """Codes uint8 `[64 n, 128]` and scales fp32 `[64 n]` -> a cache uint8 `[n, 64, 1, 132]`."""
-    keys = codes.reshape(-1, PAGE_TOKENS * KEY_BYTES)
-    scales = scale.contiguous().view(torch.uint8).reshape(-1, 4 * PAGE_TOKENS)
-    return torch.cat([keys, scales], dim=1).view(-1, PAGE_TOKENS, 1, KEY_BYTES + 4)
+    keys = codes.reshape(-1, PAGE_SIZE * INDEX_HEAD_DIM)
+    scales = scale.contiguous().view(torch.uint8).reshape(-1, 4 * PAGE_SIZE)
+    return torch.cat([keys, scales], dim=1).view(-1, PAGE_SIZE, 1, INDEX_HEAD_DIM + 4)
 
 
 def _draw_tokens(
@@ -81,7 +80,7 @@ def _draw_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Codes uint8 `[num_tokens, 128]` and scales fp32 `[num_tokens]`."""
     distinct = 5 if case.plateaus else num_tokens
-    codes, scale = quantize_index_k(torch.randn(distinct, KEY_BYTES, generator=generator))
+    codes, scale = quantize_index_k(torch.randn(distinct, INDEX_HEAD_DIM, generator=generator))
     scale = scale * torch.exp2(torch.randn(distinct, generator=generator))
     if case.plateaus:
         drawn = torch.randint(distinct, (num_tokens,), generator=generator)
@@ -95,7 +94,7 @@ def _draw_tokens(
 
 def _draw_table(case: IndexerCase, num_pages: int, generator: torch.Generator) -> Tensor:
     """int32 `[B, max_pages]`: pages in random order; entries that no length needs are no pages."""
-    needed = [-(-length // PAGE_TOKENS) for length in case.seq_lens]
+    needed = [-(-length // PAGE_SIZE) for length in case.seq_lens]
     columns = max(needed, default=0) + SPARE_COLUMNS
     unused = torch.tensor([-1, INT32_MAX, num_pages])[torch.arange(columns) % 3]
     table = unused.repeat(len(needed), 1)
@@ -120,27 +119,27 @@ def make_indexer_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads = len(case.seq_lens), case.num_heads
-    needed = [-(-length // PAGE_TOKENS) for length in case.seq_lens]
+    needed = [-(-length // PAGE_SIZE) for length in case.seq_lens]
     used = max(needed, default=0) if case.one_sequence else sum(needed)
     num_pages = used + SPARE_PAGES
-    codes, scale = _draw_tokens(case, num_pages * PAGE_TOKENS, generator)
+    codes, scale = _draw_tokens(case, num_pages * PAGE_SIZE, generator)
     table = _draw_table(case, num_pages, generator)
 
-    raw_q = torch.randn(batch, heads, KEY_BYTES, generator=generator)
+    raw_q = torch.randn(batch, heads, INDEX_HEAD_DIM, generator=generator)
     raw_weights = torch.randn(batch, heads, generator=generator).abs()
     if case.negative_weights:  # every other head's, and a single head's in every other row
         raw_weights[0::2, 0::2] *= -1
         raw_weights[1::2, 1::2] *= -1
     q, weights = quantize_index_q(raw_q, raw_weights)
 
-    visible = torch.zeros(num_pages * PAGE_TOKENS, dtype=torch.bool)
+    visible = torch.zeros(num_pages * PAGE_SIZE, dtype=torch.bool)
     tempting = torch.full_like(codes, 0x7E)
     for b, length in enumerate(case.seq_lens):
-        for column, page in enumerate(table[b, : -(-length // PAGE_TOKENS)].tolist()):
-            count = min(PAGE_TOKENS, length - column * PAGE_TOKENS)
-            start = page * PAGE_TOKENS
+        for column, page in enumerate(table[b, : -(-length // PAGE_SIZE)].tolist()):
+            count = min(PAGE_SIZE, length - column * PAGE_SIZE)
+            start = page * PAGE_SIZE
             visible[start : start + count] = True
-            tempting[start + count : start + PAGE_TOKENS] = q[b, weights[b].argmax()]
+            tempting[start + count : start + PAGE_SIZE] = q[b, weights[b].argmax()]
     codes = torch.where(visible[:, None], codes, tempting)
     scale = torch.where(visible, scale, 1e6)
 

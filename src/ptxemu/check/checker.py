@@ -14,7 +14,7 @@ from ptxemu.check.flags import Flags
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.races import Races, Spot
-from ptxemu.check.shadow import Region, States
+from ptxemu.check.shadow import ShadowRegion, States
 from ptxemu.check.vector_clock import NOTHING, Knowledge, Part
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
@@ -45,7 +45,7 @@ class Checker(Observer):
         self._flags = Flags()
         self._states = States()
         self._compact_at = STATES_BEFORE_COMPACTION
-        self._regions: dict[tuple[Space, int | None], Region] = {}
+        self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
         self._actors: dict[int, Actor] = {}
         self._tokens: dict[int, dict[Hashable, Knowledge]] = {}
         """What was left at tokens, by cluster: nobody of another cluster gets at them."""
@@ -184,19 +184,21 @@ class Checker(Observer):
             states.compact([p for r in self._regions.values() for p in r.pages.values()])
             self._compact_at = 2 * len(states.table) + STATES_BEFORE_COMPACTION
 
-    def _region(self, space: Space, owner: int | None) -> Region:
+    def _region(self, space: Space, owner: int | None) -> ShadowRegion:
         region = self._regions.get((space, owner))
         if region is None:
             if space is Space.GLOBAL:
-                region = Region("global memory", GLOBAL_PAGE_BITS, self._states.initialised.id)
+                region = ShadowRegion(
+                    "global memory", GLOBAL_PAGE_BITS, self._states.initialised.id
+                )
             else:
                 assert owner is not None
                 nobody = self._states.uninitialised.id
                 name = self._cta_names[owner]
                 if space is Space.SHARED:
-                    region = Region(f"shared memory of {name}", SHARED_PAGE_BITS, nobody)
+                    region = ShadowRegion(f"shared memory of {name}", SHARED_PAGE_BITS, nobody)
                 else:
-                    region = Region(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
+                    region = ShadowRegion(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
             self._regions[space, owner] = region
         return region
 

@@ -9,7 +9,7 @@ import numpy as np
 from ptxemu.check import proxies, tcgen05_order
 from ptxemu.check.actors import Actor, Event, OperationActor
 from ptxemu.check.findings import Findings, Place, Site
-from ptxemu.check.shadow import Ids, Index, Page, Region, State
+from ptxemu.check.shadow import Ids, Index, Page, ShadowRegion, State
 from ptxemu.events import AccessKind, Proxy, Space
 
 MAX_READS = 32
@@ -26,7 +26,7 @@ class Spot(NamedTuple):
     """Which granules an access covers: for the address in a message."""
 
     space: Space
-    region: Region
+    region: ShadowRegion
     page: Page
     granules: Index
     ids: Ids

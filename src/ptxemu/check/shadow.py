@@ -121,7 +121,7 @@ def _count(n: int) -> NDArray[np.int64]:
     return found
 
 
-class Region:
+class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
     __slots__ = ("_bits", "_initial", "is_tmem", "name", "pages")

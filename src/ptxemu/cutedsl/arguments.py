@@ -28,7 +28,7 @@ _MAX_SEARCHED_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(slots=True)
-class Region:
+class ArgumentRegion:
     """Bytes [start, end) of host memory that `owner` keeps alive."""
 
     start: int
@@ -41,7 +41,7 @@ class Region:
 class Arguments:
     """What was found in the arguments of a call."""
 
-    regions: list[Region]
+    regions: list[ArgumentRegion]
     pointer_tables: list[NDArray[np.int64]]
     """64-bit integer tensors, which may hold addresses of other tensors (grouped GEMMs)."""
     has_bare_pointers: bool = False
@@ -155,7 +155,7 @@ def _add_torch(found: Arguments, name: str, tensor: Any) -> None:
             f"{name}: expected a CPU tensor (ptxemu runs on the CPU); got one on {storage.device}"
         )
     start = int(storage.data_ptr())
-    found.regions.append(Region(start, start + int(storage.nbytes()), name, storage))
+    found.regions.append(ArgumentRegion(start, start + int(storage.nbytes()), name, storage))
     torch = sys.modules["torch"]
     if tensor.dtype == torch.int64 and 0 < tensor.numel() <= _MAX_POINTER_TABLE:
         found.pointer_tables.append(tensor.detach().reshape(-1).numpy())
@@ -166,22 +166,22 @@ def _add_numpy(found: Arguments, name: str, array: NDArray[Any]) -> None:
     while isinstance(base.base, np.ndarray):
         base = base.base
     low, high = np.lib.array_utils.byte_bounds(base)
-    found.regions.append(Region(int(low), int(high), name, array))
+    found.regions.append(ArgumentRegion(int(low), int(high), name, array))
     if array.dtype.itemsize == 8 and array.dtype.kind in "iu" and array.size <= _MAX_POINTER_TABLE:
         found.pointer_tables.append(array.reshape(-1).astype(np.int64))
 
 
 def _add_capsule(found: Arguments, name: str, capsule: Any, owner: Any) -> None:
     where = dlpack.extent(capsule)
-    region = Region(where.start, where.end, name, owner)
+    region = ArgumentRegion(where.start, where.end, name, owner)
     found.regions.append(region)
     if where.holds_int64 and 0 < where.end - where.start <= 8 * _MAX_POINTER_TABLE:
         found.pointer_tables.append(_view(region).view(np.int64))
 
 
-def merged(regions: Iterable[Region]) -> list[Region]:
+def merged(regions: Iterable[ArgumentRegion]) -> list[ArgumentRegion]:
     """The regions sorted, those that overlap joined (views of one storage)."""
-    result: list[Region] = []
+    result: list[ArgumentRegion] = []
     for region in sorted(regions, key=lambda r: (r.start, r.end)):
         if region.start == region.end:
             continue
@@ -196,13 +196,13 @@ def merged(regions: Iterable[Region]) -> list[Region]:
     return result
 
 
-def _view(region: Region) -> NDArray[np.uint8]:
+def _view(region: ArgumentRegion) -> NDArray[np.uint8]:
     buffer = (ctypes.c_uint8 * (region.end - region.start)).from_address(region.start)
     buffer._owner = region.owner  # type: ignore[attr-defined]  # lives as long as the view
     return np.ctypeslib.as_array(buffer)
 
 
-def _holds(regions: Iterable[Region], address: int) -> bool:
+def _holds(regions: Iterable[ArgumentRegion], address: int) -> bool:
     return any(region.start <= address < region.end for region in regions)
 
 
@@ -215,8 +215,8 @@ def _addresses(parameters: Sequence[Parameter], values: Sequence[bytes]) -> Iter
 
 
 def _pointed_at(
-    roots: Sequence[Region], known: Sequence[Region], live: Sequence[Region]
-) -> list[Region]:
+    roots: Sequence[ArgumentRegion], known: Sequence[ArgumentRegion], live: Sequence[ArgumentRegion]
+) -> list[ArgumentRegion]:
     """Live tensors whose addresses lie in `roots`: tables of pointers, tensor maps in workspaces.
 
     Only what the kernel got as a bare pointer is searched: nothing says what it holds.
@@ -224,7 +224,7 @@ def _pointed_at(
     unknown = {r.start: r for r in live if r.end > r.start and not _holds(known, r.start)}
     starts = np.array(sorted(unknown), dtype=np.uint64)
     ends = np.array([unknown[int(start)].end for start in starts], dtype=np.uint64)
-    found: list[Region] = []
+    found: list[ArgumentRegion] = []
     queue = [root for root in roots if root.end - root.start <= _MAX_SEARCHED_BYTES]
     while queue and len(starts):
         root = queue.pop()
@@ -245,7 +245,7 @@ def _plausible(words: Iterable[int]) -> Iterator[int]:
     return (word for word in words if _LOWEST_ADDRESS <= word < _HIGHEST_ADDRESS)
 
 
-def _live_tensors() -> Iterator[Region]:
+def _live_tensors() -> Iterator[ArgumentRegion]:
     """The storages of all torch tensors that Python knows."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -261,10 +261,10 @@ def _live_tensors() -> Iterator[Region]:
             continue
         if start:
             name = f"a tensor {tuple(candidate.shape)} that is no argument"
-            yield Region(start, start + int(storage.nbytes()), name, storage)
+            yield ArgumentRegion(start, start + int(storage.nbytes()), name, storage)
 
 
-def _freed(address: int, note: Callable[[str], None]) -> list[Region]:
+def _freed(address: int, note: Callable[[str], None]) -> list[ArgumentRegion]:
     """The block of a freed tensor that `address` is in."""
     block = gpu_blocks.kept_at(address)
     if block is None:
@@ -274,7 +274,7 @@ def _freed(address: int, note: Callable[[str], None]) -> list[Region]:
         "an address that the kernel gets is in a tensor that was freed: on a GPU another one may "
         "have that memory"
     )
-    return [Region(start, start + block.nbytes, "a freed tensor", block)]
+    return [ArgumentRegion(start, start + block.nbytes, "a freed tensor", block)]
 
 
 def _mapped_ranges() -> list[tuple[int, int]]:

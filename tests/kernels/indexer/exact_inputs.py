@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PAGE_BYTES = 8448
-KEY_BYTES = 8192
+from flashdsa.problem import PAGE_BYTES, PAGE_KEY_BYTES
+
 NAN_BYTE = 0x7F
 
 
@@ -75,8 +75,8 @@ def make_inputs(
     if values in ("ascending", "descending"):
         _order_by_position(q, keys, weights, scales, table, lengths, values == "descending")
     cache = torch.empty(num_pages, PAGE_BYTES, dtype=torch.uint8)
-    cache[:, :KEY_BYTES] = keys.to(torch.float8_e4m3fn).view(torch.uint8).view(num_pages, -1)
-    cache[:, KEY_BYTES:] = scales.view(torch.uint8).view(num_pages, -1)
+    cache[:, :PAGE_KEY_BYTES] = keys.to(torch.float8_e4m3fn).view(torch.uint8).view(num_pages, -1)
+    cache[:, PAGE_KEY_BYTES:] = scales.view(torch.uint8).view(num_pages, -1)
     return Inputs(
         q.to(torch.float8_e4m3fn),
         cache.view(num_pages, 64, 1, 132),

@@ -23,7 +23,7 @@ from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.verify.emulated_indexer import EmulatedLaunch, emulate_indexer
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space
-from tests.kernels.indexer.exact_inputs import KEY_BYTES, PAGE_BYTES, Inputs, make_inputs
+from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
 SORTED = IndexerPlan(sorted=True, dealt=True)
@@ -312,12 +312,12 @@ def test_a_plateau_that_holds_the_first_token_ends_where_it_must() -> None:
     inputs.q_index_fp8.copy_(torch.ones(inputs.q_index_fp8.shape))
     inputs.weights.fill_(1)
     pages = inputs.k_index_cache_fp8.view(-1, PAGE_BYTES)
-    pages[:, :KEY_BYTES] = torch.ones(KEY_BYTES).to(torch.float8_e4m3fn).view(torch.uint8)
+    pages[:, :PAGE_KEY_BYTES] = torch.ones(PAGE_KEY_BYTES).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = torch.ones(inputs.block_table.shape[1] * 64)
     scales[: low - 1] = 0.5
     scales[length - 2] = 0.5  # an even distance from token 0
     table = inputs.block_table[0].long()
-    pages[table, KEY_BYTES:] = scales.view(len(table), 64).view(torch.uint8)
+    pages[table, PAGE_KEY_BYTES:] = scales.view(len(table), 64).view(torch.uint8)
     assert int((scales[:length] == 1).sum()) == MODEL.topk - 1
     for cluster_size in (1, 2):
         assert_as_the_cpu(MODEL, inputs, 1, cluster_size)

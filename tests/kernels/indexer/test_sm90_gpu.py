@@ -21,7 +21,8 @@ from flashdsa.backends.sm90.workspace import allocate
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, IndexerPlan
-from tests.kernels.indexer.exact_inputs import KEY_BYTES, Inputs, make_inputs
+from flashdsa.problem import PAGE_KEY_BYTES
+from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [
@@ -50,8 +51,8 @@ def expected_ids(inputs: Inputs, topk: int, by_score: bool = False) -> Tensor:
             out[row, : len(ids)] = ids.int()
             continue
         bytes_ = cache[pages.where(good, 0)]
-        keys = bytes_[:, :KEY_BYTES].contiguous().view(torch.float8_e4m3fn).view(-1, 128)
-        scales = bytes_[:, KEY_BYTES:].contiguous().view(torch.float32).flatten()
+        keys = bytes_[:, :PAGE_KEY_BYTES].contiguous().view(torch.float8_e4m3fn).view(-1, 128)
+        scales = bytes_[:, PAGE_KEY_BYTES:].contiguous().view(torch.float32).flatten()
         dots = inputs.q_index_fp8[row].double() @ keys.double().t()
         scores = (dots.clamp_min(0) * inputs.weights[row].double()[:, None]).sum(0) * scales
         scores = scores[:length][valid].nan_to_num(nan=-torch.inf) + 0.0

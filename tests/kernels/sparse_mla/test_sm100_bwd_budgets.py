@@ -9,10 +9,10 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
 from flashdsa.plan import (
     BudgetError,
+    LiveRange,
     Role,
     SmemRegion,
     TmemRegion,
-    Turn,
     check_registers,
     plan_smem,
     plan_tmem,
@@ -59,10 +59,10 @@ def test_too_many_registers_name_the_role() -> None:
 
 
 def test_regions_that_share_memory_may_not_live_at_the_same_time() -> None:
-    loop, end, late = (Turn(0, 2, ""),), (Turn(3, 3, ""),), (Turn(2, 3, ""),)
+    loop, end, late = (LiveRange(0, 2, ""),), (LiveRange(3, 3, ""),), (LiveRange(2, 3, ""),)
     q, behind = (
-        SmemRegion("q", 64, 16, "", turns=loop),
-        SmemRegion("behind", 16, 16, "", turns=loop),
+        SmemRegion("q", 64, 16, "", live=loop),
+        SmemRegion("behind", 16, 16, "", live=loop),
     )
     plan = plan_smem([q, SmemRegion("dq", 96, 16, "", "q", end), behind], 112)
     assert (plan.offset("dq"), plan.offset("behind"), plan.total) == (0, 96, 112)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptxemu.cutedsl import gpu_blocks
-from ptxemu.cutedsl.arguments import Region, collect, merged
+from ptxemu.cutedsl.arguments import ArgumentRegion, collect, merged
 from ptxemu.errors import ExecutionError
 from ptxemu.syntax.ast import Parameter
 
@@ -57,7 +57,11 @@ def test_a_view_stands_for_its_whole_array():
 
 
 def test_overlapping_regions_are_joined_and_others_are_not():
-    regions = [Region(0, 10, "a", None), Region(20, 30, "c", None), Region(5, 15, "b", None)]
+    regions = [
+        ArgumentRegion(0, 10, "a", None),
+        ArgumentRegion(20, 30, "c", None),
+        ArgumentRegion(5, 15, "b", None),
+    ]
     joined = [(r.start, r.end, r.name) for r in merged(regions)]
     assert joined == [(0, 15, "a, b"), (20, 30, "c")]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.machine import GpuModel
 from flashdsa.analysis.model.predict import Work
 from flashdsa.analysis.model.shapes import (
     BACKWARD_DIMS,
@@ -107,7 +107,7 @@ def traffic(plan: BwdPlan, reduction: Reduction = Reduction.BULK) -> Traffic:
     )
 
 
-def steps(plan: BwdPlan, machine: Machine, reduction: Reduction) -> Iterator[Step]:
+def steps(plan: BwdPlan, machine: GpuModel, reduction: Reduction) -> Iterator[Step]:
     """The roles' order of mma.py, softmax.py, reduce_dkv.py and load.py.
 
     A step of the role mma or reduce that belongs to block b runs in unit b + 1, P and dP in unit b.
@@ -164,7 +164,7 @@ def steps(plan: BwdPlan, machine: Machine, reduction: Reduction) -> Iterator[Ste
         yield from transfer("reduce", f"part {part} sent", own, way)
 
 
-def reduction_cycles(plan: BwdPlan, machine: Machine, reduction: Reduction) -> float:
+def reduction_cycles(plan: BwdPlan, machine: GpuModel, reduction: Reduction) -> float:
     """Clocks that a block's dKV needs to leave the SM."""
     part_bytes = traffic(plan, reduction).reduce_bytes
     rate = {
@@ -176,7 +176,7 @@ def reduction_cycles(plan: BwdPlan, machine: Machine, reduction: Reduction) -> f
 
 
 def work(
-    machine: Machine,
+    machine: GpuModel,
     plan: BwdPlan | None = None,
     reduction: Reduction = Reduction.BULK,
     *,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.machine import GpuModel
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
 
-KEY_BYTES = PAGE_BYTES / PAGE_SIZE
+TOKEN_BYTES = PAGE_BYTES / PAGE_SIZE
 NUM_HEADS = 64
 SASS_PER_PTX = 2920 / 2870
 """Instructions of the cubin to those of the PTX, of which the runs are counted."""
@@ -30,7 +30,7 @@ class Executed:
     shuffles: int
     barriers: int
 
-    def clocks(self, machine: Machine, warps: int, global_latency: float) -> float:
+    def clocks(self, machine: GpuModel, warps: int, global_latency: float) -> float:
         """In order: an instruction each time its scheduler comes round, and every wait.
 
         Args:
@@ -113,12 +113,12 @@ class IndexerPrediction:
         return self.launch + self.first_page + self.stream + self.messages + self.ranking
 
 
-def predict_indexer(shape: Shape, machine: Machine) -> IndexerPrediction:
+def predict_indexer(shape: Shape, machine: GpuModel) -> IndexerPrediction:
     """By CUDA events around one launch, L2 flushed."""
     clock = machine.clock.value
     cold, near = machine.hbm_latency.value, machine.l2_latency.value
     first = FIRST_COPY.clocks(machine, 1, cold) + cold + machine.barrier_latency.value
-    memory = shape.rows * shape.tokens * KEY_BYTES / machine.hbm.value
+    memory = shape.rows * shape.tokens * TOKEN_BYTES / machine.hbm.value
     scoring = shape.scoring.clocks(machine, WARPS_OF_A_SCHEDULER, near) / clock
     flop = 2.0 * NUM_HEADS * INDEX_HEAD_DIM * shape.rows * shape.tokens
     tensor = flop / (machine.sms.value * machine.fp8_rate.value * clock)

@@ -29,7 +29,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuModel:
     """One GPU. Rates "of an SM" are per clock, rates of the chip per second.
 
     Attributes:
@@ -117,7 +117,7 @@ _SHEET_B200 = "NVIDIA B200 data sheet: 2.25 PFLOPS dense bf16, 4.5 dense fp8, 8 
 _CARRIED = "carried over from the H200"
 _ORDER = "the order of magnitude of the latencies beside it; nobody measured it"
 
-H200 = Machine(
+H200 = GpuModel(
     name="H200",
     sms=_measured(132, "", _PEERS),
     clock=_measured(1.98e9, "1/s", _PEERS),
@@ -159,7 +159,7 @@ H200 = Machine(
     launch=_measured(4.0e-6, "s", "3.9 to 4.1 us (benchmarks/results/indexer/NOTES.md)"),
 )
 
-B200 = Machine(
+B200 = GpuModel(
     name="B200",
     sms=_published(148, "", "torch.cuda device properties of B200; chipsandcheese.com, B200"),
     clock=_published(1.85e9, "1/s", "what makes 2.25 PFLOPS of 148 SMs; " + _SHEET_B200),

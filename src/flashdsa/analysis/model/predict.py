@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.machine import GpuModel
 from flashdsa.analysis.model.timeline import Step, period
 from flashdsa.analysis.model.traffic import Footprint, Traffic, chip_seconds
 
@@ -63,7 +63,7 @@ class Prediction:
         }
 
 
-def predict(work: Work, machine: Machine) -> Prediction:
+def predict(work: Work, machine: GpuModel) -> Prediction:
     """The slower of what an SM and what the chip needs."""
     traffic = work.traffic
     demands = traffic.demands(machine)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flashdsa.analysis.model import backward_sm100
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
-from flashdsa.analysis.model.machine import B200, MACHINES, Machine
+from flashdsa.analysis.model.machine import B200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
 from flashdsa.analysis.model.shapes import QUERIES, TOPK
 from flashdsa.analysis.model.traffic import Traffic
@@ -57,7 +57,7 @@ def backward(
 ) -> Backward:
     """Predict our backward on B200 with each way of dKV."""
 
-    def on(machine: Machine, reduction: backward_sm100.Reduction) -> Prediction:
+    def on(machine: GpuModel, reduction: backward_sm100.Reduction) -> Prediction:
         work = backward_sm100.work(
             machine, reduction=reduction, queries=queries, topk=topk, s_kv=s_kv
         )
@@ -74,16 +74,16 @@ def backward(
     )
 
 
-def _with_fast_bulk_reads(machine: Machine) -> Machine:
+def _with_fast_bulk_reads(machine: GpuModel) -> GpuModel:
     return replace(machine, bulk_read_rate=machine.operand_rate, bulk_starved=machine.dsmem_starved)
 
 
-def _with_slow_dsmem(machine: Machine) -> Machine:
+def _with_slow_dsmem(machine: GpuModel) -> GpuModel:
     rate = machine.dsmem_rate
     return replace(machine, dsmem_rate=replace(rate, value=rate.value / 2))
 
 
-def counts(traffic: Traffic, machine: Machine) -> dict[str, float]:
+def counts(traffic: Traffic, machine: GpuModel) -> dict[str, float]:
     """What a unit moves and computes."""
     return {
         "useful_flop": traffic.useful_flop,

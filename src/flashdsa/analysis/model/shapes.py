@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.machine import GpuModel
 from flashdsa.analysis.model.traffic import Matmul
 
 QUERIES = 4096
@@ -21,7 +21,7 @@ def ss(name: str, count: float, m: int, n: int, **more: object) -> Matmul:
     return Matmul(name, count, m, n, **more)  # type: ignore[arg-type]
 
 
-def l2_cycles(machine: Machine, size: float) -> float:
+def l2_cycles(machine: GpuModel, size: float) -> float:
     """Clocks in which an SM gets its share of L2's reads."""
     share = machine.l2_read.value / machine.sms.value / machine.busy_clock.value
     return size / share

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.machine import GpuModel
 from flashdsa.analysis.model.traffic import Matmul
 
 TENSOR, DSMEM, BULK, RED = "tensor", "dsmem", "bulk reads", "red"
@@ -68,7 +68,7 @@ def period(steps: tuple[Step, ...], other_port: float = 0) -> float:
 
 
 def mma_step(
-    machine: Machine,
+    machine: GpuModel,
     role: str,
     name: str,
     matmuls: tuple[Matmul, ...],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flashdsa.analysis.model.machine import Machine
+from flashdsa.analysis.model.machine import GpuModel
 
 
 class Source(StrEnum):
@@ -48,16 +48,16 @@ class Matmul:
         columns = self.n if self.shared_n is None else self.shared_n
         return float((rows + columns) * self.k * self.element_bytes * self.count)
 
-    def tensor_cycles(self, machine: Machine) -> float:
+    def tensor_cycles(self, machine: GpuModel) -> float:
         """Of the tensor core alone."""
         rate = machine.bf16_rate if self.element_bytes == 2 else machine.fp8_rate
         return self.flop / rate.value * (2 if self.half_rate else 1)
 
-    def port_cycles(self, machine: Machine) -> float:
+    def port_cycles(self, machine: GpuModel) -> float:
         """Of shared memory alone."""
         return self.operand_bytes / machine.operand_rate.value
 
-    def cycles(self, machine: Machine) -> float:
+    def cycles(self, machine: GpuModel) -> float:
         """With nothing else at work: every instruction waits for the slower of the two."""
         return max(self.tensor_cycles(machine), self.port_cycles(machine))
 
@@ -94,16 +94,16 @@ class Traffic:
         """Of all MMAs."""
         return sum(matmul.operand_bytes for matmul in self.matmuls)
 
-    def tensor_cycles(self, machine: Machine) -> float:
+    def tensor_cycles(self, machine: GpuModel) -> float:
         """Of all MMAs on the tensor core."""
         return sum(matmul.tensor_cycles(machine) for matmul in self.matmuls)
 
-    def other_port_cycles(self, machine: Machine) -> float:
+    def other_port_cycles(self, machine: GpuModel) -> float:
         """Of shared memory for all but MMA operands."""
         bulk = self.bulk_read_bytes / machine.bulk_read_rate.value
         return self.shared_bytes / machine.operand_rate.value + bulk
 
-    def demands(self, machine: Machine) -> dict[str, float]:
+    def demands(self, machine: GpuModel) -> dict[str, float]:
         """Clocks of one SM that each of its resources is busy for."""
         red = machine.red_rate if self.red_width == 16 else machine.red_scalar_rate
         operands = self.operand_bytes / machine.operand_rate.value
@@ -127,14 +127,14 @@ class Footprint:
     reduced: float = 0
     read: float = 0
 
-    def miss(self, machine: Machine) -> float:
+    def miss(self, machine: GpuModel) -> float:
         """Share of its accesses that L2 cannot keep, when they are uniformly random."""
         total = self.reduced + self.read
         return max(0.0, 1 - machine.l2_bytes.value / total) if total else 0.0
 
 
 def chip_seconds(
-    machine: Machine, read_bytes: float, reduce_bytes: float, footprint: Footprint
+    machine: GpuModel, read_bytes: float, reduce_bytes: float, footprint: Footprint
 ) -> float:
     """L2 and HBM, one after the other byte by byte: reductions and reads share L2's time."""
     miss = footprint.miss(machine)

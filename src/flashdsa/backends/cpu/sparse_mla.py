@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.gather import gather_rows
-from flashdsa.backends.cpu.tiling import Tile, query_tiles, spans
+from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
 
 LARGE_LOGIT = 64.0
@@ -62,7 +62,7 @@ def _attend(
     d_v: int,
     sm_scale: float,
     topk_length: Tensor | None,
-    tile: Tile,
+    tile: QueryTile,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile.
 
@@ -146,7 +146,7 @@ def _backward_tile(
     topk_length: Tensor | None,
     sm_scale: float,
     dkv: Tensor,
-    tile: Tile,
+    tile: QueryTile,
 ) -> Tensor:
     """dQ (queries, H, d_qk) of one tile; its rows of dKV are added to `dkv`."""
     queries, both_heads, d_qk = q_and_do.shape

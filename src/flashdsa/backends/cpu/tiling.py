@@ -15,7 +15,7 @@ MAX_K_BLOCK = 2048
 
 
 @dataclass(frozen=True)
-class Tile:
+class QueryTile:
     """Queries [`first`, `last`) and the number of their keys worked on at once."""
 
     first: int
@@ -23,12 +23,12 @@ class Tile:
     k_block: int
 
 
-def query_tiles(num_queries: int, topk: int, bytes_per_key: int) -> Iterator[Tile]:
+def query_tiles(num_queries: int, topk: int, bytes_per_key: int) -> Iterator[QueryTile]:
     """Cut `num_queries` queries of `topk` keys, each key needing `bytes_per_key` of workspace."""
     k_block = max(1, min(topk, MAX_K_BLOCK))
     queries = max(1, WORKSPACE_BYTES // (k_block * bytes_per_key))
     for first in range(0, num_queries, queries):
-        yield Tile(first, min(first + queries, num_queries), k_block)
+        yield QueryTile(first, min(first + queries, num_queries), k_block)
 
 
 def spans(length: int, step: int) -> Iterator[tuple[int, int]]:

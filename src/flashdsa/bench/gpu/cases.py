@@ -33,7 +33,7 @@ RAGGED = f"ragged, {RAGGED_ROWS} rows, 1 to {RAGGED_LONGEST}"
 
 
 @dataclass(frozen=True)
-class IndexerCase:
+class BenchCase:
     """One batch to time.
 
     Attributes:
@@ -60,13 +60,13 @@ def shape_name(batch: int, length: int) -> str:
     return f"{batch}/{length // 1024}K"
 
 
-def indexer_cases(quick: bool = False) -> list[IndexerCase]:
+def indexer_cases(quick: bool = False) -> list[BenchCase]:
     """Every case, in the order of the table; `quick`: the smallest of each kind."""
-    cases = [IndexerCase(shape_name(b, n), "shape", (n,) * b) for b, n in SHAPES]
-    cases.append(IndexerCase(CONTEST, "ragged", CONTEST_LENGTHS, num_pages=CONTEST_PAGES))
-    cases.append(IndexerCase(RAGGED, "ragged", ragged_lengths()))
+    cases = [BenchCase(shape_name(b, n), "shape", (n,) * b) for b, n in SHAPES]
+    cases.append(BenchCase(CONTEST, "ragged", CONTEST_LENGTHS, num_pages=CONTEST_PAGES))
+    cases.append(BenchCase(RAGGED, "ragged", ragged_lengths()))
     cases += [
-        IndexerCase(f"{shape_name(b, n)} {data}", "distribution", (n,) * b, data)
+        BenchCase(f"{shape_name(b, n)} {data}", "distribution", (n,) * b, data)
         for data in DISTRIBUTIONS
         for b, n in DISTRIBUTION_SHAPES
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import flashdsa
-from flashdsa.bench.gpu.cases import IndexerCase
+from flashdsa.bench.gpu.cases import BenchCase
 from flashdsa.bench.gpu.inputs import make_inputs
 from flashdsa.bench.gpu.protocol import Timer
 from flashdsa.bench.gpu.thresholds import LAUNCH, OPERATION
@@ -26,7 +26,7 @@ WIDE_PAGES = 2048
 def host_us(device: str, timer: Timer) -> dict[str, float]:
     """Microseconds of a call on one row of one page: short on the GPU, so that its queue never
     fills. The operation is called as torch does, through the dispatcher, and as users do."""
-    inputs = make_inputs(IndexerCase("host", "host", (64,)), device)
+    inputs = make_inputs(BenchCase("host", "host", (64,)), device)
     table = torch.zeros(1, WIDE_PAGES, dtype=torch.int32, device=device)
     wide = replace(inputs, block_table=table).operands
     settings = (False, True, "auto")
@@ -42,7 +42,7 @@ def host_floor_us(device: str, timer: Timer) -> dict[str, float]:
     """Microseconds of torch's own smallest launch, and of an operation with the indexer's
     arguments and an empty body in Python."""
     one = torch.zeros(1, device=device)
-    operands = make_inputs(IndexerCase("host", "host", (64,)), device).operands
+    operands = make_inputs(BenchCase("host", "host", (64,)), device).operands
     return {
         ADD: timer.host_us(lambda: one.add_(1)),
         EMPTY: timer.host_us(partial(_empty_op(), *operands, False, True, "auto")),

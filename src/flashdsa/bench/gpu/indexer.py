@@ -13,10 +13,10 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.gpu.cases import IndexerCase
+from flashdsa.bench.gpu.cases import BenchCase
 from flashdsa.bench.gpu.device import clocks, describe_gpu, gpu_versions
 from flashdsa.bench.gpu.host import host_floor_us, host_us
-from flashdsa.bench.gpu.inputs import IndexerInputs, make_inputs
+from flashdsa.bench.gpu.inputs import BenchInputs, make_inputs
 from flashdsa.bench.gpu.judge import judge_ids, judge_peer
 from flashdsa.bench.gpu.peers import CONTENDERS, LOGITS, PAIRS, TOP_KS, Peers, in_a_line
 from flashdsa.bench.gpu.protocol import PROTOCOL, GpuHangError, GpuTimes, Timer, read_bandwidths
@@ -34,7 +34,7 @@ OnProgress = Callable[[int, int, str], None]
 class GpuBenchOptions:
     """What to time, and by whom."""
 
-    cases: list[IndexerCase]
+    cases: list[BenchCase]
     repeats: int = 30
     device: str = "cuda"
     buffer_mebibytes: int = 4096
@@ -89,7 +89,7 @@ def run_indexer_bench(
 
 
 def _row(
-    case: IndexerCase, options: GpuBenchOptions, timer: Timer, peers: Peers, gbps: float
+    case: BenchCase, options: GpuBenchOptions, timer: Timer, peers: Peers, gbps: float
 ) -> GpuRow:
     inputs = make_inputs(case, options.device)
     launch = partial(flashdsa.dsa_topk_indexer_launch, *inputs.operands)
@@ -147,7 +147,7 @@ def _fastest(peers: dict[str, PeerTime], names: tuple[str, ...]) -> tuple[str | 
 
 
 def _ready_peers(
-    inputs: IndexerInputs, peers: Peers, timer: Timer
+    inputs: BenchInputs, peers: Peers, timer: Timer
 ) -> tuple[dict[str, Callable[[], Tensor]], dict[str, PeerTime]]:
     """The peers that can be timed on these operands, and what is known of all of them."""
     ready: dict[str, Callable[[], Tensor]] = {}

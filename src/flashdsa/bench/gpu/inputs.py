@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdsa.bench.gpu.cases import TOPK, IndexerCase
+from flashdsa.bench.gpu.cases import TOPK, BenchCase
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     INDEX_TOKEN_BYTES,
     NUM_INDEX_HEADS,
     PAGE_BYTES,
+    PAGE_KEY_BYTES,
     PAGE_SIZE,
 )
 
-KEY_BYTES = PAGE_SIZE * INDEX_HEAD_DIM
 E4M3_MAX = 448.0
 SCORE = 1.265625
 """Of a token of scale 1 in an adversarial case: the middle of the ranking's bin 1.25 to 1.28125."""
@@ -24,10 +24,10 @@ _PAGES_AT_ONCE = 16384
 
 
 @dataclass(frozen=True)
-class IndexerInputs:
+class BenchInputs:
     """Arguments of `dsa_topk_indexer`; every row has pages of its own, in random order."""
 
-    case: IndexerCase
+    case: BenchCase
     q: Tensor
     cache: Tensor
     weights: Tensor
@@ -45,12 +45,12 @@ class IndexerInputs:
         length = self.case.lengths[row]
         pages = self.block_table[row, : -(-length // PAGE_SIZE)].long()
         raw = self.cache.view(-1, PAGE_BYTES)[pages]
-        keys = raw[:, :KEY_BYTES].contiguous().view(torch.float8_e4m3fn)
-        scales = raw[:, KEY_BYTES:].contiguous().view(torch.float32)
+        keys = raw[:, :PAGE_KEY_BYTES].contiguous().view(torch.float8_e4m3fn)
+        scales = raw[:, PAGE_KEY_BYTES:].contiguous().view(torch.float32)
         return keys.view(-1, INDEX_HEAD_DIM)[:length], scales.view(-1)[:length]
 
 
-def make_inputs(case: IndexerCase, device: str, seed: int = 0) -> IndexerInputs:
+def make_inputs(case: BenchCase, device: str, seed: int = 0) -> BenchInputs:
     """Operands of `case`; the output is poisoned with -99."""
     generator = torch.Generator(device).manual_seed(seed)
     batch = len(case.lengths)
@@ -66,7 +66,7 @@ def make_inputs(case: IndexerCase, device: str, seed: int = 0) -> IndexerInputs:
     cache = torch.empty(pool, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8, device=device)
     lengths = torch.tensor(case.lengths, dtype=torch.int32, device=device)
     ids = torch.full((batch, TOPK), -99, dtype=torch.int32, device=device)
-    inputs = IndexerInputs(case, q.to(torch.float8_e4m3fn), cache, weights, lengths, table, ids)
+    inputs = BenchInputs(case, q.to(torch.float8_e4m3fn), cache, weights, lengths, table, ids)
     if case.data == "random":
         _fill_random(cache, generator)
     else:
@@ -81,17 +81,17 @@ def _fill_random(cache: Tensor, generator: torch.Generator) -> None:
         keys = torch.randn(size, generator=generator, device=cache.device)
         scales = keys.abs().amax(-1).clamp(min=1e-4) / E4M3_MAX
         codes = (keys / scales[..., None]).to(torch.float8_e4m3fn)
-        pages[:, :KEY_BYTES] = codes.view(torch.uint8).view(len(pages), -1)
-        pages[:, KEY_BYTES:] = scales.view(torch.uint8).view(len(pages), -1)
+        pages[:, :PAGE_KEY_BYTES] = codes.view(torch.uint8).view(len(pages), -1)
+        pages[:, PAGE_KEY_BYTES:] = scales.view(torch.uint8).view(len(pages), -1)
 
 
-def _fill_distribution(inputs: IndexerInputs, generator: torch.Generator) -> None:
+def _fill_distribution(inputs: BenchInputs, generator: torch.Generator) -> None:
     """One key vector for all tokens and positive weights: a score is SCORE times its scale."""
     device = inputs.cache.device
     pages = inputs.cache.view(-1, PAGE_BYTES)
     key = torch.randn(INDEX_HEAD_DIM, generator=generator, device=device).to(torch.float8_e4m3fn)
-    pages[:, :KEY_BYTES] = key.view(torch.uint8).repeat(PAGE_SIZE)
-    pages[:, KEY_BYTES:] = torch.ones(PAGE_SIZE, device=device).view(torch.uint8)
+    pages[:, :PAGE_KEY_BYTES] = key.view(torch.uint8).repeat(PAGE_SIZE)
+    pages[:, PAGE_KEY_BYTES:] = torch.ones(PAGE_SIZE, device=device).view(torch.uint8)
     weights = inputs.weights.abs_()
     sums = (inputs.q.double() @ key.double()).relu() * weights.double()
     weights.mul_((SCORE / sums.sum(-1, keepdim=True)).float())
@@ -99,7 +99,7 @@ def _fill_distribution(inputs: IndexerInputs, generator: torch.Generator) -> Non
         taken = inputs.block_table[row, : -(-length // PAGE_SIZE)].long()
         scales = torch.ones(len(taken) * PAGE_SIZE, device=device)
         scales[:length] = _scales(inputs.case.data, length, generator, device)
-        pages[taken, KEY_BYTES:] = scales.view(torch.uint8).view(-1, PAGE_BYTES - KEY_BYTES)
+        pages[taken, PAGE_KEY_BYTES:] = scales.view(-1, PAGE_SIZE).view(torch.uint8)
 
 
 def _scales(data: str, length: int, generator: torch.Generator, device: torch.device) -> Tensor:

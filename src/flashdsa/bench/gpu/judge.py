@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.bench.gpu.inputs import IndexerInputs
+from flashdsa.bench.gpu.inputs import BenchInputs
 from flashdsa.problem import PAGE_SIZE
 from flashdsa.verify.tolerances import SCORE_TOLERANCES
 
@@ -16,7 +16,7 @@ EXACT = ("equal", "two", "ascending", "descending")
 SCORED_ROWS = 16
 
 
-def judge_ids(inputs: IndexerInputs, ids: Tensor) -> list[str]:
+def judge_ids(inputs: BenchInputs, ids: Tensor) -> list[str]:
     """What is wrong with the ids, in words; every row's form, SCORED_ROWS rows' scores."""
     findings = []
     scored = scored_rows(len(inputs.case.lengths))
@@ -29,7 +29,7 @@ def judge_ids(inputs: IndexerInputs, ids: Tensor) -> list[str]:
     return findings
 
 
-def judge_peer(inputs: IndexerInputs, positions: Tensor) -> list[str]:
+def judge_peer(inputs: BenchInputs, positions: Tensor) -> list[str]:
     """The same for a peer's positions (B, topk): the rows that it had to choose in, no tie rule."""
     findings = []
     topk = inputs.ids.shape[1]
@@ -46,7 +46,7 @@ def scored_rows(batch: int) -> list[int]:
     return [row * batch // count for row in range(count)]
 
 
-def judge_positions(inputs: IndexerInputs, row: int, positions: Tensor, exact: bool) -> str | None:
+def judge_positions(inputs: BenchInputs, row: int, positions: Tensor, exact: bool) -> str | None:
     """What is wrong with the positions chosen in a row; None if nothing is."""
     length = inputs.case.lengths[row]
     if positions.numel() and not bool(((positions >= 0) & (positions < length)).all()):
@@ -68,7 +68,7 @@ def judge_positions(inputs: IndexerInputs, row: int, positions: Tensor, exact: b
     return f"left out a score better by {lost:.3g} (limit {limit:.3g})" if lost > limit else None
 
 
-def float64_scores(inputs: IndexerInputs, row: int) -> tuple[Tensor, Tensor]:
+def float64_scores(inputs: BenchInputs, row: int) -> tuple[Tensor, Tensor]:
     """A row's scores, and the same of |weights|."""
     keys, scales = inputs.row_keys(row)
     dots = (keys.double() @ inputs.q[row].double().T).relu()
@@ -76,7 +76,7 @@ def float64_scores(inputs: IndexerInputs, row: int) -> tuple[Tensor, Tensor]:
     return (dots @ weights) * scales, (dots @ weights.abs()) * scales
 
 
-def _positions(inputs: IndexerInputs, row: int, ids: Tensor) -> tuple[Tensor, str | None]:
+def _positions(inputs: BenchInputs, row: int, ids: Tensor) -> tuple[Tensor, str | None]:
     """The row's chosen positions, and what is wrong with the form of its ids."""
     length = inputs.case.lengths[row]
     count = min(length, len(ids))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.bench.gpu.inputs import IndexerInputs
+from flashdsa.bench.gpu.inputs import BenchInputs
 from flashdsa.problem import INDEX_HEAD_DIM, NUM_INDEX_HEADS, PAGE_SIZE
 
 LOGITS = "DeepGEMM logits"
@@ -34,7 +34,7 @@ class Peers:
     cudnn_top_k: Callable[..., Any] | None = None
     missing: dict[str, str] = field(default_factory=dict)
 
-    def calls(self, inputs: IndexerInputs) -> dict[str, Callable[[], Tensor]]:
+    def calls(self, inputs: BenchInputs) -> dict[str, Callable[[], Tensor]]:
         """Each contender on these operands; it returns scores or positions (B, topk)."""
         if self.deep_gemm is None:
             return {}
@@ -58,7 +58,7 @@ class Peers:
             calls[TORCH_PAIR] = lambda: logits().masked_fill_(beyond, -torch.inf).topk(k).indices
         return calls
 
-    def _logits_call(self, inputs: IndexerInputs) -> Callable[[], Tensor]:
+    def _logits_call(self, inputs: BenchInputs) -> Callable[[], Tensor]:
         gemm = self.deep_gemm
         batch = len(inputs.case.lengths)
         q = inputs.q.view(batch, 1, NUM_INDEX_HEADS, INDEX_HEAD_DIM)

@@ -1,1 +1,1 @@
-"""dV = S^T dO in two parts, with the operands in every form: the study of seed 001."""
+"""dV = S^T dO in two parts, with the operands in every form."""

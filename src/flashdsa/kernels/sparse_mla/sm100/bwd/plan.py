@@ -14,12 +14,12 @@ from flashdsa.hw import SM100, WARPGROUP_SIZE
 from flashdsa.plan import (
     Arrives,
     Barrier,
+    LiveRange,
     Role,
     SmemPlan,
     SmemRegion,
     TmemPlan,
     TmemRegion,
-    Turn,
     check_barriers,
     check_registers,
     plan_smem,
@@ -162,45 +162,45 @@ class BwdPlan:
         barriers = sum(barrier.stages for barrier in self.barriers) * 8
         row_bytes = self.index_stages * B_TOPK * 4
 
-        def loop(holds: str) -> tuple[Turn]:
-            return (Turn(Step.LOAD, Step.DKV2, holds),)
+        def loop(holds: str) -> tuple[LiveRange]:
+            return (LiveRange(Step.LOAD, Step.DKV2, holds),)
 
-        kv_turns = (
-            Turn(Step.LOAD, Step.DQ, "K(b)", 0),
-            Turn(Step.DP, Step.DKV2, f"K(b+{self.kv_stages}) comes", 0),
-            *(Turn(Step.LOAD, Step.DKV2, f"K(b+{i})", i) for i in range(1, self.kv_stages)),
+        kv_live = (
+            LiveRange(Step.LOAD, Step.DQ, "K(b)", 0),
+            LiveRange(Step.DP, Step.DKV2, f"K(b+{self.kv_stages}) comes", 0),
+            *(LiveRange(Step.LOAD, Step.DKV2, f"K(b+{i})", i) for i in range(1, self.kv_stages)),
         )
-        partial_turns = (
-            Turn(Step.DKV0_DS, Step.DP, "P(b+1)"),
-            Turn(Step.DKV1, Step.DKV0_S, "dP(b+1)"),
+        partial_live = (
+            LiveRange(Step.DKV0_DS, Step.DP, "P(b+1)"),
+            LiveRange(Step.DKV1, Step.DKV0_S, "dP(b+1)"),
         )
-        epilogue = (Turn(Step.EPILOGUE, Step.EPILOGUE, "dQ in bf16"),)
-        s_turns = (Turn(Step.P, Step.DKV1, "S(b)"),)
-        ds_turns = (Turn(Step.DKV0_S, Step.DKV2, "dS(b)"),)
+        epilogue = (LiveRange(Step.EPILOGUE, Step.EPILOGUE, "dQ in bf16"),)
+        s_live = (LiveRange(Step.P, Step.DKV1, "S(b)"),)
+        ds_live = (LiveRange(Step.DKV0_S, Step.DKV2, "dS(b)"),)
         return [
-            SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", turns=loop("Q")),
+            SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", live=loop("Q")),
             SmemRegion(
-                "q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", turns=loop("Q rope")
+                "q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", live=loop("Q rope")
             ),
             SmemRegion("dq", dq_bytes, 1024, "dQ on its way out, SW128 and SW64", "q", epilogue),
-            SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", turns=loop("dO")),
+            SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", live=loop("dO")),
             SmemRegion(
                 "kv", self.kv_stages * self.kv_bytes, 1024, "keys, SW128 and SW64",
-                turns=kv_turns, pieces=self.kv_stages,
+                live=kv_live, stages=self.kv_stages,
             ),
             SmemRegion(
-                "s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64", turns=s_turns
+                "s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64", live=s_live
             ),
-            SmemRegion("ds", self.score_bytes, 1024, "dS likewise", turns=ds_turns),
+            SmemRegion("ds", self.score_bytes, 1024, "dS likewise", live=ds_live),
             SmemRegion(
-                "partial", self.partial_bytes, 1024, "the peer's P or dP, fp32", turns=partial_turns
+                "partial", self.partial_bytes, 1024, "the peer's P or dP, fp32", live=partial_live
             ),
             SmemRegion(
                 "ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32",
-                pieces=self.ring_slots,
+                stages=self.ring_slots,
             ),
             SmemRegion(
-                "rows", row_bytes, 16, "kv rows of a block, -1: none", pieces=self.index_stages
+                "rows", row_bytes, 16, "kv rows of a block, -1: none", stages=self.index_stages
             ),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
             SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation"),
@@ -220,25 +220,25 @@ class BwdPlan:
     @property
     def columns(self) -> list[TmemRegion]:
         """What tensor memory holds."""
-        dkv_turns = (
-            Turn(Step.DKV0_S, Step.DP, "part 0"),
-            Turn(Step.DKV1, Step.DKV1, "part 1"),
-            Turn(Step.DKV2, Step.P, "part 2"),
+        dkv_live = (
+            LiveRange(Step.DKV0_S, Step.DP, "part 0"),
+            LiveRange(Step.DKV1, Step.DKV1, "part 1"),
+            LiveRange(Step.DKV2, Step.P, "part 2"),
         )
-        p_turns = (Turn(Step.P, Step.DQ, "P(b+1)"),)
-        dp_turns = (Turn(Step.DP, Step.P, "dP(b+1)"),)
-        ds_turns = (Turn(Step.DKV0_S, Step.DQ, "dS(b)"),)
-        do_turns = (Turn(Step.LOAD, Step.DKV2, "dO"),)
+        p_live = (LiveRange(Step.P, Step.DQ, "P(b+1)"),)
+        dp_live = (LiveRange(Step.DP, Step.P, "dP(b+1)"),)
+        ds_live = (LiveRange(Step.DKV0_S, Step.DQ, "dS(b)"),)
+        do_live = (LiveRange(Step.LOAD, Step.DKV2, "dO"),)
         dkv = self.dims + self.own_rope_dims
         p, dp, do = (dkv + i * B_TOPK for i in (1, 2, 3))
         return [
             TmemRegion("dq", 0, self.dims, "dQ fp32, lane = head"),
             TmemRegion("dq_rope", self.dims, self.own_rope_dims, "dQ's RoPE dims"),
-            TmemRegion("dkv", dkv, B_TOPK, "a part of dKV, lane = dim, column = key", dkv_turns),
-            TmemRegion("p", p, B_TOPK, "P fp32, lane = head, column = key", p_turns),
-            TmemRegion("dp", dp, B_TOPK, "dP likewise", dp_turns),
-            TmemRegion("ds", dp, B_TOPK // 2, "dS bf16, two keys a column", ds_turns),
-            TmemRegion("do", do, self.dims // 2, "dO bf16, two dims a column", do_turns),
+            TmemRegion("dkv", dkv, B_TOPK, "a part of dKV, lane = dim, column = key", dkv_live),
+            TmemRegion("p", p, B_TOPK, "P fp32, lane = head, column = key", p_live),
+            TmemRegion("dp", dp, B_TOPK, "dP likewise", dp_live),
+            TmemRegion("ds", dp, B_TOPK // 2, "dS bf16, two keys a column", ds_live),
+            TmemRegion("do", do, self.dims // 2, "dO bf16, two dims a column", do_live),
         ]
 
     @property

@@ -15,7 +15,7 @@ VARIANTS = (
     "early-read",
     "overwrite",
     "late-operand",
-    "seed-repair",
+    "fence-only",
 )
 """What happens to part 0 (clears) and part 1 (accumulates):
 
@@ -23,7 +23,7 @@ pair: one thread issues both, back to back. threads: one thread of warp 0 issues
 warp 1 part 1. shapes: part 1 is two MMAs of half the columns for each k-step. early-read: D is read
 behind a barrier, but no commit and wait. overwrite: B is overwritten behind such a barrier.
 late-operand: part 1's B is written while part 0 is issued, with no barrier before part 1.
-seed-repair: as in the seed, between the parts a barrier, tcgen05.fence and D read back, no commit.
+fence-only: between the parts a barrier, tcgen05.fence and D read back, no commit.
 """
 WS_ROWS = (32, 64, 128)
 WS_COLUMNS = (64, 128, 256)

@@ -172,7 +172,7 @@ def _seed_repair(
     tmem: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Both parts with the seed's lines between them: fence, barrier, D read back, fence."""
+    """Both parts with four things between them: fence, barrier, D read back, fence."""
     tid, _, _ = cute.arch.thread_idx()
     lanes = tmem + ((tid // 32) << 21)
     _issue((0, 1), False, arena, mbarriers, tmem, plan)
@@ -198,7 +198,7 @@ def _run_variant(
     lanes = tmem + ((tid // 32) << 21)
     if cutlass.const_expr(plan.variant == "threads"):
         _issue_from_two_warps(arena, mbarriers, tmem, plan)
-    elif cutlass.const_expr(plan.variant == "seed-repair"):
+    elif cutlass.const_expr(plan.variant == "fence-only"):
         _seed_repair(d[0, None, None], arena, mbarriers, tmem, plan)
     else:
         _issue((0, 2), True, arena, mbarriers, tmem, plan)
