@@ -29,6 +29,7 @@ from ptxemu.syntax.ast import Function, Parameter
 from ptxemu.syntax.ast import Module as Syntax
 from ptxemu.syntax.inlining import inlined
 from ptxemu.syntax.parser import parse_module
+from ptxemu.text_files import read_text
 
 isa.load_all()
 
@@ -188,8 +189,11 @@ def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = Fals
         ptx: PTX text, or a `Path` of a file.
         arch: the device to emulate; the text's `.target` by default.
         allow_illegal: load kernels that ptxas would refuse as a whole (`isa.kernel_rules`).
+
+    Raises:
+        UnreadableFileError: the file is missing, a folder, or no text (a cubin, say).
     """
-    text = ptx.read_text() if isinstance(ptx, Path) else ptx
+    text = read_text(ptx, "PTX") if isinstance(ptx, Path) else ptx
     name = str(ptx) if isinstance(ptx, Path) else "<ptx>"
     syntax = parse_module(text, name=name)
     for kernel in syntax.kernels.values():

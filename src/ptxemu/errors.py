@@ -34,6 +34,10 @@ class PtxSyntaxError(PtxEmuError, ValueError):
         self.span = span
 
 
+class UnreadableFileError(PtxEmuError, OSError):
+    """A file that is missing, a folder, or not the text that it should be."""
+
+
 class UnsupportedInstructionError(PtxEmuError, NotImplementedError):
     """The kernel needs instructions that ptxemu does not have; raised before anything runs."""
 

@@ -123,6 +123,8 @@ def is_saved_launch(path: Path) -> bool:
     Raises:
         OSError: it cannot be read.
     """
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 

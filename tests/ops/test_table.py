@@ -85,7 +85,7 @@ def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = problem(MLA_BWD, capability, monkeypatch)
-    needs = f"compute capability: needs {capability[0]}.{capability[1]}, has 10.0"
+    needs = f"compute capability: takes 10.0; got {capability[0]}.{capability[1]}"
     for backend in ("auto", "sm100"):
         with pytest.raises(UnsupportedError, match=needs):
             registry.select(wanted, backend)

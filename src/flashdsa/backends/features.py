@@ -69,7 +69,7 @@ class Reason:
     def __str__(self) -> str:
         if not self.wanted:
             return f"{self.feature}: needed, not there"
-        return f"{self.feature}: needs {self.wanted}, has {self.supported}"
+        return f"{self.feature}: takes {self.supported}; got {self.wanted}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ptxemu.cutedsl.gpu_stand_in import pretend_gpu
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.cutedsl.session import Emulation
 from ptxemu.errors import PtxEmuError
+from ptxemu.text_files import read_text
 
 _NOT_THE_SCRIPT = ("/ptxemu/", "/cutlass/", "/torch/", "/tvm_ffi/", "<frozen")
 
@@ -43,10 +44,10 @@ def run_script(
         arch: the architecture that the GPU is said to have.
 
     Raises:
-        PtxEmuError: there is no such script.
+        UnreadableFileError: there is no such script, or it is no text.
     """
-    if not is_module and not Path(target).is_file():
-        raise PtxEmuError(f"{target}: no such file")
+    if not is_module:
+        read_text(Path(target), "Python")
     patches = Patches()
     patches.replace(sys, "argv", [target, *arguments])
     patches.replace(sys, "path", list(sys.path))

@@ -155,5 +155,5 @@ def test_no_scores_at_all():
 
 def test_other_sizes_are_refused_by_name():
     scores, lengths = torch.zeros(1, 64), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match=r"topk: needs 100, has 512, 1024, 2048"):
+    with pytest.raises(UnsupportedError, match=r"topk: takes 512, 1024, 2048; got 100"):
         flashdsa.topk_indices(scores, lengths, 100, backend="emulate-sm90")

@@ -123,7 +123,7 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:
     inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="num_heads: needs 64, has 128"):
+    with pytest.raises(UnsupportedError, match="num_heads: takes 128; got 64"):
         check_backward(inputs, "emulate-sm100")
 
 

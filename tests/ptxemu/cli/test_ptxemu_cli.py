@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,3 +228,18 @@ def test_a_tensor_map_describes_its_array():
     argument = parse("map:f32[8,32]=arange;box=4,16;swizzle=64B", np.random.default_rng(0))
     assert len(argument.value) == 128
     assert int.from_bytes(argument.value[:8], "little") == argument.array.ctypes.data
+
+
+@pytest.mark.parametrize("command", ["info", "exec"])
+def test_a_file_that_is_no_text_is_named_with_what_it_is(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(b"\x7fELF\x02\x01\x80\xff")
+    for path, said in (
+        (binary, "not text but bytes; expected"),
+        (tmp_path, "a folder; expected a file of"),
+        (tmp_path / "none.ptx", "no such file"),
+    ):
+        assert main([command, str(path)]) == 2
+        assert f"ptxemu: error: {path}: {said}" in capsys.readouterr().err
