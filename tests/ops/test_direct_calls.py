@@ -5,10 +5,11 @@ The kernel and its GPU are pretended: a launcher of CPU tensors that notes its l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -23,7 +24,9 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.indexer_launch import LAUNCHES, Launch, LaunchCache, is_plain_eager
+from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache, is_plain_eager
+from flashdsa.ops.registration import custom_op
+from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.problem import Operation
 from tests.ops import inputs
 
@@ -31,7 +34,7 @@ TOPK = 16
 HEADS = (4, 8)
 HELD = inputs.indexer()
 CACHE = HELD.k_index_cache_fp8
-OP = torch.ops.flashdsa.dsa_topk_indexer.default
+OP = custom_op(DSA_TOPK_INDEXER)
 
 
 @dataclass
@@ -53,17 +56,15 @@ class Kernel:
     def prepare(self, device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Any:
         """Its launcher."""
         assert device.type == "cpu"
-        assert num_heads in HEADS and topk in (TOPK, 2 * TOPK)
-        return self
+        function = partial(self.function, (num_heads, topk))
+        return SimpleNamespace(ready=lambda rows: (function, 3 * rows, 4))
 
-    def ready(self, rows: int) -> tuple[Callable[..., None], int, int]:
-        """The short way."""
-        return self.function, 3 * rows, 4
-
-    def function(self, *arguments: Any) -> None:
-        """The kernel's function."""
+    def function(self, compiled_for: tuple[int, int], *arguments: Any) -> None:
+        """The short way: the kernel's function."""
         if self.refusal is not None:
             raise self.refusal
+        if (arguments[0].shape[1], arguments[5].shape[1]) != compiled_for:
+            raise ValueError("Mismatched sizes")
         assert arguments[6:] == (3 * len(arguments[0]), 4)
         self.tables.append((*arguments[4].shape, False))
         self._write("direct", arguments[5])
@@ -374,7 +375,7 @@ def test_calls_of_as_many_elements_but_other_sizes_are_direct_in_turn(
 def test_launches_are_forgotten_before_there_are_too_many() -> None:
     launches = LaunchCache(most=2)
     for key in range(3):
-        launches.keep((key,), Launch(print, key, 0))
+        launches.keep((key,), 1, (print, key, 0))
     assert [launches.find((key,)) for key in range(3)] == [None, None, (print, 2, 0)]
 
 

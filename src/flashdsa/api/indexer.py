@@ -10,8 +10,8 @@ from flashdsa.backends.registry import resolve_backend
 from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
 from flashdsa.ops.checks import capability, require_positive
 from flashdsa.ops.indexer_launch import (
-    LAUNCHES,
     REFUSALS,
+    find_launch,
     is_plain_eager,
     launch_again,
     serve_unchecked,
@@ -109,14 +109,7 @@ def dsa_topk_indexer_launch(
     """
     # NOTE: of 6 us of host time 5 are spent in the kernel's function: hence no calls here but the
     # tensors' fastest. A function that was compiled for other tensors refuses these.
-    launch = LAUNCHES.find(
-        (
-            q_index_fp8.numel(),
-            topk_indices.numel(),
-            seq_lens.numel(),
-            topk_indices.get_device(),
-        )
-    )
+    launch = find_launch((q_index_fp8.numel(), topk_indices.numel(), topk_indices.get_device()))
     if launch is not None and k_index_cache_fp8.numel():
         function, first, second = launch
         try:

@@ -5,8 +5,8 @@ torch's dispatcher takes 5 us of host time, the checks 15, where a launch takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,40 +24,59 @@ REFUSALS = (TypeError, ValueError, BufferError)
 RuntimeError is the driver's: that one is the caller's to see."""
 
 
-class Launch(NamedTuple):
-    """`function` takes the operation's tensors and the two numbers."""
-
-    function: Callable[..., Any]
-    first: int
-    second: int
+Launch = tuple[Callable[..., Any], int, int]
+"""A function of the operation's tensors and two numbers, and the numbers; a plain tuple, since a
+NamedTuple takes 20 ns more to unpack."""
 
 
 class LaunchCache:
-    """How calls are launched, by their sizes and GPU and, if they are checked, by their order and
-    what chose the backend. `find` gives None for a call that was not there before.
+    """How calls are launched, by the numbers of elements of the queries and of the ids and by the
+    GPU; if they are checked, by their order and what chose the backend too.
 
-    The sizes are `(queries, ids, rows, gpu)`, numbers of elements: these say the heads and topk.
+    Two calls with one key differ in their rows (2 rows of 32 heads and 1024 ids, one of 64 and
+    2048): where both come, the launch that is kept looks at the rows. To have them in the key would
+    cost every call 45 ns.
     """
 
     def __init__(self, most: int = 4096) -> None:
-        """Holds at most so many launches: the next one empties it."""
+        """Holds at most so many keys: the next one empties it."""
         self._most = most
+        self._by_rows: dict[tuple[Any, ...], dict[int, Launch]] = {}
         self._launches: dict[tuple[Any, ...], Launch] = {}
         self.find = self._launches.get
 
-    def keep(self, key: tuple[Any, ...], launch: Launch) -> None:
-        """`launch` serves the next call with this key."""
-        if len(self._launches) >= self._most:
-            self._launches.clear()
-        self._launches[key] = launch
+    def keep(self, key: tuple[Any, ...], rows: int, launch: Launch) -> None:
+        """`launch` serves calls with this key and so many rows."""
+        if key not in self._launches and len(self._launches) >= self._most:
+            self.clear()
+        by_rows = self._by_rows.setdefault(key, {})
+        by_rows[rows] = launch
+        self._launches[key] = launch if len(by_rows) == 1 else (_of_rows(by_rows), 0, 0)
 
     def clear(self) -> None:
         """Every call is new again."""
+        self._by_rows.clear()
         self._launches.clear()
+
+
+def _of_rows(by_rows: Mapping[int, Launch]) -> Callable[..., Any]:
+    """A launch's function that launches as its number of rows says."""
+
+    def function(*arguments: Any) -> Any:
+        operands = TopkIndexerOperands(*arguments[: len(TopkIndexerOperands._fields)])
+        launch = by_rows.get(operands.seq_lens.numel())
+        if launch is None:
+            raise ValueError("no kernel was launched for so many rows yet")
+        known, first, second = launch
+        return known(*operands, first, second)
+
+    return function
 
 
 LAUNCHES = LaunchCache()
 """This process's."""
+find_launch = LAUNCHES.find
+"""The launch of a key, or None; without a look at `LAUNCHES`, which costs as much again."""
 
 
 def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[Any, ...]) -> None:
@@ -74,8 +93,9 @@ def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[An
     prepared = chosen.load_launcher()(queries.device, queries.shape[1], topk, *order)
     if choice:
         choice += (raw_settings()[0],)
-    key = (queries.numel(), ids.numel(), operands.seq_lens.numel(), ids.get_device(), *choice)
-    LAUNCHES.keep(key, Launch(*prepared.ready(rows)))
+    key = (queries.numel(), ids.numel(), ids.get_device(), *choice)
+    function, first, second = prepared.ready(rows)
+    LAUNCHES.keep(key, rows, (function, first, second))
 
 
 def launch_again(
@@ -98,11 +118,10 @@ def launch_again(
     number of pages. What is refused goes to the checks, which say what is wrong with it.
     """
     raw_backend, raw_check = raw_settings()
-    launch = LAUNCHES.find(
+    launch = find_launch(
         (
             q_index_fp8.numel(),
             topk_indices.numel(),
-            seq_lens.numel(),
             topk_indices.get_device(),
             sorted,
             backend,
