@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 
-class Space(Enum):
+class _Quick(Enum):
+    """Hashed by identity, for these are keys of dictionaries at every access."""
+
+    __hash__ = object.__hash__
+
+
+class Space(_Quick):
     """Where bytes live. Shared memory and TMEM belong to a CTA, the others to the grid."""
 
     GLOBAL = "global"
@@ -30,7 +36,7 @@ class Space(Enum):
     CONST = "const"
 
 
-class AccessKind(Enum):
+class AccessKind(_Quick):
     """What an access does to the bytes."""
 
     READ = "read"
@@ -38,7 +44,7 @@ class AccessKind(Enum):
     ATOMIC = "atomic"
 
 
-class Proxy(Enum):
+class Proxy(_Quick):
     """The path of an access (PTX ISA, "Proxies")."""
 
     GENERIC = "generic"

@@ -14,7 +14,7 @@ from ptxemu.check.flags import Flags
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.races import Races, Spot
-from ptxemu.check.shadow import ShadowRegion, States
+from ptxemu.check.shadow import ShadowRegion, States, distinct
 from ptxemu.check.vector_clock import NOTHING, Knowledge, Part
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 GLOBAL_PAGE_BITS = 16
-SHARED_PAGE_BITS = 14
+SHARED_PAGE_BITS = 18
 TMEM_BITS = 18
 KEPT_GENERATIONS = 4
 """Phases of a barrier whose knowledge is kept; nobody can wait for older ones."""
@@ -164,22 +164,17 @@ class Checker(Observer):
     def _apply(self, access: Access, event: Event) -> None:
         region = self._region(access.space, access.owner)
         states, table, apply = self._states, self._states.table, self._races.apply
-        distinct = not event.actor.is_warp
-        for page, array, index in region.select(access.starts, access.size, distinct=distinct):
+        is_disjoint = not event.actor.is_warp
+        for page, array, index in region.select(access.starts, access.size, distinct=is_disjoint):
             ids = array[index]
             spot = Spot(access.space, region, page, index, ids)
-            first = int(ids.flat[0])
-            if ids.size == 1 or (ids == first).all():
-                new = states.number(apply(table[first], event, spot))
-                if new != first:
-                    array[index] = new
-                continue
-            old, where = np.unique(ids, return_inverse=True)
-            numbers = [states.number(apply(table[n], event, spot)) for n in old.tolist()]
-            if numbers.count(numbers[0]) == len(numbers):
-                array[index] = numbers[0]
+            old = distinct(ids)
+            new = [states.number(apply(table[n], event, spot)) for n in old]
+            if new.count(new[0]) == len(new):
+                if old != new:
+                    array[index] = new[0]
             else:
-                array[index] = np.array(numbers, dtype=np.int32)[where].reshape(ids.shape)
+                array[index] = states.replaced(ids, old, new)
         if len(states.table) > self._compact_at:
             states.compact([p for r in self._regions.values() for p in r.pages.values()])
             self._compact_at = 2 * len(states.table) + STATES_BEFORE_COMPACTION

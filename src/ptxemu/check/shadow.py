@@ -53,6 +53,7 @@ class States:
         self.uninitialised = State((), (), initialised=False)
         self.initialised = State((), ())
         self.table: list[State] = []
+        self._new_numbers: Ids = np.zeros(0, dtype=np.int32)
         self.number(self.uninitialised)
         self.number(self.initialised)
 
@@ -62,6 +63,13 @@ class States:
             state.id = len(self.table)
             self.table.append(state)
         return state.id
+
+    def replaced(self, ids: Ids, old: list[int], new: list[int]) -> Ids:
+        """`ids` with the numbers `old`, which are all that are in it, replaced by `new`."""
+        if len(self._new_numbers) < len(self.table):
+            self._new_numbers = np.zeros(2 * len(self.table), dtype=np.int32)
+        self._new_numbers[old] = new
+        return self._new_numbers.take(ids)
 
     def compact(self, pages: list[Page]) -> None:
         """Renumber the states that `pages` still hold and forget the others."""
@@ -110,6 +118,19 @@ class Page:
         return self.base + (int(index.reshape(-1)[position]) << self.shift)
 
 
+FEW = 256
+"""Numbers up to which a set of Python integers is the quickest way to the distinct ones."""
+
+
+def distinct(ids: Ids) -> list[int]:
+    """The distinct numbers, in order."""
+    if ids.size <= FEW:
+        return sorted(set(ids.ravel().tolist()))
+    flat = ids.reshape(-1)
+    changes = np.flatnonzero(flat[1:] != flat[:-1])
+    return sorted({int(flat[0]), *flat[changes + 1].tolist()})
+
+
 _COUNTS: dict[int, NDArray[np.int64]] = {}
 
 
@@ -154,8 +175,11 @@ class ShadowRegion:
             distinct: no byte is in two pieces, so that pieces without gaps are one range.
         """
         count = len(starts)
-        low = int(starts[0]) if count == 1 else int(starts.min())
-        high = (low if count == 1 else int(starts.max())) + size
+        if count <= FEW:
+            listed = starts.tolist()
+            low, high = min(listed), max(listed) + size
+        else:
+            low, high = int(starts.min()), int(starts.max()) + size
         first = low >> self._bits
         if first == (high - 1) >> self._bits:
             page = self.page(first)
@@ -168,7 +192,8 @@ class ShadowRegion:
                 block = _tmem_block(starts, size, low)
                 if block is not None:
                     return [(page, page.grid, block)]
-            return [(page, page.ids, _granules(starts - page.base, size, shift))]
+            inside = starts - page.base if page.base else starts
+            return [(page, page.ids, _granules(inside, size, shift))]
         return self._select_pages(starts, size, range(first, ((high - 1) >> self._bits) + 1))
 
     def _select_pages(

@@ -250,9 +250,10 @@ def _live_tensors() -> Iterator[ArgumentRegion]:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    for candidate in gc.get_objects():
-        if not issubclass(type(candidate), torch.Tensor):
-            continue
+    types = {torch.Tensor}
+    while more := {sub for type_ in types for sub in type_.__subclasses__()} - types:
+        types |= more
+    for candidate in [found for found in gc.get_objects() if type(found) in types]:
         try:
             storage = candidate.untyped_storage()
             # Another device's address, or a FakeTensor's, is not asked for: torch would complain.

@@ -24,15 +24,12 @@ class Block:
         self.code = tuple(code)
         self.first = code[0][0].pc
         self.end = code[-1][0].pc + 1
+        self.count = len(self.code)
+        """Number of instructions."""
         self.temporaries: frozenset[int] = frozenset()
         """Slots of registers whose value nobody needs after the block."""
         self._full: BlockFunction | None = None
         self._masked: BlockFunction | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of instructions."""
-        return len(self.code)
 
     @cached_property
     def registers(self) -> frozenset[int]:

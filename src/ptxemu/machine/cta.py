@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
 from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 WORD_BYTES = 4
 TMEM_LANES = 128
 TMEM_COLUMNS = 512
-RESERVED_FOR_LIBRARIES = 0x200
-"""Where cooperative groups find scratch space in the reserved part of shared memory."""
 
 
 @dataclass(slots=True)
@@ -89,62 +86,3 @@ class Cta:
         if offset is not None:
             return (self.rank << SHARED_RANK_SHIFT) | (SHARED_BASE + offset)
         return layout.symbol_address(name)
-
-    def special_registers(self, warp_index: int) -> dict[str, Lanes]:
-        """The special registers of a warp that never change."""
-        launch = self.machine.launch
-        bx, by, _ = launch.block
-        thread = LANE_IDS + np.uint32(warp_index * WARP_SIZE)
-        cluster = self.cluster
-        cx, cy, _ = cluster.shape
-        per_axis: dict[str, tuple[int, int, int]] = {
-            "%ntid": launch.block,
-            "%ctaid": self.ctaid,
-            "%nctaid": launch.grid,
-            "%clusterid": cluster.ctaid,
-            "%nclusterid": launch.clusters,
-            "%cluster_ctaid": (
-                self.rank % cx,
-                self.rank // cx % cy,
-                self.rank // (cx * cy),
-            ),
-            "%cluster_nctaid": cluster.shape,
-        }
-        values: dict[str, Lanes] = {
-            "%tid.x": thread % np.uint32(bx),
-            "%tid.y": thread // np.uint32(bx) % np.uint32(by),
-            "%tid.z": thread // np.uint32(bx * by),
-            "%laneid": LANE_IDS,
-            "%lanemask_eq": np.uint32(1) << LANE_IDS,
-            "%lanemask_lt": (np.uint32(1) << LANE_IDS) - np.uint32(1),
-            "%lanemask_le": (np.uint32(2) << LANE_IDS) - np.uint32(1),
-            "%lanemask_gt": ~((np.uint32(2) << LANE_IDS) - np.uint32(1)),
-            "%lanemask_ge": ~((np.uint32(1) << LANE_IDS) - np.uint32(1)),
-        }
-        for name, axes in per_axis.items():
-            for axis, value in zip("xyz", axes, strict=True):
-                values[f"{name}.{axis}"] = _all_lanes(value)
-        constants = {
-            "%warpid": warp_index,
-            "%nwarpid": -(-self.num_threads // WARP_SIZE),
-            "%cluster_ctarank": self.rank,
-            "%cluster_nctarank": len(cluster.ctas) or cx * cy * cluster.shape[2],
-            "%is_explicit_cluster": int(launch.explicit_cluster),
-            "%smid": self.index % self.machine.device.num_sms,
-            "%nsmid": self.machine.device.num_sms,
-            "%gridid": 0,
-            "%dynamic_smem_size": launch.dynamic_shared_bytes,
-            "%total_smem_size": self.machine.layout.shared_bytes,
-            "%aggr_smem_size": self.machine.layout.shared_bytes,
-            "%reserved_smem_offset_begin": 0,
-            "%reserved_smem_offset_end": SHARED_BASE,
-            "%reserved_smem_offset_cap": SHARED_BASE,
-            "%reserved_smem_offset_0": 0,
-            "%reserved_smem_offset_1": RESERVED_FOR_LIBRARIES,
-        }
-        values.update({name: _all_lanes(value) for name, value in constants.items()})
-        return values
-
-
-def _all_lanes(value: int) -> Lanes:
-    return np.full(WARP_SIZE, value, dtype=np.uint32)

@@ -17,6 +17,10 @@ and never changed in place."""
 FULL: Mask = np.ones(WARP_SIZE, dtype=np.bool_)
 """All lanes. `mask is FULL` is the quick test; where a mask may be another array, `mask.all()`."""
 FULL.flags.writeable = False
+NOBODY: Mask = np.zeros(WARP_SIZE, dtype=np.bool_)
+"""No lane."""
+NOBODY.flags.writeable = False
+_FULL_BYTES, _NO_BYTES = FULL.tobytes(), NOBODY.tobytes()
 LANE_IDS: NDArray[np.uint32] = np.arange(WARP_SIZE, dtype=np.uint32)
 LANE_IDS.flags.writeable = False
 
@@ -54,6 +58,31 @@ VALUE: dict[str, np.dtype[Any]] = {
     "tf32": np.dtype(np.uint32),
 }
 """What an instruction of a type sees of an operand: the same bits, viewed (8-bit: truncated)."""
+
+
+def count_lanes(mask: Mask) -> int:
+    """How many lanes are in `mask`."""
+    return WARP_SIZE if mask is FULL else mask.tobytes().count(1)
+
+
+def held_lanes(mask: Mask, predicate: Mask, *, negated: bool) -> Mask:
+    """The lanes of `mask` where `predicate` holds, or with `negated` does not.
+
+    FULL, NOBODY or `mask` itself where that is the answer, so that `is` tells.
+    """
+    # NOTE: comparing the bytes takes a tenth of the time of `all` and `any`.
+    held = predicate.tobytes()
+    if held == _FULL_BYTES:
+        return NOBODY if negated else mask
+    if held == _NO_BYTES:
+        return mask if negated else NOBODY
+    if mask is FULL:
+        return ~predicate if negated else predicate
+    lanes = mask & ~predicate if negated else mask & predicate
+    held = lanes.tobytes()
+    if held == _NO_BYTES:
+        return NOBODY
+    return mask if held == mask.tobytes() else lanes
 
 
 def merged(mask: Mask, new: Lanes, old: Lanes) -> Lanes:

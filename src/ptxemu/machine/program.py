@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from ptxemu.errors import UnsupportedInstructionError
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.convergence import Together, together
 from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
 from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
@@ -52,6 +55,14 @@ class ExitNode:
     guard: Guard | None
 
 
+_ZEROS: dict[str, Lanes] = {
+    type_: np.zeros((WARP_SIZE, 2) if type_ == "b128" else WARP_SIZE, storage)
+    for type_, storage in STORAGE.items()
+}
+"""Registers of each type before anything was written, shared by all: they never change in place."""
+for _lanes in _ZEROS.values():
+    _lanes.flags.writeable = False
+
 Node: TypeAlias = Block | StepNode | BranchNode | SwitchNode | ExitNode
 
 
@@ -64,6 +75,11 @@ class Program:
     def __init__(self, function: Function, decode: Callable[[Instruction], PureOp | Step]) -> None:
         self.function = function
         self._decode_instruction = decode
+        self.initial_registers: list[Lanes] = [
+            _ZEROS[register.type]
+            for register in sorted(function.registers, key=lambda register: register.slot)
+        ]
+        """What a warp's registers hold when it starts, by slot."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
 

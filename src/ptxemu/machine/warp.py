@@ -11,8 +11,18 @@ from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.convergence import lane_names
 from ptxemu.machine.in_flight import Claim, touch_block, touch_predicate, touch_step
-from ptxemu.machine.lanes import FULL, LANE_IDS, STORAGE, WARP_SIZE, Lanes, Mask
+from ptxemu.machine.lanes import (
+    FULL,
+    LANE_IDS,
+    NOBODY,
+    WARP_SIZE,
+    Lanes,
+    Mask,
+    count_lanes,
+    held_lanes,
+)
 from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
+from ptxemu.machine.special_registers import constant_special
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
@@ -58,11 +68,7 @@ class Warp:
         self.index = index
         """Warp number in the CTA, threadIdx / 32."""
         self.program: Program = cta.machine.program
-        registers = self.program.function.registers
-        self.registers: list[Lanes] = [
-            np.zeros((WARP_SIZE, 2) if r.type == "b128" else WARP_SIZE, STORAGE[r.type])
-            for r in sorted(registers, key=lambda r: r.slot)
-        ]
+        self.registers: list[Lanes] = self.program.initial_registers.copy()
         alive = FULL if num_lanes == WARP_SIZE else np.less(LANE_IDS, num_lanes)
         self.alive: Mask = alive
         """Lanes that have not exited."""
@@ -76,7 +82,7 @@ class Warp:
         """Where each instruction's last access to global memory went, by pc."""
         self.in_flight: dict[int, Claim] = {}
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
-        self._special = cta.special_registers(index)
+        self._special: dict[str, Lanes] = {}
 
     @property
     def label(self) -> str:
@@ -89,7 +95,11 @@ class Warp:
         value = self._special.get(name)
         if value is not None:
             return value
-        return self.cta.machine.dynamic_special(self, name)
+        value = constant_special(self.cta, self.index, name)
+        if value is None:
+            return self.cta.machine.dynamic_special(self, name)
+        self._special[name] = value
+        return value
 
     def symbol_address(self, name: str) -> int:
         """The address of a variable or a parameter, in its own state space's form."""
@@ -174,6 +184,10 @@ class Warp:
         return expired
 
     def _runnable(self) -> Group | None:
+        if len(self.groups) == 1:
+            only = self.groups[0]
+            if only.blocked is None and only.awaited is None:
+                return only
         best: Group | None = None
         for group in self.groups:
             blocked = group.blocked
@@ -266,32 +280,30 @@ class Warp:
         self.instruction_count += block.count
         observer = self.cta.machine.observer
         if observer is not None:
-            observer.block_executed(self, block.first, block.count, int(group.mask.sum()))
+            observer.block_executed(self, block.first, block.count, count_lanes(group.mask))
         group.pc = block.end
 
     def _guarded(self, guard: Guard | None, mask: Mask) -> Mask:
         if guard is None:
             return mask
-        held = self.registers[guard.register.slot]
-        held = (mask & ~held) if guard.negated else (mask & held)
-        return FULL if held.all() else held
+        return held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
 
     def _run_step(self, node: StepNode, group: Group) -> Status:
         mask = self._guarded(node.guard, group.mask)
         if (
             node.together is not None
             and mask is not FULL
-            and mask.any()
+            and mask is not NOBODY
             and not self._together(node, group, mask)
         ):
             return Status.MOVED
         group.pc += 1
         self.instruction_count += 1
-        if not mask.any():
+        if mask is NOBODY:
             return Status.MOVED
         observer = self.cta.machine.observer
         if observer is not None:
-            observer.instruction_executed(self, node.instruction, int(mask.sum()))
+            observer.instruction_executed(self, node.instruction, count_lanes(mask))
         if self.in_flight:
             touch_step(self, node.instruction)
         blocked = node.step(self, mask)
@@ -310,10 +322,10 @@ class Warp:
             touch_predicate(self, self.program.function.instructions[group.pc])
         taken = self._guarded(node.guard, group.mask)
         here = group.pc
-        if node.guard is None or taken is group.mask or bool((taken == group.mask).all()):
+        if taken is group.mask:
             group.pc = node.target
             return node.target <= here
-        if not taken.any():
+        if taken is NOBODY:
             group.pc = here + 1
             return False
         stay = group.mask & ~taken
@@ -325,7 +337,7 @@ class Warp:
         self.instruction_count += 1
         taken = self._guarded(node.guard, group.mask)
         group.pc += 1
-        if not taken.any():
+        if taken is NOBODY:
             return
         indices = node.index(self)
         stay = group.mask & ~taken
