@@ -1,16 +1,25 @@
-"""Gradients: the backward of `sparse_mla_fwd`, and errors where an operation has none."""
+"""Gradients: the backward of `sparse_mla_fwd`, and errors where an operation has none.
+
+An operation's Autograd kernel is written here instead of by `torch.library.register_autograd`: that
+one gives torch.func.grad an error about its own insides, and forward-mode AD tangents of 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
+from flashdsa.problem import Operation
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -50,17 +59,65 @@ def _no_double_backward(ctx: Any, *grads: Tensor) -> NoReturn:
     )
 
 
-def register_gradients(spec: OpSpec, library: torch.library.Library) -> None:
-    """Give a defined operation that returns tensors its backward, or the error in its place."""
-    name = f"flashdsa::{spec.operation}"
+def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
+    """The operation with its backward, or an error in its place.
 
-    def no_gradient(ctx: Any, *grads: Tensor) -> NoReturn:
+    It is a function of one level of torch.func's transforms: the dispatcher has taken the outer
+    ones apart when it calls the Autograd kernel.
+    """
+
+    def forward(*arguments: Any) -> Any:
+        # Recording switches gradients off, of this level by torch.func; an outer one may want them.
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.enable_grad(),
+            forward_ad._set_fwd_grad_enabled(True),
+        ):
+            return op(*arguments)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if spec is SPARSE_MLA_FWD:
+            _save_for_backward(ctx, inputs, output)
+
+    def no_backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise UnsupportedError(f"{spec.operation}: no gradient is available")
 
-    if spec is SPARSE_MLA_FWD:
-        torch.library.register_autograd(
-            name, _sparse_mla_backward, setup_context=_save_for_backward, lib=library
-        )
-    elif spec.outputs:
-        backward = _no_double_backward if spec is MLA_BWD else no_gradient
-        torch.library.register_autograd(name, backward, lib=library)
+    backwards: dict[Operation, Callable[..., Any]] = {
+        SPARSE_MLA_FWD.operation: _sparse_mla_backward,
+        MLA_BWD.operation: _no_double_backward,
+    }
+    members = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backwards.get(spec.operation, no_backward)),
+    }
+    return type(f"{spec.operation}_function", (_SingleLevelFunction,), members)
+
+
+def has_tangent(value: object) -> bool:
+    """Whether forward-mode AD wants a derivative along `value`."""
+    return (
+        isinstance(value, Tensor)
+        and forward_ad._current_level >= 0
+        and forward_ad.unpack_dual(value, level=0).tangent is not None
+    )
+
+
+def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """What the dispatcher calls where gradients are recorded, for an operation with outputs."""
+    function = _function(spec, op)
+
+    def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        if any(has_tangent(value) for value in arguments):
+            raise UnsupportedError(
+                f"{spec.operation}: forward-mode AD (torch.func.jvp, jacfwd, "
+                "torch.autograd.forward_ad) is not available; reverse mode is, where an "
+                "operation has a gradient"
+            )
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            with enable_single_level_autograd_function():
+                return function.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return run

@@ -72,7 +72,7 @@ def require_device(name: str, tensor: Tensor, device: torch.device, like: str) -
 
 def require_dense_rows(name: str, tensor: Tensor) -> None:
     """The last dimension of `tensor` is contiguous."""
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel() > 0:
         raise ArgumentValueError(
             f"{name}: expected a contiguous last dimension (stride 1); "
             f"got strides {list(tensor.stride())}"

@@ -9,10 +9,11 @@ import torch
 
 from flashdsa.backends.catalog import registry
 from flashdsa.ops import indexer_launch
-from flashdsa.ops.autograd import register_gradients
+from flashdsa.ops.autograd import autograd_kernel
 from flashdsa.ops.fakes import FAKES
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import DSA_TOPK_INDEXER, OPERATIONS
+from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
 _library = torch.library.Library("flashdsa", "FRAGMENT")
@@ -75,8 +76,20 @@ def _fake(spec: OpSpec) -> Callable[..., Any]:
     return run
 
 
+def _register(spec: OpSpec) -> None:
+    """Define the operation and say what it does on tensors, on fakes and under transforms."""
+    name, qualified = str(spec.operation), f"flashdsa::{spec.operation}"
+    _library.define(spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
+    op = custom_op(spec)
+    _library.impl(name, _implementation(spec), "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, _fake(spec), lib=_library)
+    torch.library.register_vmap(qualified, one_by_one(spec, op), lib=_library)
+    if spec.outputs:
+        _library.impl(name, autograd_kernel(spec, op), "Autograd", with_keyset=True)
+    if spec.autocast:
+        for key, device in AUTOCAST_DEVICES.items():
+            _library.impl(name, autocast(spec, op, device), key)
+
+
 for _spec in OPERATIONS:
-    _library.define(_spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_spec.operation, _implementation(_spec), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"flashdsa::{_spec.operation}", _fake(_spec), lib=_library)
-    register_gradients(_spec, _library)
+    _register(_spec)

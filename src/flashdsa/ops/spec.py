@@ -144,6 +144,7 @@ class OpSpec:
         parameters: in the order of the schema, which ends with the backend's name.
         outputs: names of the tensors that it returns.
         facts: of the `Problem`, the same for every call.
+        autocast: names of the operands that torch.autocast casts.
     """
 
     operation: Operation
@@ -152,6 +153,7 @@ class OpSpec:
     parameters: tuple[Parameter, ...] = ()
     outputs: tuple[str, ...] = ()
     facts: Mapping[str, int] = field(default_factory=dict)
+    autocast: tuple[str, ...] = ()
 
     @property
     def schema(self) -> str:

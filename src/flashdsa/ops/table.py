@@ -55,6 +55,7 @@ SPARSE_MLA_FWD = OpSpec(
         replace(_DETERMINISTIC, passed=False),  # of the backward that autograd runs
     ),
     outputs=("O", "lse"),
+    autocast=("q", "kv"),
 )
 MLA_BWD = OpSpec(
     Operation.MLA_BWD,

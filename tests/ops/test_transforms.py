@@ -1,0 +1,146 @@
+"""torch.func, forward-mode AD, vmap and autocast: right, or an error that says what is missing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import flashdsa
+from flashdsa.errors import UnsupportedError
+from tests.ops import inputs
+
+X = inputs.attention(torch.float64)
+NO_FORWARD_MODE = r"forward-mode AD .* is not available"
+
+
+def attend(q: Tensor, kv: Tensor = X.kv, sink: Tensor | None = None) -> Tensor:
+    return flashdsa.sparse_mla(q, kv, X.indices, d_v=X.d_v, attn_sink=sink)
+
+
+def loss(q: Tensor, kv: Tensor = X.kv) -> Tensor:
+    return attend(q, kv).square().sum()
+
+
+def one_dual(requires_grad: bool) -> Any:
+    with forward_ad.dual_level():
+        q = X.q.detach().clone().requires_grad_(requires_grad)
+        return forward_ad.unpack_dual(attend(forward_ad.make_dual(q, X.q))).tangent
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda: torch.func.jvp(attend, (X.q,), (X.q,)),
+        lambda: torch.func.jvp(lambda kv: attend(X.q, kv), (X.kv,), (X.kv,)),
+        lambda: torch.func.jvp(
+            lambda s: attend(X.q, sink=s), (X.attn_sink.double(),), (X.attn_sink.double(),)
+        ),
+        lambda: torch.func.jacfwd(attend)(X.q),
+        lambda: torch.func.hessian(loss)(X.q),
+        lambda: torch.func.jvp(torch.func.grad(loss), (X.q,), (X.q,)),
+        lambda: one_dual(False),
+        lambda: one_dual(True),
+        lambda: torch.func.jvp(
+            lambda k: flashdsa.quantize_index_k(k)[1], (torch.ones(2, 128),), (torch.ones(2, 128),)
+        ),
+    ],
+    ids=["q", "kv", "sink", "jacfwd", "hessian", "of grad", "dual", "dual, recorded", "keys"],
+)
+def test_forward_mode_is_an_error_and_never_a_number(derive: Callable[[], Any]) -> None:
+    with pytest.raises(UnsupportedError, match=NO_FORWARD_MODE):
+        derive()
+
+
+def test_duals_of_other_operands_and_inactive_levels_do_not_matter() -> None:
+    with forward_ad.dual_level():
+        assert torch.equal(attend(X.q), attend(X.q.clone()))
+    assert attend(X.q).shape == (3, 2, X.d_v)
+
+
+def test_grad_vjp_and_jacrev_of_torch_func_give_autograds_gradients() -> None:
+    q, kv = X.q.detach().requires_grad_(), X.kv.detach().requires_grad_()
+    expected = torch.autograd.grad(loss(q, kv), (q, kv))
+    for got, wanted in zip(torch.func.grad(loss, (0, 1))(X.q, X.kv), expected, strict=True):
+        assert torch.equal(got, wanted)
+    (through_vjp,) = torch.func.vjp(loss, X.q)[1](torch.ones((), dtype=torch.float64))
+    assert torch.equal(through_vjp, expected[0])
+    torch.testing.assert_close(torch.func.jacrev(loss)(X.q), expected[0])
+
+
+def test_a_gradient_of_a_gradient_is_the_same_error_in_torch_func() -> None:
+    with pytest.raises(NotImplementedError, match="mla_bwd: no gradient of a gradient"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q).sum())(X.q)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 3])
+def test_vmap_is_a_call_an_element(dim: int, capfd: pytest.CaptureFixture[str]) -> None:
+    queries = torch.stack([X.q, 2 * X.q, -X.q])
+    keys = torch.stack([X.kv, X.kv.flip(0), 3 * X.kv])
+    expected = torch.stack([attend(q, kv) for q, kv in zip(queries, keys, strict=True)])
+    moved = queries.movedim(0, dim)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = torch.vmap(attend, in_dims=(dim, 0))(moved, keys)
+    assert torch.equal(got, expected)
+    assert "batching rule" not in capfd.readouterr().err  # torch's slow way, which it warns of
+
+
+def test_gradients_of_each_element_by_vmap() -> None:
+    queries = torch.stack([X.q, 2 * X.q])
+    got = torch.vmap(torch.func.grad(loss))(queries)
+    assert torch.equal(got, torch.stack([torch.func.grad(loss)(q) for q in queries]))
+
+
+def test_vmap_of_the_other_operations() -> None:
+    scores, lengths = torch.randn(3, 2, 9), torch.tensor([9, 4], dtype=torch.int32)
+    got = torch.vmap(lambda s: flashdsa.topk_indices(s, lengths, 4))(scores)
+    assert torch.equal(got, torch.stack([flashdsa.topk_indices(s, lengths, 4) for s in scores]))
+    fp8, scale = torch.vmap(flashdsa.quantize_index_k)(torch.randn(3, 2, 128))
+    assert (fp8.shape, scale.shape) == ((3, 2, 128), (3, 2))
+
+
+def test_vmap_of_an_operation_that_writes_needs_an_output_an_element() -> None:
+    x = inputs.indexer()
+    weights = torch.stack([x.weights, -x.weights])
+    out = torch.zeros(2, 2, 16, dtype=torch.int32)
+
+    def choose(weights: Tensor, out: Tensor) -> Tensor:
+        flashdsa.dsa_topk_indexer(*x._replace(weights=weights), out)
+        return out
+
+    torch.vmap(choose)(weights, out)
+    for number in range(2):
+        expected = torch.zeros(2, 16, dtype=torch.int32)
+        flashdsa.dsa_topk_indexer(*x._replace(weights=weights[number]), expected)
+        assert torch.equal(out[number], expected)
+    with pytest.raises(UnsupportedError, match=r"topk_indices: .* must have the batch's dim"):
+        torch.vmap(lambda w: choose(w, out[0]))(weights)
+
+
+def test_autocast_casts_q_and_kv_and_gradients_come_back() -> None:
+    x = inputs.attention(torch.float32)
+    q, kv, sink = (t.requires_grad_() for t in (x.q, x.kv, x.attn_sink))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = flashdsa.sparse_mla(q, kv.bfloat16(), x.indices, d_v=x.d_v, attn_sink=sink)
+    by_hand = flashdsa.sparse_mla(q.bfloat16(), kv.bfloat16(), x.indices, d_v=x.d_v, attn_sink=sink)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, by_hand)
+    grads = torch.autograd.grad(out.sum(), (q, kv, sink))
+    for got, wanted in zip(grads, torch.autograd.grad(by_hand.sum(), (q, kv, sink)), strict=True):
+        assert got.dtype == torch.float32 and torch.equal(got, wanted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend(X.q).dtype == torch.float64
+
+
+def test_an_empty_batch_has_zero_gradients() -> None:
+    x = inputs.attention(torch.float32)
+    q, kv, sink = (t.detach().requires_grad_() for t in (x.q[:0], x.kv, x.attn_sink))
+    flashdsa.sparse_mla(q, kv, x.indices[:0], d_v=x.d_v, attn_sink=sink).sum().backward()
+    assert q.grad is not None and q.grad.shape == (0, 2, 12)
+    for tensor in (kv, sink):
+        assert tensor.grad is not None and not tensor.grad.any()
