@@ -110,3 +110,59 @@ def test_public_names_have_docstrings() -> None:
 def test_import_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'cutlass' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Kernels with stage or phase arithmetic of their own. This list only shrinks.
+OWN_PHASES: set[str] = {
+    "src/flashdsa/kernels/sparse_mla/sm100/bwd/context.py",
+    "src/flashdsa/kernels/sparse_mla/sm100/bwd/kernel.py",
+    "src/flashdsa/kernels/sparse_mla/sm100/bwd/load.py",
+    "src/flashdsa/kernels/sparse_mla/sm100/bwd/mma.py",
+    "src/flashdsa/kernels/sparse_mla/sm100/bwd/reduce_dkv.py",
+    "src/flashdsa/kernels/sparse_mla/sm100/bwd/softmax.py",
+    "src/flashdsa/lab/kernels/majorness/sm100/hazards.py",
+    "src/flashdsa/lab/kernels/majorness/sm100/kernel.py",
+    "src/flashdsa/lab/kernels/operand_forms/sm100/kernel.py",
+}
+
+
+def _last_name(node: ast.AST) -> str:
+    """ "stages" of `plan.stages`."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _is_parity(node: ast.AST) -> bool:
+    """`x & 1`, `x ^ 1`, `1 - x` or `x % 2` somewhere in an expression."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.BinOp):
+            pair = (type(one.op), getattr(one.right, "value", None))
+            if pair in ((ast.BitAnd, 1), (ast.BitXor, 1), (ast.Mod, 2)):
+                return True
+            if isinstance(one.op, ast.Sub) and getattr(one.left, "value", None) == 1:
+                return True
+    return False
+
+
+def _phase_arithmetic(path: Path) -> Iterator[str]:
+    """Where a kernel computes a stage or a phase, or speaks to an mbarrier, without dsl/."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        found = False
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
+            found = "stages" in _last_name(node.right)
+        elif isinstance(node, ast.Call):
+            name = _last_name(node.func)
+            waits = "wait" in name and any(_is_parity(one) for one in node.args)
+            found = waits or "mbarrier_" in name
+            text = node.args[0] if name == "inline_ptx" and node.args else None
+            found |= "mbarrier." in str(getattr(text, "value", ""))
+        elif isinstance(node, ast.Assign):
+            names = " ".join(_last_name(target) for target in node.targets)
+            found = ("phase" in names or "parity" in names) and _is_parity(node.value)
+        if found:
+            yield f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]
+
+
+def test_stages_and_phases_are_computed_in_dsl_only() -> None:
+    kernels = [path for path in SOURCES if "kernels" in path.relative_to(ROOT).parts]
+    found = {path: list(_phase_arithmetic(path)) for path in kernels}
+    assert {_name(path) for path, lines in found.items() if lines} == OWN_PHASES, found

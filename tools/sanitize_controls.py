@@ -129,31 +129,32 @@ def early_read() -> Callable[[Any], None]:
 
 @contextmanager
 def counts_read_early() -> Iterator[None]:
-    """Read a mailbox before its barrier says that the other CTAs' messages (st.async) are there."""
-    from flashdsa.kernels.indexer.sm90 import exchange, threshold
+    """Read counts before their barrier says that the other CTAs' messages (st.async) are there."""
+    from flashdsa.kernels.indexer.select import exchange, threshold
 
     read = early_read()
 
-    def early(ranking: Any, mail: Any, *others: Any) -> Any:
-        read(mail.coarse)
-        return exchange.find_rank(ranking, mail, *others)
+    def early(select: Any, cluster: Any, *others: Any) -> Any:
+        read(cluster.coarse)
+        return exchange.find_kth(select, cluster, *others)
 
-    with patch.object(threshold, "find_rank", early):
+    with patch.object(threshold, "find_kth", early):
         yield
 
 
 @contextmanager
 def weights_read_early() -> Iterator[None]:
     """Read weights before the barrier says that the copy engine has brought them."""
-    from flashdsa.kernels.indexer.sm90 import rank, segments
+    from flashdsa.kernels.indexer.schedule import work_tile
+    from flashdsa.kernels.indexer.select import select_rows
 
     read = early_read()
 
-    def early(pipeline: Any, *others: Any) -> Any:
-        read(pipeline.weights)
-        return segments.wait_for_segment(pipeline, *others)
+    def early(inputs: Any, *others: Any) -> Any:
+        read(inputs.weights)
+        return work_tile.wait_for_tile(inputs, *others)
 
-    with patch.object(rank, "wait_for_segment", early):
+    with patch.object(select_rows, "wait_for_tile", early):
         yield
 
 
@@ -171,7 +172,7 @@ CONTROLS = {
         "threshold: it is read before it is stored", SHARED, barrier=("compare", 1)
     ),
     "compacted": Control(
-        "list: overwritten before all of a stretch is read", COMPACTED, barrier=("compact", 0)
+        "list: overwritten before all of a block is read", COMPACTED, barrier=("compact", 0)
     ),
     "bitmap": Control(
         "ids: the bitmap is read before all bits are set",
@@ -185,7 +186,7 @@ CONTROLS = {
         barrier=("warp_sums", 0),
     ),
     "counts": Control(
-        "mailbox: read before its st.async messages are there",
+        "counts: read before their st.async messages are there",
         SHARED,
         early=counts_read_early,
         unseen="does not see st.async",

@@ -16,21 +16,24 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
 
-_LOAD_FILES = ("load.py", "line.py", "deal.py")
-_RANK_FILES = (
-    "rank.py",
+_LOAD_FILES = ("load.py", "page_partition.py", "scheduled_tiles.py")
+_SELECT_FILES = (
+    "select_rows.py",
     "score.py",
+    "score_batch.py",
+    "list_scores.py",
     "read_scores.py",
-    "listing.py",
+    "candidate_list.py",
     "exchange.py",
     "threshold.py",
     "candidates.py",
     "ranges.py",
-    "teams.py",
-    "emit.py",
-    "emit_bitmap.py",
-    "emit_sorted.py",
-    "order.py",
+    "row_splits.py",
+    "output.py",
+    "in_order.py",
+    "by_bitmap.py",
+    "by_score.py",
+    "row_schedule.py",
 )
 _FUSED: tuple[dict[str, bool], ...] = (
     {},
@@ -50,7 +53,7 @@ INDEXER = KernelSpec(
     ),
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
-    sources={"load": _LOAD_FILES, "rank": _RANK_FILES},
+    sources={"load": _LOAD_FILES, "select": _SELECT_FILES},
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
@@ -59,7 +62,7 @@ INDEXER_LOGITS = KernelSpec(
     plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
-    sources={"load": _LOAD_FILES, "rank": ("score.py", "write_scores.py")},
+    sources={"load": _LOAD_FILES, "select": ("score.py", "write_scores.py")},
 )
 TOPK_INDICES = KernelSpec(
     name="topk_indices",
@@ -71,7 +74,7 @@ TOPK_INDICES = KernelSpec(
     ),
     build=f"{_INDEXER_BUILD}:compile_topk",
     entry="topk_kernel",
-    sources={"load": _LOAD_FILES, "rank": _RANK_FILES},
+    sources={"load": _LOAD_FILES, "select": _SELECT_FILES},
 )
 QUANTIZE_INDEX = KernelSpec(
     name="quantize_index",

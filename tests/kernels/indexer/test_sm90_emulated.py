@@ -17,7 +17,8 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
-from flashdsa.kernels.indexer.sm90.plan import MAX_DEALS, IndexerPlan
+from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.registration import custom_op
 from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.verify.emulated_indexer import EmulatedLaunch, emulate_indexer
@@ -160,7 +161,7 @@ def test_halved_clusters_sort_and_find_plateaus() -> None:
 def test_more_rows_than_are_ordered(plan: IndexerPlan) -> None:
     """In the order of the batch: a cluster has room for the numbers of 64 rows."""
     lengths = [5, 0, 3] * 21 + [600, 2, 530]
-    assert len(lengths) > MAX_DEALS
+    assert len(lengths) > MAX_OWN_ROWS
     assert_as_the_cpu(plan, make_inputs(lengths, num_heads=16), 1, 2)
 
 

@@ -20,7 +20,8 @@ from flashdsa.backends.sm90.clusters import SIZES, cluster_capacity, clusters_fo
 from flashdsa.backends.sm90.workspace import allocate
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
-from flashdsa.kernels.indexer.sm90.plan import MAX_CLUSTER, IndexerPlan
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.problem import PAGE_KEY_BYTES
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 

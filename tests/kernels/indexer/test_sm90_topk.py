@@ -15,7 +15,7 @@ from flashdsa.errors import UnsupportedError
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
-from flashdsa.kernels.indexer.sm90.plan import ORDERED_ROWS
+from flashdsa.kernels.indexer.sizes import ORDERED_ROWS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.verify.emulated_parts import emulate_topk
 

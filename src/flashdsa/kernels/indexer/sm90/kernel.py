@@ -1,64 +1,47 @@
 """The fused indexer for Hopper: scores of every key and the exact best of each row, one launch.
 
-A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row to each
-of them (see deal.py).
+A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work
+tile, to each of them (see schedule/scheduled_tiles.py).
 
-producer warp             | 4 consumer warpgroups
+4 load warps              | 4 consumer warpgroups
 ------------------------- | -----------------------------------------------------------
                           | rows of at most topk tokens: ids without scores
-segment head (q, weights) |
+a tile's head: q, weights |
 pages, up to 12 in flight | score a page, append (key, position), histogram
-next segment's head ...   | counts to the other CTAs, theirs back: the row's threshold
+the next tile's head ...  | counts to the other CTAs, theirs back: the row's threshold
 "no more"                 | ids of the part's winners, behind those of the parts before
 """
 
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, Int32, Int64, const_expr, cute
+from cutlass import GridConstant, Int32, const_expr, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
-from flashdsa.dsl.gmem import prefetch
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.deal import produce_dealt
-from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.sm90.load import Producer
-from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import inputs_in, mailboxes_in, ranking_in
-from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
-from flashdsa.kernels.indexer.sm90.place import find_place
+from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.prefetch import prefetch_inputs
+from flashdsa.kernels.indexer.schedule.coord import find_coord
+from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
+from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
+from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.segments import Rows
-from flashdsa.kernels.indexer.sm90.teams import Published
+from flashdsa.kernels.indexer.sm90.score import make_scorer
+from flashdsa.kernels.indexer.sm90.score_batch import score_batch
+from flashdsa.kernels.indexer.sm90.tma_maps import make_tensor_maps
+from flashdsa.kernels.indexer.smem_views import (
+    cluster_buffers_in,
+    input_buffers_in,
+    select_buffers_in,
+)
 from flashdsa.problem import PAGE_SIZE
-
-LINE_WORDS = 32
-"""32-bit words of a cache line."""
-INITIALISING_WARPS = 3
-"""As many as do not become a jump through a table in constant memory, which takes longer."""
-
-
-@cute.jit
-def prefetch_inputs(
-    block_table: cute.Tensor,
-    weights: cute.Tensor,
-    thread: Int32,
-    threads: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """Bring what is read behind `seq_lens` into the second-level cache: one of so many threads."""
-    lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
-    for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
-        row = line // lines
-        at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
-        prefetch(block_table.iterator + at)
-    count = weights.shape[0] * plan.num_heads
-    for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
-        prefetch(weights.iterator + at)
 
 
 @cute.kernel
@@ -70,7 +53,7 @@ def indexer_kernel(
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     published: Any,
-    teams: Any,
+    num_splits: Any,
     num_pages: Int32,
     plan: cutlass.Constexpr,
 ):
@@ -81,30 +64,30 @@ def indexer_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     consumes = warp < plan.consumer_warps
-    producer_threads = plan.threads - plan.consumer_threads
+    load_threads = plan.threads - plan.consumer_threads
     if thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
     arena = allocate(plan)
-    ranking, mail = ranking_in(arena, plan), mailboxes_in(arena, plan)
+    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
-    place = find_place(rows, Int32(1) if const_expr(teams is None) else teams, plan)
-    # Asked for before anything else: the way to the first page begins with them.
-    lengths = first_lengths(ranking, rows, place, thread, consumes, plan)
+    coord = find_coord(rows, Int32(1) if const_expr(num_splits is None) else num_splits, plan)
+    # Asked for before anything else: the way to the first page begins with the lengths.
+    lengths = first_lengths(select, rows, coord, thread, consumes, plan)
     enter_cluster(arena, thread, INITIALISING_WARPS)
     if const_expr(plan.dealt):
         if not consumes:  # the others put rows in order
             prefetch_inputs(
                 block_table,
                 weights,
-                cta * producer_threads + thread - plan.consumer_threads,
-                num_ctas * producer_threads,
+                cta * load_threads + thread - plan.consumer_threads,
+                num_ctas * load_threads,
                 plan,
             )
-    place = settle(ranking, rows, place, lengths, thread, consumes, plan)
-    load, rank = plan.roles
+    coord = schedule_rows(select, rows, coord, lengths, thread, consumes, plan)
+    load, role = plan.roles
     if consumes:
-        cute.arch.setmaxregister_increase(rank.registers)
+        cute.arch.setmaxregister_increase(role.registers)
         output = Output(topk_indices, block_table, num_pages, rows)
         if const_expr(not plan.dealt):
             prefetch_inputs(
@@ -114,7 +97,7 @@ def indexer_kernel(
                 num_ctas * plan.consumer_threads,
                 plan,
             )
-        # From the far end: CTAs without pages, if any, have the highest numbers.
+        # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
         emit_unscored_rows(
             output,
             (num_ctas - 1 - cta) * plan.consumer_warps + warp,
@@ -122,12 +105,14 @@ def indexer_kernel(
             lane,
             plan,
         )
-        inputs = inputs_in(arena, plan, arena.consumer)
-        consume(Consumer(inputs, ranking, mail, place, output, published), thread, plan)
+        inputs = input_buffers_in(arena, plan, arena.consumer)
+        ctx = SelectContext(inputs, select, cluster, coord, output, published)
+        scorer = make_scorer(inputs.pages, inputs.queries, thread, plan)
+        select_rows(ctx, scorer, score_batch, thread, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
-        producer = Producer(
-            inputs_in(arena, plan, arena.producer),
+        load_ctx = LoadContext(
+            input_buffers_in(arena, plan, arena.producer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
             weights,
@@ -136,10 +121,10 @@ def indexer_kernel(
             rows,
             warp - plan.consumer_warps,
         )
-        # All threads that arrived wait, and before what they wait for else: compute-sanitizer's
-        # racecheck lets none of them go on before all have come.
+        # The cluster's barrier: all threads that arrived at it wait, and before they wait for
+        # anything else: compute-sanitizer's racecheck lets none of them go on before all came.
         cute.arch.cluster_wait()
-        produce_dealt(producer, ranking, place, lengths, lane, plan)
+        load_scheduled(load_ctx, PAGES, select, coord, lengths, lane, plan)
 
 
 @cute.jit
@@ -162,9 +147,9 @@ def launch_indexer(
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
-        num_clusters: best so many as run at once. cluster_size: CTAs of each, 1 to 16.
+        num_clusters: best as many as run at once. cluster_size: CTAs of each, 1 to 16.
     """
-    keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
+    keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
         keys_map,
         queries_map,
@@ -191,17 +176,17 @@ def launch_teams(
     slots: cute.Tensor,
     num_clusters: Int32,
     cluster_size: Int32,
-    teams: Int32,
+    num_splits: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
 
     Args:
-        arrivals: (>= B,) int32, 0, and again behind the launch. slots: (CTAs, slot_words) int32.
-        teams: clusters for each long row, num_clusters // B.
+        arrivals: (>= B,) int32, 0 before and after the launch. slots: (CTAs, slot_words) int32.
+        num_splits: clusters of each long row, num_clusters // B.
     """
-    keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
+    keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
         keys_map,
         queries_map,
@@ -210,7 +195,7 @@ def launch_teams(
         block_table,
         topk_indices,
         Published(arrivals, slots),
-        teams,
+        num_splits,
         k_index_cache_fp8.shape[0],
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)

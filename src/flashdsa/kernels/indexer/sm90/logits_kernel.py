@@ -1,9 +1,9 @@
 """The scores alone, for Hopper: every token's score into a (B, max_len) matrix, one launch.
 
-producer warp: as in the fused kernel | 4 consumer warpgroups
-------------------------------------- | -----------------------------------------
-line of pages from seq_lens           | -inf beyond the rows' lengths
-segment heads, pages                  | score a page, store 64 scores
+4 load warps: as in the fused kernel | 4 consumer warpgroups
+------------------------------------ | -----------------------------------------
+partition of pages from seq_lens     | -inf beyond the rows' lengths
+heads of tiles, pages                | score a page, store 64 scores
 """
 
 from typing import Any
@@ -14,13 +14,13 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.kernel import INITIALISING_WARPS
-from flashdsa.kernels.indexer.sm90.line import produce_line
-from flashdsa.kernels.indexer.sm90.load import Producer
-from flashdsa.kernels.indexer.sm90.maps import make_maps
-from flashdsa.kernels.indexer.sm90.memory import inputs_in
-from flashdsa.kernels.indexer.sm90.segments import Rows
-from flashdsa.kernels.indexer.sm90.write_scores import Writer, fill_beyond, write_scores
+from flashdsa.kernels.indexer.schedule.page_partition import load_partition
+from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm90.tma_maps import make_tensor_maps
+from flashdsa.kernels.indexer.sm90.write_scores import WriteContext, fill_beyond, write_scores
+from flashdsa.kernels.indexer.smem_views import input_buffers_in
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -48,11 +48,11 @@ def logits_kernel(
     rows = Rows(seq_lens, seq_lens.shape[0], longest)
     initialise_barriers(arena, thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
-    load, rank = plan.roles
+    load, role = plan.roles
     if warp >= plan.consumer_warps:
         cute.arch.setmaxregister_decrease(load.registers)
-        producer = Producer(
-            inputs_in(arena, plan, arena.producer),
+        load_ctx = LoadContext(
+            input_buffers_in(arena, plan, arena.producer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
             weights,
@@ -61,18 +61,19 @@ def logits_kernel(
             rows,
             warp - plan.consumer_warps,
         )
-        produce_line(producer, lane, cta, num_ctas, plan)
+        load_partition(load_ctx, PAGES, lane, cta, num_ctas, plan)
     else:
-        cute.arch.setmaxregister_increase(rank.registers)
-        writer = Writer(inputs_in(arena, plan, arena.consumer), scores, max_len, rows)
-        # From the far end: CTAs without pages, if any, have the highest numbers.
+        cute.arch.setmaxregister_increase(role.registers)
+        inputs = input_buffers_in(arena, plan, arena.consumer)
+        ctx = WriteContext(inputs, scores, max_len, rows)
+        # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
         fill_beyond(
-            writer,
+            ctx,
             (num_ctas - 1 - cta) * plan.consumer_warps + warp,
             num_ctas * plan.consumer_warps,
             lane,
         )
-        write_scores(writer, thread, plan)
+        write_scores(ctx, thread, plan)
 
 
 @cute.jit
@@ -95,7 +96,7 @@ def launch_logits(
         scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages.
         num_ctas: CTAs of the grid, best one an SM.
     """
-    keys_map, queries_map = make_maps(k_index_cache_fp8, q_index_fp8, plan)
+    keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     logits_kernel(
         keys_map,
         queries_map,

@@ -11,18 +11,18 @@ _STREAM = (
     "pages",
     "queries",
     "weights",
-    "segments",
+    "work_tiles",
     "page_valid",
     "page_full",
     "page_empty",
-    "segment_full",
-    "segment_empty",
+    "tile_full",
+    "tile_empty",
 )
 
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without what it ranks in: only its stream of pages is left."""
+    """The fused indexer's plan without what it selects in: only its stream of pages is left."""
 
     stages: int = 16
 

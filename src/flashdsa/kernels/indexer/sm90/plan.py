@@ -6,6 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.regions import select_barrier_regions, select_barriers, select_regions
+from flashdsa.kernels.indexer.sizes import (
+    ENTRY_WORDS,
+    FILLS,
+    SCRATCH_WORDS,
+    SLOT_HEADER_WORDS,
+    TILE_WORDS,
+)
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -23,33 +31,8 @@ TOPK = (512, 1024, 2048)
 CACHE_ROW_BYTES = 128
 """The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES
-NUM_BINS = 4096
-"""Bins of the histogram over sortable keys (see bins.py)."""
-BITMAP_WORDS = NUM_BINS
-"""Of the winners' bitmap, which takes the histogram's place: 131,072 positions at a time."""
-SEGMENT_WORDS = 6
-"""32-bit words of a segment's description (see segments.py)."""
-BIN_GROUP = 32
-"""Bins that are summed up for the first of a round's two messages (see exchange.py)."""
-BIN_GROUPS = NUM_BINS // BIN_GROUP
-MAX_CLUSTER = 16
-"""CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
 LOAD_REGISTERS = 32
 """Of a producer thread; with 24, the least there is, the consumers would get no more."""
-SLOT_HEADER_WORDS = 4
-"""Of what a CTA publishes: entries, first and last position of its part, and one unused."""
-ENTRY_WORDS = 2
-"""Of a candidate on its way between CTAs: key and position."""
-ORDERED_ROWS = 512
-"""Of batches of up to so many rows the lengths decide who gets which (see order.py)."""
-FILLS = 8
-"""Different numbers of pages that CTAs take before they first compact their lists."""
-MAX_DEALS = 64
-"""Rows that a cluster gets of such a batch, at most."""
-MAX_HALVINGS = 2
-"""Of a cluster into groups of CTAs that share rows."""
-DEPTH_STEPS = 8
-"""Steps of a page in which the pages that a producer warp keeps in flight are measured."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +47,9 @@ class IndexerPlan:
         stages: pages in flight. A multiple of `consumer_warpgroups`: page i belongs to warpgroup
             i % consumer_warpgroups, so a stage is always read by the same one, and a fast
             warpgroup cannot take the phase of a slow one's page for its own.
-        list_capacity: scored tokens that the ranking keeps in shared memory.
-        max_compared: entries of which each is compared with each.
-        segment_stages: row segments (query, weights, description) in flight.
+        list_capacity: scored tokens that the selection keeps in shared memory.
+        max_compared: candidates that are compared with each other, at most.
+        tile_stages: work tiles (query, weights, description) in flight.
         first_fill_pages: a part that does not fit the list is compacted for the first time after
             so many pages in every FILLS-th CTA,
         fill_step_pages: and so many more in each behind it: those that compact at a time leave
@@ -85,7 +68,7 @@ class IndexerPlan:
     consumer_warpgroups: int = 4
     list_capacity: int = 8192
     max_compared: int = 128
-    segment_stages: int = 2
+    tile_stages: int = 2
     first_fill_pages: int = 76
     fill_step_pages: int = 7
     refill_pages: int = 16
@@ -140,6 +123,11 @@ class IndexerPlan:
         return 0 if self.sorted else self.topk
 
     @property
+    def lists_in_order(self) -> bool:
+        """Until it is compacted, the list has the order of positions, and so have the winners."""
+        return not self.sorted
+
+    @property
     def consumer_threads(self) -> int:
         """Threads that score and rank."""
         return self.consumer_warpgroups * WARPGROUP_SIZE
@@ -188,80 +176,39 @@ class IndexerPlan:
     @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
+        pages, tiles = self.ring_stages, self.tile_stages
         return [
-            SmemRegion(
-                "pages", self.ring_stages * self.stage_bytes, 1024, "keys and scales, SW128"
-            ),
-            SmemRegion("queries", self.segment_stages * self.query_bytes, 1024, "e4m3, SW128"),
-            SmemRegion("weights", self.segment_stages * self.weight_bytes, 128, "fp32"),
-            SmemRegion("keys", self.list_capacity * 4, 16, "list: sortable scores"),
-            SmemRegion("positions", self.list_capacity * 4, 16, "list: token positions"),
-            SmemRegion("histogram", NUM_BINS * 4, 16, "bins, or the winners' bitmap"),
-            SmemRegion("candidates", self.received_bytes, 16, "own entries of the cut-off bin"),
-            SmemRegion("fine", MAX_CLUSTER * BIN_GROUP * 4, 16, "mailbox: bins of a group"),
-            SmemRegion("received", self.received_bytes, 16, "mailbox: candidates"),
-            SmemRegion("coarse", MAX_CLUSTER * BIN_GROUPS * 4, 16, "mailbox: groups of bins"),
-            SmemRegion("above", MAX_CLUSTER * 4, 16, "mailbox: entries above the last bin"),
-            SmemRegion("own_coarse", BIN_GROUPS * 4, 16, "what is sent there"),
-            *self._dealing_regions,
-            *self._sorting_regions,
-            *self._team_regions,
-            SmemRegion("segments", self.segment_stages * SEGMENT_WORDS * 4, 16, "descriptions"),
-            SmemRegion(
-                "page_valid", self.ring_stages * 4, 16, "1 where the page id is in the cache"
-            ),
-            SmemRegion("scratch", 64 * 4, 16, "scans and broadcasts of the consumers"),
-            SmemRegion("page_full", self.ring_stages * 8, 8, "mbarriers: TMA -> a warpgroup"),
-            SmemRegion("page_empty", self.ring_stages * 8, 8, "mbarriers: 4 warps -> producer"),
-            SmemRegion("segment_full", self.segment_stages * 8, 8, "mbarriers: -> consumers"),
-            SmemRegion("segment_empty", self.segment_stages * 8, 8, "mbarriers: -> producer"),
-            SmemRegion("coarse_full", 8, 8, "mbarrier: counts of groups are there"),
-            SmemRegion("fine_full", 8, 8, "mbarrier: counts of bins are there"),
-            SmemRegion("received_full", 8, 8, "mbarrier: candidates are there"),
-        ]
-
-    @property
-    def _dealing_regions(self) -> list[SmemRegion]:
-        """What a CTA keeps of the order of rows."""
-        if not self.dealt:
-            return []
-        return [
-            SmemRegion("lengths", ORDERED_ROWS * 4, 16, "tokens of all rows"),
-            SmemRegion("own_rows", MAX_DEALS * 4, 16, "rows dealt to the group"),
-        ]
-
-    @property
-    def _sorting_regions(self) -> list[SmemRegion]:
-        """Where the cluster's first CTA gets all winners, to sort them."""
-        if not self.sorted:
-            return []
-        return [
-            SmemRegion("winners", self.topk * ENTRY_WORDS * 4, 16, "mailbox: to be sorted"),
-            SmemRegion("winners_full", 8, 8, "mbarrier: winners are there"),
-        ]
-
-    @property
-    def _team_regions(self) -> list[SmemRegion]:
-        """Where a team's CTAs show each other when they published."""
-        if not self.teams:
-            return []
-        return [
-            SmemRegion("tickets", MAX_CLUSTER * 4, 16, "mailbox: order of publishing"),
-            SmemRegion("tickets_full", 8, 8, "mbarrier: tickets are there"),
+            SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),
+            SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
+            SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
+            *select_regions(self),
+            SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
+            SmemRegion("page_valid", pages * 4, 16, "1 where the page id is in the cache"),
+            SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers"),
+            SmemRegion("page_full", pages * 8, 8, "mbarriers: TMA -> a warpgroup"),
+            SmemRegion("page_empty", pages * 8, 8, "mbarriers: 4 warps -> load"),
+            SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> consumers"),
+            SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: consumers -> load"),
+            *select_barrier_regions(),
         ]
 
     @property
     def roles(self) -> tuple[Role, Role]:
-        """The producer warps, and the consumers before them."""
-        loading, ranking = self.launch_registers, self.launch_registers
+        """The load warps, and the consumers before them."""
+        loading, selecting = self.launch_registers, self.launch_registers
         producer_threads = self.producer_warps * WARP_SIZE
         if producer_threads == WARPGROUP_SIZE:  # what setmaxnreg takes
             loading = LOAD_REGISTERS
             freed = producer_threads * (self.launch_registers - loading)
-            ranking += freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
+            selecting += freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
         return (
             Role("load", producer_threads, loading, "keeps pages in flight"),
-            Role("rank", self.consumer_threads, ranking, "score, rank with the cluster, write ids"),
+            Role(
+                "select",
+                self.consumer_threads,
+                selecting,
+                "score, find the best, write ids",
+            ),
         )
 
     @property
@@ -272,40 +219,16 @@ class IndexerPlan:
     @property
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers that the plan has regions for."""
-        load, rank = self.roles
+        load, select = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
-        pages, segments = self.ring_stages, self.segment_stages
+        pages, tiles = self.ring_stages, self.tile_stages
         every = (
-            Barrier("page_full", pages, load, one, rank, PAGE_BYTES, "the page is there"),
-            Barrier("page_empty", pages, rank, group, load, 0, "the page has been read"),
-            Barrier("segment_full", segments, load, one, rank, head, "the row's head is there"),
-            Barrier("segment_empty", segments, rank, warps, load, 0, "its pages are scored"),
-            Barrier(
-                "coarse_full", 1, rank, one, rank, MAX_CLUSTER * BIN_GROUPS * 4, "groups' counts"
-            ),
-            Barrier("fine_full", 1, rank, one, rank, MAX_CLUSTER * BIN_GROUP * 4, "bins' counts"),
-            Barrier(
-                "received_full",
-                1,
-                rank,
-                one,
-                rank,
-                self.received_bytes + MAX_CLUSTER * 4,
-                "candidates, and counts above them",
-            ),
-            Barrier(
-                "tickets_full",
-                1,
-                rank,
-                Arrives.EVERY_CTA,
-                rank,
-                MAX_CLUSTER * 4,
-                "who published last",
-            ),
-            Barrier(
-                "winners_full", 1, rank, one, rank, self.topk * ENTRY_WORDS * 4, "winners to sort"
-            ),
+            Barrier("page_full", pages, load, one, select, PAGE_BYTES, "the page is there"),
+            Barrier("page_empty", pages, select, group, load, 0, "the page has been read"),
+            Barrier("tile_full", tiles, load, one, select, head, "the row's head is there"),
+            Barrier("tile_empty", tiles, select, warps, load, 0, "its pages are scored"),
+            *select_barriers(self, select),
         )
         present = {region.name for region in self.regions}
         return tuple(barrier for barrier in every if barrier.name in present)

@@ -17,8 +17,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.sm90.memory import Inputs
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.smem_views import InputBuffers
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 MMA_K = 32
@@ -26,12 +26,12 @@ MMA_K = 32
 
 
 class Scorer(NamedTuple):
-    """What a consumer needs to score pages of one segment."""
+    """What a consumer needs to score pages."""
 
     first_mma: Any  # clears the accumulator
     next_mma: Any
     keys: cute.Tensor  # A: 64 tokens in a warpgroup's registers, mode 2 is the step along K
-    queries: Any  # descriptors of B, mode 3 is the segment's slot
+    queries: Any  # descriptors of B, mode 3 is the tile's stage
     accumulator: cute.Tensor
     pages: Any  # pointer to the pages' bytes
     row_offset: Int32  # bytes from a page's start to what this lane names for ldmatrix
@@ -64,7 +64,7 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
     first.set(warpgroup.Field.ACCUMULATE, False)
     following.set(warpgroup.Field.ACCUMULATE, True)
     slice_ = first.get_slice(thread % WARPGROUP_SIZE)
-    heads = _tile(queries, plan.num_heads, plan.segment_stages, plan.query_bytes)
+    heads = _tile(queries, plan.num_heads, plan.tile_stages, plan.query_bytes)
     keys = cute.make_rmem_tensor(first.partition_shape_A((PAGE_SIZE, INDEX_HEAD_DIM)), Float8E4M3FN)
     # ldmatrix: lanes 0-7 name rows 0-7, 8-15 rows 8-15, both of the first 16 bytes along K, lanes
     # 16-31 those of the second 16 bytes; the swizzle exchanges 16 bytes by the row.
@@ -84,13 +84,13 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
 
 
 def load_weights(
-    mine: cute.Tensor, weights: cute.Tensor, slot: Int32, lane: Int32, plan: IndexerPlan
+    mine: cute.Tensor, weights: cute.Tensor, stage: Int32, lane: Int32, plan: IndexerPlan
 ) -> None:
-    """Half the weights of the accumulator's columns that this lane holds: 8c + 2 (lane % 4) +
-    {0, 1}."""
+    """Half the weights of the heads whose columns of the accumulator this lane holds: 8c +
+    2 (lane % 4) + {0, 1}. `mine`: (num_heads // 4,) fp32 registers."""
     for c in range(plan.num_heads // 8):
         for odd in range(2):
-            weight = weights[slot * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
+            weight = weights[stage * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
             mine[2 * c + odd] = weight * 0.5
 
 
@@ -129,7 +129,7 @@ def load_keys(scorer: Scorer, stage: Int32, plan: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def multiply(scorer: Scorer, slot: Int32) -> None:
+def multiply(scorer: Scorer, tile_stage: Int32) -> None:
     """Start the product of the keys in registers with all heads."""
     warpgroup.fence()
     for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):
@@ -138,14 +138,14 @@ def multiply(scorer: Scorer, slot: Int32) -> None:
             mma,
             scorer.accumulator,
             scorer.keys[None, None, k],
-            scorer.queries[None, None, k, slot],
+            scorer.queries[None, None, k, tile_stage],
             scorer.accumulator,
         )
     warpgroup.commit_group()
 
 
 class Sums(NamedTuple):
-    """Of a page, in one lane: sums over its heads for two tokens, and what else it needs."""
+    """A lane's part of a page: sums over its heads for two tokens, and what else it needs."""
 
     upper: Float32  # row lane / 4 of the warp's 16
     lower: Float32  # row lane / 4 + 8
@@ -155,11 +155,11 @@ class Sums(NamedTuple):
 
 @cute.jit
 def score_page(
-    inputs: Inputs,
+    inputs: InputBuffers,
     scorer: Scorer,
     weights: cute.Tensor,
     state: PipelineState,
-    slot: Int32,
+    tile_stage: Int32,
     lane: Int32,
     token: Int32,
     plan: cutlass.Constexpr,
@@ -167,14 +167,15 @@ def score_page(
     """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads."""
     state = state._replace(stage=cute.arch.make_warp_uniform(state.stage))
     stage = state.stage
-    # page_full[stage]: keys and scales are there, or page_valid says that none are.
+    # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says that
+    # none came. All may be read until this warp arrives at page_empty[stage].
     inputs.page_ring.wait(state)
     load_keys(scorer, stage, plan)
     scale = load_scale(scorer, stage, token, plan)
     valid = inputs.page_valid[stage]
-    multiply(scorer, slot)
-    # The product has its keys in registers: all reads of the stage are done in this warp. Four
-    # warps make it empty.
+    multiply(scorer, tile_stage)
+    # page_empty[stage]: all lanes of this warp have read the stage, as the product has its keys in
+    # registers. The fourth warp's arrival completes the phase, and TMA may write.
     cute.arch.sync_warp()
     if lane == 0:
         inputs.page_ring.release(stage)
@@ -199,31 +200,32 @@ def sum_heads(
     return upper + upper_odd, lower + lower_odd
 
 
-class Span(NamedTuple):
-    """Pages of the calling warpgroup, a part of the row: every `consumer_warpgroups`-th one."""
+class PageSpan(NamedTuple):
+    """Pages of a tile that the calling warpgroup scores: every `consumer_warpgroups`-th one."""
 
     count: Int32
     first_number: Int32  # of the first one, among the CTA's pages
     first_position: Int32  # of its first token in the row
-    slot: Int32  # of the row's queries and weights
+    tile_stage: Int32  # of the row's queries and weights
 
 
 @cute.jit
 def score_span(
-    inputs: Inputs,
+    inputs: InputBuffers,
     scorer: Scorer,
     weights: cute.Tensor,
-    span: Span,
+    span: PageSpan,
     thread: Int32,
-    take: cutlass.Constexpr,
-    taker: Any,
+    store: cutlass.Constexpr,
+    sink: Any,
     plan: cutlass.Constexpr,
 ) -> None:
     """Score the pages, two at a time.
 
     Args:
-        take: called for each pair as take(taker, score, position, valid, lane_has_page): the score
-            of this lane's token, see `token_of_lane`, and whether its page id is in the cache.
+        store: called for each pair as store(sink, score, position, valid, present): the score of
+            this lane's token, see `token_of_lane`, whether its page id is in the cache, and whether
+            the lane has a page.
     """
     lane = thread % WARP_SIZE
     token = token_of_lane(thread // WARP_SIZE, lane, plan)
@@ -233,22 +235,24 @@ def score_span(
     state = ring.state(span.first_number)
     for done in cutlass.range(0, span.count, 2, unroll=1):
         both = done + 1 < span.count
-        first = score_page(inputs, scorer, weights, state, span.slot, lane, in_page, plan)
+        first = score_page(inputs, scorer, weights, state, span.tile_stage, lane, in_page, plan)
         state = advanced(state, plan.consumer_warpgroups, ring.stages)
         second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
         if both:
-            second = score_page(inputs, scorer, weights, state, span.slot, lane, in_page, plan)
+            second = score_page(
+                inputs, scorer, weights, state, span.tile_stage, lane, in_page, plan
+            )
             state = advanced(state, plan.consumer_warpgroups, ring.stages)
         score, valid = finish_pair(first, second, lane)
-        take(taker, score, position, valid, both or lane // 2 % 2 == 0)
+        store(sink, score, position, valid, both or lane // 2 % 2 == 0)
         position += 2 * next_page_tokens(plan)
 
 
 @cute.jit
 def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlass.Boolean]:
-    """(score of `token_of_lane`, whether its page is valid). The order of sums is the same for
-    every token."""
-    # Of four lanes 0 and 2 finish upper rows, 1 and 3 lower ones; 0 and 1 those of the first page.
+    """(score of `token_of_lane`, whether its page is valid). Every token's sums have the same
+    order."""
+    # In each four lanes, 0 and 2 finish upper rows, 1 and 3 lower ones; 0 and 1 the first page's.
     odd = lane % 2 == 1
     kept = first.lower if odd else first.upper
     kept += cute.arch.shuffle_sync_bfly(first.upper if odd else first.lower, 1)

@@ -1,9 +1,9 @@
-"""Exact top-k of given scores, for Hopper: the fused indexer's ranking without its scoring.
+"""Exact top-k of given scores, for Hopper: the fused indexer's selection without its scoring.
 
-producer warp | 4 consumer warpgroups
-------------- | -----------------------------------------------------------------
-              | rows of at most topk scores: all positions
-segments      | append (key, position), histogram; the row's threshold; positions
+load warp  | 4 consumer warpgroups
+---------- | -----------------------------------------------------------------
+           | rows of at most topk scores: all positions
+work tiles | append (key, position), histogram; the row's threshold; positions
 """
 
 from typing import Any
@@ -14,15 +14,20 @@ from cutlass import Int32, cute
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.deal import produce_dealt
-from flashdsa.kernels.indexer.sm90.emit import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.sm90.kernel import INITIALISING_WARPS
-from flashdsa.kernels.indexer.sm90.load import Producer
-from flashdsa.kernels.indexer.sm90.memory import mailboxes_in, ranking_in, segments_in
-from flashdsa.kernels.indexer.sm90.order import first_lengths, settle
-from flashdsa.kernels.indexer.sm90.place import find_place
-from flashdsa.kernels.indexer.sm90.rank import Consumer, consume
-from flashdsa.kernels.indexer.sm90.segments import Rows
+from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.schedule.coord import find_coord
+from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
+from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
+from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.select.read_scores import read_batch
+from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
+from flashdsa.kernels.indexer.smem_views import (
+    cluster_buffers_in,
+    select_buffers_in,
+    tile_buffers_in,
+)
 
 
 @cute.kernel
@@ -39,16 +44,16 @@ def topk_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     arena = allocate(plan)
-    ranking, mail = ranking_in(arena, plan), mailboxes_in(arena, plan)
+    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
-    place = find_place(rows, Int32(1), plan)
+    coord = find_coord(rows, Int32(1), plan)
     consumes = warp < plan.consumer_warps
-    lengths_asked_for = first_lengths(ranking, rows, place, thread, consumes, plan)
+    lengths_asked_for = first_lengths(select, rows, coord, thread, consumes, plan)
     enter_cluster(arena, thread, INITIALISING_WARPS)
-    place = settle(ranking, rows, place, lengths_asked_for, thread, consumes, plan)
+    coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
     if consumes:
         output = Output(positions, None, Int32(0), rows)
-        # From the far end: CTAs without segments, if any, have the highest numbers.
+        # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
         emit_unscored_rows(
             output,
             (num_ctas - 1 - cta) * plan.consumer_warps + warp,
@@ -56,14 +61,15 @@ def topk_kernel(
             lane,
             plan,
         )
-        inputs = segments_in(arena, plan, arena.consumer)
-        consume(Consumer(inputs, ranking, mail, place, output, None, scores), thread, plan)
+        inputs = tile_buffers_in(arena, plan, arena.consumer)
+        ctx = SelectContext(inputs, select, cluster, coord, output, None)
+        select_rows(ctx, scores, read_batch, thread, plan)
     else:
-        producer_warp = warp - plan.consumer_warps
-        inputs = segments_in(arena, plan, arena.producer)
-        producer = Producer(inputs, None, None, None, None, Int32(0), rows, producer_warp)
+        inputs = tile_buffers_in(arena, plan, arena.producer)
+        load_warp = warp - plan.consumer_warps
+        load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
         cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
-        produce_dealt(producer, ranking, place, lengths_asked_for, lane, plan)
+        load_scheduled(load_ctx, DESCRIPTIONS, select, coord, lengths_asked_for, lane, plan)
 
 
 @cute.jit

@@ -39,6 +39,11 @@ class TopkPlan(IndexerPlan):
         return 1
 
     @property
+    def lists_in_order(self) -> bool:
+        """Given scores are appended to the list, in no special order."""
+        return False
+
+    @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
         return [region for region in super().regions if region.name not in _PAGES]

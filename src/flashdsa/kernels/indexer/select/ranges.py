@@ -8,7 +8,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, Uint32, cute
 
-from flashdsa.kernels.indexer.sm90.bins import step_bits
+from flashdsa.kernels.indexer.select.bins import step_bits
 
 
 class Part(NamedTuple):
@@ -20,37 +20,37 @@ class Part(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Entries that may be the threshold: keys and places, both ends included.
+    """Entries that may be the threshold: keys and inverted positions, both ends included.
 
-    A place is an inverted position, so that a larger one is better, as with keys.
+    Positions are inverted (~position), so that a larger number is better, as with keys.
     """
 
     low: Uint32
     high: Uint32
-    place_low: Uint32
-    place_high: Uint32
+    inv_low: Uint32
+    inv_high: Uint32
 
 
 @cute.jit
-def inside(range_: Range, key: Uint32, place: Uint32) -> cutlass.Boolean:
+def inside(range_: Range, key: Uint32, inv_position: Uint32) -> cutlass.Boolean:
     """Whether an entry is in the range."""
     return (
         key >= range_.low
         and key <= range_.high
-        and place >= range_.place_low
-        and place <= range_.place_high
+        and inv_position >= range_.inv_low
+        and inv_position <= range_.inv_high
     )
 
 
-def places_of(range_: Range, part: Part) -> Range:
+def cut_to_part(range_: Range, part: Part) -> Range:
     """The range, cut to the part's positions."""
     return Range(range_.low, range_.high, ~Uint32(part.end - 1), ~Uint32(part.first))
 
 
 class Steps(NamedTuple):
-    """How a range is cut into bins: keys first, places when one key is left."""
+    """How a range is cut into bins: by keys, or by inverted positions when one key is left."""
 
-    by_place: cutlass.Boolean
+    by_position: cutlass.Boolean
     base: Uint32
     top: Uint32
     shift: Int32
@@ -59,10 +59,10 @@ class Steps(NamedTuple):
 @cute.jit
 def steps_of(range_: Range) -> Steps:
     """Up to 4096 equal steps of the range."""
-    by_place = range_.low == range_.high
-    base = range_.place_low if by_place else range_.low
-    top = range_.place_high if by_place else range_.high
-    return Steps(by_place, base, top, step_bits(top - base))
+    by_position = range_.low == range_.high
+    base = range_.inv_low if by_position else range_.low
+    top = range_.inv_high if by_position else range_.high
+    return Steps(by_position, base, top, step_bits(top - base))
 
 
 @cute.jit
@@ -72,8 +72,8 @@ def narrowed(range_: Range, steps: Steps, chosen: Int32) -> Range:
     # Not min(low + step, top): that sum wraps around in the last bin below 2**32.
     high = low + cutlass.min((Uint32(1) << Uint32(steps.shift)) - 1, steps.top - low)
     return Range(
-        low=range_.low if steps.by_place else low,
-        high=range_.high if steps.by_place else high,
-        place_low=low if steps.by_place else range_.place_low,
-        place_high=high if steps.by_place else range_.place_high,
+        low=range_.low if steps.by_position else low,
+        high=range_.high if steps.by_position else high,
+        inv_low=low if steps.by_position else range_.inv_low,
+        inv_high=high if steps.by_position else range_.inv_high,
     )

@@ -6,14 +6,14 @@ import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.smem import load4
-from flashdsa.kernels.indexer.sm90.bins import accepts
-from flashdsa.kernels.indexer.sm90.emit import Output, fill_rest, store_id, token_id
-from flashdsa.kernels.indexer.sm90.listing import consumer_prefix, consumer_sync
-from flashdsa.kernels.indexer.sm90.memory import Ranking
-from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import BITMAP_WORDS
-from flashdsa.kernels.indexer.sm90.ranges import Part
-from flashdsa.kernels.indexer.sm90.threshold import Threshold
+from flashdsa.kernels.indexer.consumers import consumer_prefix, consumer_sync
+from flashdsa.kernels.indexer.emit.output import Output, fill_rest, store_id, token_id
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.select.bins import accepts
+from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.sizes import BITMAP_WORDS
+from flashdsa.kernels.indexer.smem_views import SelectBuffers
 from flashdsa.problem import PAGE_SIZE
 
 WORD_BITS = 32
@@ -23,10 +23,10 @@ GROUP = 4 * WORD_BITS
 
 @cute.jit
 def emit_by_position(
-    ranking: Ranking,
+    select: SelectBuffers,
     output: Output,
     row: Int32,
-    place: Place,
+    coord: Coord,
     part: Part,
     threshold: Threshold,
     thread: Int32,
@@ -34,15 +34,15 @@ def emit_by_position(
 ) -> None:
     """The part's entries as good as the threshold, behind those of the parts before.
 
-    A bitmap of the winners, window by window, gives their order whatever the list's is. It takes
-    the place of the histogram.
+    A bitmap of the winners, window by window, gives their order, whatever the list's order is. It
+    overlays the histogram.
     """
-    bitmap = ranking.bitmap
+    bitmap = select.bitmap
     window_size = BITMAP_WORDS * WORD_BITS
     written = Int32(0)
     for window in cutlass.range(part.first, part.end, window_size, unroll=1):
         size = cutlass.min(part.end - window, Int32(window_size))
-        # Each thread owns `span` neighbouring positions: 8, 16, 32, or some times four words.
+        # Each thread owns `span` neighbouring positions: 8, 16, 32, or a multiple of four words.
         span = (size + plan.consumer_threads - 1) // plan.consumer_threads
         if span > WORD_BITS:
             span = (span + GROUP - 1) // GROUP * GROUP
@@ -51,7 +51,7 @@ def emit_by_position(
         else:
             span = Int32(16) if span > 8 else Int32(8)
         words = (span * plan.consumer_threads) // WORD_BITS
-        # Asked for before it is needed: with up to a word each, positions are of one page.
+        # Asked for before it is needed: a thread with a word or less has positions of one page.
         begin = thread * span
         first = first_id(output, row, window + (begin & -WORD_BITS), part.end)
         second = first
@@ -59,11 +59,11 @@ def emit_by_position(
             bitmap[word] = Int32(0)
         consumer_sync(plan)
         for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
-            keys = load4(ranking.keys, i)
-            places = load4(ranking.positions, i)
+            keys = load4(select.keys, i)
+            positions = load4(select.positions, i)
             for k in cutlass.range_constexpr(4):
-                position = Uint32(places[k])
-                # Below the window is far above it, unsigned.
+                position = Uint32(positions[k])
+                # Unsigned: a position below the window wraps around to far above it.
                 in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
                 if in_window and accepts(
                     Uint32(keys[k]), position, threshold.key, threshold.position
@@ -75,8 +75,8 @@ def emit_by_position(
             four = words_at(bitmap, at, span)
             for k in cutlass.range_constexpr(4):
                 count += Int32(cute.arch.popc(four[k]))
-        before, total = consumer_prefix(ranking, count, thread, plan)
-        at_place = threshold.first_place + written + before
+        before, total = consumer_prefix(select, count, thread, plan)
+        out_index = threshold.first_out_index + written + before
         for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
             four = words_at(bitmap, at, span)
             if span > WORD_BITS:
@@ -87,12 +87,12 @@ def emit_by_position(
                 base = (first if const_expr(k < 2) else second) + k % 2 * WORD_BITS
                 while bits != 0:
                     lowest = bits & (Int32(0) - bits)
-                    store_id(output, row, at_place, base + 31 - clz(lowest), plan)
+                    store_id(output, row, out_index, base + 31 - clz(lowest), plan)
                     bits = bits ^ lowest
-                    at_place += 1
+                    out_index += 1
         written += total
         consumer_sync(plan)
-    fill_rest(output, row, place, threshold.total, thread, plan)
+    fill_rest(output, row, coord, threshold.total, thread, plan)
     consumer_sync(plan)
 
 

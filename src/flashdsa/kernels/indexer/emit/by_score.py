@@ -5,39 +5,40 @@ from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.cluster import send
 from flashdsa.dsl.pipeline import PackedPhases
-from flashdsa.kernels.indexer.sm90.emit import Output, store_id, token_id
-from flashdsa.kernels.indexer.sm90.exchange import SORTED
-from flashdsa.kernels.indexer.sm90.listing import consumer_sync, key_at, position_at
-from flashdsa.kernels.indexer.sm90.memory import Mailboxes, Ranking
-from flashdsa.kernels.indexer.sm90.place import Place
-from flashdsa.kernels.indexer.sm90.plan import ENTRY_WORDS
-from flashdsa.kernels.indexer.sm90.threshold import Threshold
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.emit.output import Output, store_id, token_id
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.select.candidate_list import key_at, position_at
+from flashdsa.kernels.indexer.select.exchange import SORTED
+from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.sizes import ENTRY_WORDS
+from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers
 
 
 @cute.jit
 def send_winners(
-    ranking: Ranking,
-    mail: Mailboxes,
-    place: Place,
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    coord: Coord,
     winners: Int32,
-    first_place: Int32,
+    first_out_index: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
     """The list's first `winners` entries to the group's first CTA."""
     for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
-        box = mail.winners.iterator + (first_place + i) * ENTRY_WORDS
-        entry = [ranking.keys[i], ranking.positions[i]]
-        send(box.align(4 * ENTRY_WORDS), entry, mail.winners_full.at(), place.first)
+        dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
+        entry = [select.keys[i], select.positions[i]]
+        send(dst.align(4 * ENTRY_WORDS), entry, cluster.winners_full.at(), coord.first_rank)
 
 
 @cute.jit
 def emit_sorted(
-    ranking: Ranking,
-    mail: Mailboxes,
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
     output: Output,
     row: Int32,
-    place: Place,
+    coord: Coord,
     own_winners: Int32,
     threshold: Threshold,
     phases: PackedPhases,
@@ -45,18 +46,18 @@ def emit_sorted(
     plan: cutlass.Constexpr,
 ) -> PackedPhases:
     """The row's ids, best first. The list has the caller's winners only."""
-    send_winners(ranking, mail, place, own_winners, threshold.first_place, thread, plan)
-    if place.part == 0:
+    send_winners(select, cluster, coord, own_winners, threshold.first_out_index, thread, plan)
+    if coord.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))
-        sort_winners(ranking, mail, output, row, winners, phases.phase(SORTED), thread, plan)
+        sort_winners(select, cluster, output, row, winners, phases.phase(SORTED), thread, plan)
     consumer_sync(plan)
     return phases.passed(SORTED)
 
 
 @cute.jit
 def sort_winners(
-    ranking: Ranking,
-    mail: Mailboxes,
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
     output: Output,
     row: Int32,
     winners: Int32,
@@ -67,16 +68,17 @@ def sort_winners(
     """The group's first CTA: sort all winners (Batcher's bitonic network)."""
     if thread == 0:
         expected = winners * (4 * ENTRY_WORDS)
-        mail.winners_full.arrive_and_expect_tx(expected)
-    # winners_full: those of every CTA are there. The list is free: its winners were sent too.
-    mail.winners_full.wait(phase)
+        cluster.winners_full.arrive_and_expect_tx(expected)
+    # winners_full, the row's phase: the winners of every CTA have come (st.async). The list may be
+    # overwritten behind the sync: its own winners have been sent, too.
+    cluster.winners_full.wait(phase)
     consumer_sync(plan)
     for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
         key, position = Int32(0), Int32(-1)
         if i < winners:
-            key, position = mail.winners[2 * i], mail.winners[2 * i + 1]
-        ranking.keys[i] = key
-        ranking.positions[i] = position
+            key, position = cluster.winners[2 * i], cluster.winners[2 * i + 1]
+        select.keys[i] = key
+        select.positions[i] = position
     consumer_sync(plan)
     run = Int32(2)
     while run <= plan.topk:
@@ -84,11 +86,11 @@ def sort_winners(
         while distance > 0:
             for i in cutlass.range(thread, plan.topk // 2, plan.consumer_threads, unroll=1):
                 low = (i & ~(distance - 1)) * 2 + (i & (distance - 1))
-                exchange(ranking, low, low + distance, low & run == 0)
+                exchange(select, low, low + distance, low & run == 0)
             consumer_sync(plan)
             distance = distance // 2
         run = run * 2
-    store_ids(ranking.positions, output, row, winners, thread, plan)
+    store_ids(select.positions, output, row, winners, thread, plan)
 
 
 @cute.jit
@@ -104,10 +106,10 @@ def store_ids(
     per_thread = plan.topk // plan.consumer_threads
     ids = cute.make_rmem_tensor(per_thread, Int32)
     for i in cutlass.range_constexpr(per_thread):
-        place = thread + i * plan.consumer_threads
+        out_index = thread + i * plan.consumer_threads
         ids[i] = Int32(-1)
-        if place < winners:
-            ids[i] = token_id(output, row, ordered[place])
+        if out_index < winners:
+            ids[i] = token_id(output, row, ordered[out_index])
     for i in cutlass.range_constexpr(per_thread):
         store_id(output, row, thread + i * plan.consumer_threads, ids[i], plan)
     consumer_sync(plan)
@@ -120,12 +122,12 @@ def better(key: Uint32, position: Uint32, other_key: Uint32, other: Uint32) -> c
 
 
 @cute.jit
-def exchange(ranking: Ranking, low: Int32, high: Int32, descending: cutlass.Boolean) -> None:
+def exchange(select: SelectBuffers, low: Int32, high: Int32, descending: cutlass.Boolean) -> None:
     """Put the better of two entries first, or last where the run ascends."""
-    low_key, low_position = key_at(ranking, low), position_at(ranking, low)
-    high_key, high_position = key_at(ranking, high), position_at(ranking, high)
+    low_key, low_position = key_at(select, low), position_at(select, low)
+    high_key, high_position = key_at(select, high), position_at(select, high)
     if better(high_key, high_position, low_key, low_position) == descending:
-        ranking.keys[low] = Int32(high_key)
-        ranking.positions[low] = Int32(high_position)
-        ranking.keys[high] = Int32(low_key)
-        ranking.positions[high] = Int32(low_position)
+        select.keys[low] = Int32(high_key)
+        select.positions[low] = Int32(high_position)
+        select.keys[high] = Int32(low_key)
+        select.positions[high] = Int32(low_position)

@@ -9,7 +9,7 @@ from flashdsa.kernels.indexer.sm90.plan import CACHE_ROW_BYTES, PAGE_ROWS
 from flashdsa.problem import INDEX_HEAD_DIM
 
 
-def make_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
+def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
     """(cache as rows of 128 bytes, box of one page; queries likewise, box of one row's heads)."""
     num_pages = cache.shape[0]
     cache_rows = cute.make_tensor(

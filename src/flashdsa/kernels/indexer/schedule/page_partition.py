@@ -1,23 +1,22 @@
 """The scores-only kernel's work: which pages of which rows a CTA scores, worked out on the device.
 
 All pages of the rows lie on one line, row after row; the line is cut into chunks of equal length,
-one a CTA. A piece of a row inside a chunk is a segment. When the rows are so even that each can
+one a CTA. The piece of a row inside a chunk is a work tile. When the rows are so even that each can
 get its own CTAs at nearly no loss, every row's share of the line is rounded up to whole chunks, so
 that no CTA works on two rows.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.load import Producer, announce, ask_for_ids, finish, load_pages
-from flashdsa.kernels.indexer.sm90.segments import Rows, Segment, pages_to_score, row_length
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pages_to_score, row_length
 
 
-class Schedule(NamedTuple):
+class Partition(NamedTuple):
     """The cut of the line, the same in every CTA."""
 
     chunk: Int32  # pages of a CTA
@@ -27,7 +26,7 @@ class Schedule(NamedTuple):
 
 
 @cute.jit
-def make_schedule(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Constexpr) -> Schedule:
+def make_partition(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Constexpr) -> Partition:
     """Cut the line; a whole warp calls."""
     total = Int32(0)
     longest = Int32(0)
@@ -60,7 +59,7 @@ def make_schedule(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Conste
                 pages_to_score(row_length(rows, row), plan), chunk, inverse, aligned
             )
         line = cute.arch.warp_redux_sync(padded, "add")
-    return Schedule(chunk, inverse, aligned, line)
+    return Partition(chunk, inverse, aligned, line)
 
 
 @cute.jit
@@ -85,22 +84,31 @@ def padded_pages(pages: Int32, chunk: Int32, inverse: Float32, aligned: Int32) -
 
 
 @cute.jit
-def produce_line(
-    c: Producer, lane: Int32, cta: Int32, num_ctas: Int32, plan: cutlass.Constexpr
+def load_partition(
+    ctx: Any,
+    loader: cutlass.Constexpr,
+    lane: Int32,
+    cta: Int32,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Load every segment of this CTA, then say that there are no more."""
-    schedule = make_schedule(c.rows, num_ctas, lane, plan)
-    cursor = cta * schedule.chunk
-    end = cutlass.min(cursor + schedule.chunk, schedule.total)
+    """A load warp: every work tile of this CTA, then the word that no more come.
+
+    Args:
+        ctx: has `rows`, and is what the loader takes. loader: a TileLoader.
+    """
+    partition = make_partition(ctx.rows, num_ctas, lane, plan)
+    cursor = cta * partition.chunk
+    end = cutlass.min(cursor + partition.chunk, partition.total)
     pages_done = Int32(0)
-    segment = Int32(0)
+    number = Int32(0)
     block = Int32(0)  # the 32 rows from here on, which begin at `block_start` on the line
     block_start = Int32(0)
     while cursor < end:
         row = block + lane
-        length = row_length(c.rows, row)
+        length = row_length(ctx.rows, row)
         pages = pages_to_score(length, plan)
-        share = padded_pages(pages, schedule.chunk, schedule.inverse, schedule.aligned)
+        share = padded_pages(pages, partition.chunk, partition.inverse, partition.aligned)
         inclusive = prefix_sum(share, lane)
         block_share = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
         if block_start + block_share <= cursor:
@@ -114,11 +122,10 @@ def produce_line(
             share = cute.arch.shuffle_sync(share, found)
             stop = cutlass.min(start + pages, end)
             length = cute.arch.shuffle_sync(length, found)
-            described = Segment(row, cursor - start, stop - cursor, length, Int32(1), pages_done)
-            ids = ask_for_ids(c, described, lane)
-            announce(c, segment, described, lane, plan)
-            load_pages(c, described, ids, None, lane, plan)
+            tile = WorkTile(row, cursor - start, stop - cursor, length, Int32(1), pages_done)
+            ids = loader.announce(ctx, number, tile, lane, plan)
+            loader.load_pages(ctx, tile, ids, None, lane, plan)
             pages_done += stop - cursor
-            segment += 1
+            number += 1
             cursor = start + share
-    finish(c, segment, lane, plan)
+    loader.finish(ctx, number, lane, plan)

@@ -7,7 +7,7 @@ outside falls into the end bins, which costs the threshold's search a round, not
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
-from flashdsa.kernels.indexer.sm90.plan import NUM_BINS
+from flashdsa.kernels.indexer.sizes import NUM_BINS
 
 KEY_SHIFT = 17
 """Bits of a key below a bin: sign, 8 exponent bits and 6 mantissa bits stay."""
@@ -17,7 +17,6 @@ MIDDLE = 1 << (31 - KEY_SHIFT)
 WINDOW_START = 112 * 64
 """Shifted magnitude of 2**-15, where the window begins."""
 BIN_BITS = 12
-LAST_POSITION = 0x7FFFFFFF
 NO_POSITION = -(2**31)
 """As signed; unsigned it is above all positions."""
 

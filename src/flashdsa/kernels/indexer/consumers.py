@@ -1,0 +1,52 @@
+"""What all consumer threads of a CTA do together: syncs and sums."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.warp import prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.smem_views import SCRATCH_WARP_SUMS, SelectBuffers
+
+CONSUMER_BARRIER = 1
+"""The named barrier among the consumers."""
+
+
+def consumer_sync(plan: Any) -> None:
+    """All consumers wait for each other; their shared memory accesses are ordered by it."""
+    cute.arch.barrier(barrier_id=CONSUMER_BARRIER, number_of_threads=plan.consumer_threads)
+
+
+@cute.jit
+def consumer_prefix(select: SelectBuffers, value: Int32, thread: Int32, plan: cutlass.Constexpr):
+    """(sum over the threads before this one, sum over all consumers). One consumer sync."""
+    inclusive = prefix_sum(value, thread % WARP_SIZE)
+    of_warp = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
+    sums = warp_sums(select, of_warp, thread, plan)
+    return before_warp(sums, thread) + inclusive - value, cute.arch.warp_redux_sync(sums, "add")
+
+
+@cute.jit
+def warp_sums(
+    select: SelectBuffers, of_warp: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """In lane i the `of_warp` of warp i, 0 in the rest. One consumer sync."""
+    lane = thread % WARP_SIZE
+    if lane == 0:
+        select.scratch[SCRATCH_WARP_SUMS + thread // WARP_SIZE] = of_warp
+    # All consumers: every warp's word is in scratch. It is written again behind another sync only.
+    consumer_sync(plan)
+    sums = Int32(0)
+    if lane < plan.consumer_warps:
+        sums = select.scratch[SCRATCH_WARP_SUMS + lane]
+    return sums
+
+
+@cute.jit
+def before_warp(sums: Int32, thread: Int32) -> Int32:
+    """Sum of the `warp_sums` of the warps before the caller's."""
+    before = Int32(0)
+    if thread % WARP_SIZE < thread // WARP_SIZE:
+        before = sums
+    return cute.arch.warp_redux_sync(before, "add")

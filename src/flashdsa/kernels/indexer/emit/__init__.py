@@ -1,0 +1,1 @@
+"""The ids of the winners into the output."""

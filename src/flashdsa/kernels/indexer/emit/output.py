@@ -1,0 +1,102 @@
+"""Where ids go, and what needs no scores: short rows, and the rest of an output row."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, const_expr, cute
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length
+from flashdsa.problem import PAGE_SIZE
+
+PAGE_BITS = PAGE_SIZE.bit_length() - 1
+
+
+class Output(NamedTuple):
+    """Where ids go, and what they are made from."""
+
+    topk_indices: Any  # (B, topk) int32, device memory
+    block_table: Any  # (B, max_pages) int32, device memory; None: ids are positions
+    num_pages: Int32
+    rows: Rows
+
+
+@cute.jit
+def token_id(output: Output, row: Int32, position: Int32) -> Int32:
+    """page * 64 + offset of a token; its position if there is no table."""
+    if const_expr(output.block_table is None):
+        return position
+    at = Int64(row) * output.block_table.stride[0] + (position >> PAGE_BITS)
+    page = (output.block_table.iterator + at).load()
+    return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
+
+
+@cute.jit
+def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: Any) -> None:
+    """One id of the output row."""
+    (output.topk_indices.iterator + (Int64(row) * plan.topk + out_index)).store(value)
+
+
+@cute.jit
+def fill_rest(
+    output: Output,
+    row: Int32,
+    coord: Coord,
+    total: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """The group's last CTA: -1 behind the ids of a row with fewer than `topk` tokens in the
+    cache."""
+    if coord.part == coord.num_parts - 1:
+        for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
+            store_id(output, row, i, Int32(-1), plan)
+
+
+@cute.jit
+def emit_unscored_rows(
+    output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Rows of at most `topk` tokens: all their tokens in order. A warp takes a row."""
+    for row in cutlass.range(warp, output.rows.count, warps, unroll=1):
+        length = row_length(output.rows, row)
+        if length <= plan.unscored_length:
+            if const_expr(output.block_table is None):
+                emit_positions(output, row, length, lane, plan)
+            else:
+                emit_all(output, row, length, lane, plan)
+
+
+@cute.jit
+def emit_positions(
+    output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Every position of the row, then -1."""
+    for i in cutlass.range(lane, plan.topk, WARP_SIZE, unroll=4):
+        store_id(output, row, i, i if i < length else Int32(-1), plan)
+
+
+@cute.jit
+def emit_all(
+    output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Every token of the row but those of pages outside the cache, then -1."""
+    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
+    page = Int32(-1)
+    if lane < pages:
+        page = (
+            output.block_table.iterator + (Int64(row) * output.block_table.stride[0] + lane)
+        ).load()
+    valid = page >= 0 and page < output.num_pages
+    mask = cute.arch.vote_ballot_sync(valid)
+    written = Int32(0)
+    for i in cutlass.range(pages, unroll=1):
+        id_ = cute.arch.shuffle_sync(page, i) * PAGE_SIZE
+        tokens = cutlass.min(length - i * PAGE_SIZE, Int32(PAGE_SIZE))
+        if (mask >> i) & 1 == 1:
+            for offset in cutlass.range(lane, tokens, WARP_SIZE, unroll=1):
+                store_id(output, row, written + offset, id_ + offset, plan)
+            written += tokens
+    for i in cutlass.range(written + lane, plan.topk, WARP_SIZE, unroll=1):
+        store_id(output, row, i, Int32(-1), plan)

@@ -1,0 +1,96 @@
+"""What every plan of an indexer has in shared memory to select in, whoever scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashdsa.kernels.indexer.sizes import (
+    BIN_GROUP,
+    BIN_GROUPS,
+    ENTRY_WORDS,
+    MAX_CLUSTER,
+    MAX_OWN_ROWS,
+    NUM_BINS,
+    ORDERED_ROWS,
+)
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+
+WORD_BYTES = 4
+MBARRIER_BYTES = 8
+
+
+def select_regions(plan: Any) -> list[SmemRegion]:
+    """The list, its histogram, and what the CTAs that share a row send each other."""
+    return [
+        SmemRegion("keys", plan.list_capacity * WORD_BYTES, 16, "list: sortable scores"),
+        SmemRegion("positions", plan.list_capacity * WORD_BYTES, 16, "list: token positions"),
+        SmemRegion("histogram", NUM_BINS * WORD_BYTES, 16, "bins, or the winners' bitmap"),
+        SmemRegion("candidates", plan.received_bytes, 16, "own entries of the cut-off bin"),
+        SmemRegion("fine", MAX_CLUSTER * BIN_GROUP * WORD_BYTES, 16, "received: bins of a group"),
+        SmemRegion("received", plan.received_bytes, 16, "received: candidates"),
+        SmemRegion("coarse", MAX_CLUSTER * BIN_GROUPS * WORD_BYTES, 16, "received: groups of bins"),
+        SmemRegion("above", MAX_CLUSTER * WORD_BYTES, 16, "received: entries above the last bin"),
+        SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
+        *_schedule_regions(plan),
+        *_sorting_regions(plan),
+        *_split_regions(plan),
+    ]
+
+
+def select_barrier_regions() -> list[SmemRegion]:
+    """One mbarrier each for the messages of every row."""
+    return [
+        SmemRegion("coarse_full", MBARRIER_BYTES, 8, "mbarrier: counts of groups are there"),
+        SmemRegion("fine_full", MBARRIER_BYTES, 8, "mbarrier: counts of bins are there"),
+        SmemRegion("received_full", MBARRIER_BYTES, 8, "mbarrier: candidates are there"),
+    ]
+
+
+def _schedule_regions(plan: Any) -> list[SmemRegion]:
+    """What a CTA keeps of the order of rows."""
+    if not plan.dealt:
+        return []
+    return [
+        SmemRegion("lengths", ORDERED_ROWS * WORD_BYTES, 16, "tokens of all rows"),
+        SmemRegion("own_rows", MAX_OWN_ROWS * WORD_BYTES, 16, "rows of the CTA's group"),
+    ]
+
+
+def _sorting_regions(plan: Any) -> list[SmemRegion]:
+    """Where the group's first CTA gets all winners, to sort them."""
+    if not plan.sorted:
+        return []
+    return [
+        SmemRegion("winners", plan.topk * ENTRY_WORDS * WORD_BYTES, 16, "received: to be sorted"),
+        SmemRegion("winners_full", MBARRIER_BYTES, 8, "mbarrier: winners are there"),
+    ]
+
+
+def _split_regions(plan: Any) -> list[SmemRegion]:
+    """Where the CTAs of a split row's cluster show each other when they published."""
+    if not plan.teams:
+        return []
+    return [
+        SmemRegion("tickets", MAX_CLUSTER * WORD_BYTES, 16, "received: order of publishing"),
+        SmemRegion("tickets_full", MBARRIER_BYTES, 8, "mbarrier: tickets are there"),
+    ]
+
+
+def select_barriers(plan: Any, select: Role) -> tuple[Barrier, ...]:
+    """The events among consumers; those without a region are not in the plan."""
+    one = Arrives.ONE_THREAD
+    coarse_bytes = MAX_CLUSTER * BIN_GROUPS * WORD_BYTES
+    fine_bytes = MAX_CLUSTER * BIN_GROUP * WORD_BYTES
+    received_bytes = plan.received_bytes + MAX_CLUSTER * WORD_BYTES
+    ticket_bytes = MAX_CLUSTER * WORD_BYTES
+    winner_bytes = plan.topk * ENTRY_WORDS * WORD_BYTES
+    every_cta = Arrives.EVERY_CTA
+    return (
+        Barrier("coarse_full", 1, select, one, select, coarse_bytes, "groups' counts"),
+        Barrier("fine_full", 1, select, one, select, fine_bytes, "bins' counts"),
+        Barrier(
+            "received_full", 1, select, one, select, received_bytes, "candidates, counts above them"
+        ),
+        Barrier("tickets_full", 1, select, every_cta, select, ticket_bytes, "who published last"),
+        Barrier("winners_full", 1, select, one, select, winner_bytes, "winners to sort"),
+    )

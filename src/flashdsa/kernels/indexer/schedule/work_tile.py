@@ -1,0 +1,85 @@
+"""What the load warps tell the consumers of the pages that come: a work tile is a part of a row."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.kernels.indexer.sizes import TILE_WORDS
+from flashdsa.kernels.indexer.smem_views import InputBuffers
+from flashdsa.problem import PAGE_SIZE
+
+
+class Rows(NamedTuple):
+    """Where lengths come from."""
+
+    seq_lens: Any  # (B,) int32, device memory
+    count: Int32  # B
+    max_length: Int32  # tokens that the block table has room for
+
+
+class WorkTile(NamedTuple):
+    """The description of a part of a row, a word of shared memory each."""
+
+    row: Int32  # -1 ends the work
+    first_page: Int32  # of the row
+    num_pages: Int32
+    length: Int32  # of the row, in tokens
+    num_splits: Int32  # clusters that share the row
+    first_number: Int32  # pages of this CTA before these
+
+
+@cute.jit
+def row_length(rows: Rows, row: Int32) -> Int32:
+    """Tokens of the row, clamped to what the block table can name; 0 beyond the last row."""
+    return clamped(rows, raw_length(rows, row))
+
+
+@cute.jit
+def raw_length(rows: Rows, row: Int32) -> Int32:
+    """What is in memory for the row; 0 beyond the last one."""
+    length = Int32(0)
+    if row < rows.count:
+        length = rows.seq_lens[row]
+    return length
+
+
+def clamped(rows: Rows, length: Int32) -> Int32:
+    """A length that the block table has room for."""
+    return cutlass.min(cutlass.max(length, Int32(0)), rows.max_length)
+
+
+@cute.jit
+def pages_to_score(length: Int32, plan: cutlass.Constexpr) -> Int32:
+    """Pages of a row, 0 when all its tokens are among the best without scores."""
+    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
+    if length <= plan.unscored_length:
+        pages = Int32(0)
+    return pages
+
+
+def write_tile(tiles: cute.Tensor, stage: Int32, tile: WorkTile) -> None:
+    """Describe a tile to the consumers, by one thread, which has acquired the stage."""
+    for word, value in enumerate(tile):
+        tiles[stage * TILE_WORDS + word] = value
+
+
+def read_tile(tiles: cute.Tensor, stage: Int32) -> WorkTile:
+    """What the load warp wrote."""
+    return WorkTile(*(tiles[stage * TILE_WORDS + word] for word in range(TILE_WORDS)))
+
+
+@cute.jit
+def word_in(tiles: cute.Tensor, stage: Int32, name: cutlass.Constexpr) -> Int32:
+    """One word of a description, until the stage is released: not kept in a register."""
+    return tiles[stage * TILE_WORDS + WorkTile._fields.index(name)]
+
+
+@cute.jit
+def wait_for_tile(inputs: InputBuffers, number: Int32, plan: cutlass.Constexpr) -> WorkTile:
+    """The description of the CTA's tile `number`, once it is announced."""
+    state = inputs.tile_ring.state(number)
+    # tile_full[stage], the round's phase: a load warp has written the description, and TMA the
+    # queries and weights. All three may be read until this warp arrives at tile_empty[stage].
+    inputs.tile_ring.wait(state)
+    return read_tile(inputs.tiles, state.stage)

@@ -1,0 +1,118 @@
+"""The consumers' list of entries (key, position) and its histogram.
+
+The histogram counts the entries that may win. The others have key 0 and no position: they lie in no
+range, are never accepted, and go when the list is compacted.
+"""
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.smem import store4
+from flashdsa.dsl.warp import alloc_slot
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.select.bins import NO_POSITION, accepts, bin_of
+from flashdsa.kernels.indexer.sizes import NUM_BINS
+from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, SelectBuffers
+
+COMPACTED_TOGETHER = 4
+"""Entries of a thread in registers while the list is rewritten."""
+
+
+def key_at(select: SelectBuffers, index: Int32) -> Uint32:
+    """Key of the list's entry."""
+    return Uint32(select.keys[index])
+
+
+def position_at(select: SelectBuffers, index: Int32) -> Uint32:
+    """Position of the list's entry."""
+    return Uint32(select.positions[index])
+
+
+@cute.jit
+def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
+    """Add one to a bin. The constant 1, unsigned, makes it the instruction that counts lanes."""
+    cute.arch.inline_ptx(
+        "red.relaxed.cta.shared::cta.add.u32 [{$r0}], 1;",
+        read_only_args=[select.histogram.iterator + bin_index],
+    )
+
+
+@cute.jit
+def clear_histogram(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """All bins 0. The caller syncs before anyone counts."""
+    nothing = cute.make_rmem_tensor(4, Int32)
+    nothing.fill(0)
+    for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
+        store4(select.histogram, thread + i * plan.consumer_threads, nothing.load())
+
+
+@cute.jit
+def append(select: SelectBuffers, key: Uint32, position: Uint32, wanted: cutlass.Boolean) -> None:
+    """Put an entry at the list's end and into the histogram; all lanes call."""
+    index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wanted)
+    if wanted:
+        select.keys[index] = Int32(key)
+        select.positions[index] = Int32(position)
+        count_in_bin(select, bin_of(key))
+
+
+@cute.jit
+def put(
+    select: SelectBuffers, index: Int32, key: Uint32, position: Int32, valid: cutlass.Boolean
+) -> None:
+    """An entry at a given index; one that is not `valid` never wins and is not counted."""
+    select.keys[index] = Int32(key) if valid else Int32(0)
+    select.positions[index] = position if valid else Int32(NO_POSITION)
+    if valid:
+        count_in_bin(select, bin_of(key))
+
+
+@cute.jit
+def compact(
+    select: SelectBuffers,
+    count: Int32,
+    at_key: Uint32,
+    at_position: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Int32:
+    """Keep the list's accepted entries only, in no special order; returns how many. Ends synced.
+
+    The list is rewritten where it is, a block at a time: a block is in registers before any of it
+    is overwritten, and what is kept never reaches the next block.
+    """
+    clear_histogram(select, thread, plan)
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+    block = COMPACTED_TOGETHER * plan.consumer_threads
+    for first in cutlass.range(0, count, block, unroll=1):
+        keys = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        positions = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
+            index = first + thread + i * plan.consumer_threads
+            keys[i] = Uint32(0)
+            positions[i] = Uint32(0)
+            if index < count:
+                keys[i] = key_at(select, index)
+                positions[i] = position_at(select, index)
+        # All consumers: the block is in registers, so that its memory may be overwritten.
+        consumer_sync(plan)
+        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
+            kept = first + thread + i * plan.consumer_threads < count and accepts(
+                keys[i], positions[i], at_key, at_position
+            )
+            append(select, keys[i], positions[i], kept)
+    # All consumers: every kept entry is in the list, and counted.
+    consumer_sync(plan)
+    entries = select.scratch[SCRATCH_COUNT]
+    consumer_sync(plan)  # everyone has read the count, so that it may be written again
+    return entries
+
+
+@cute.jit
+def reset(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """An empty list; synced."""
+    clear_histogram(select, thread, plan)
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+    consumer_sync(plan)

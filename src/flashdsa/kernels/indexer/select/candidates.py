@@ -1,0 +1,206 @@
+"""The last entries among which the threshold is: taken out of the lists, gathered, and compared.
+
+A CTA that shares a row sends its own candidates to all CTAs, and gets theirs.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.smem import load4
+from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.select.candidate_list import position_at
+from flashdsa.kernels.indexer.select.exchange import send_above
+from flashdsa.kernels.indexer.select.ranges import Part, Range, inside
+from flashdsa.kernels.indexer.sizes import ENTRY_WORDS
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_BEFORE,
+    SCRATCH_CANDIDATES,
+    SCRATCH_THRESHOLD,
+    ClusterBuffers,
+    SelectBuffers,
+)
+
+ENTRY_BYTES = 4 * ENTRY_WORDS
+
+
+class Candidate(NamedTuple):
+    """One of the gathered entries, in the registers of a thread: the first `count` threads have one
+    each."""
+
+    key: Uint32
+    position: Uint32
+    count: Int32  # of all threads
+
+
+@cute.jit
+def entry_at(entries: cute.Tensor, index: Int32) -> tuple[Uint32, Uint32]:
+    """Key and position of a candidate."""
+    pointer = (entries.iterator + index * ENTRY_WORDS).align(ENTRY_BYTES)
+    words = cute.make_tensor(pointer, cute.make_layout(ENTRY_WORDS)).load()
+    return Uint32(words[0]), Uint32(words[1])
+
+
+@cute.jit
+def set_entry(entries: cute.Tensor, index: Int32, key: Uint32, position: Uint32) -> None:
+    """Write a candidate."""
+    entries[index * ENTRY_WORDS] = Int32(key)
+    entries[index * ENTRY_WORDS + 1] = Int32(position)
+
+
+@cute.jit
+def add_entry(select: SelectBuffers, entries: cute.Tensor, key: Uint32, position: Uint32) -> None:
+    """Append an entry to the candidates; there is room."""
+    index = cute.arch.atomic_add(
+        select.scratch.iterator + SCRATCH_CANDIDATES, Int32(1), sem="relaxed", scope="cta"
+    )
+    set_entry(entries, index, key, position)
+
+
+class Bin(NamedTuple):
+    """How many entries the last round's bin has."""
+
+    within: Int32  # of all CTAs
+    before: Int32  # of the CTAs before the caller
+    own: Int32  # of the caller
+
+
+@cute.jit
+def close_rounds(
+    cluster: ClusterBuffers, coord: Coord, entries: Int32, above: Int32, thread: Int32
+) -> None:
+    """Announce what comes at received_full, and send the caller's count above the bin to all.
+
+    Args:
+        entries: candidates that come, of all CTAs. above: the second warp's.
+    """
+    if thread == 0:
+        # received_full: its phase ends with this arrival and the last of these bytes, which may
+        # come before it.
+        expected = entries * ENTRY_BYTES + coord.num_parts * 4
+        cluster.received_full.arrive_and_expect_tx(expected)
+    if thread // WARP_SIZE == 1:
+        send_above(cluster, coord, above, thread % WARP_SIZE)
+
+
+@cute.jit
+def gather(
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    coord: Coord,
+    shared: cutlass.Boolean,
+    part: Part,
+    range_: Range,
+    bin_: Bin,
+    phase: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Candidate:
+    """All entries in the range, of every CTA if `shared`, at most one a thread.
+
+    They are in `received`, too, until something else is put there. SCRATCH_CANDIDATES is 0 before,
+    and again behind the next sync.
+    """
+    for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
+        keys = load4(select.keys, i)
+        for k in cutlass.range_constexpr(4):
+            key = Uint32(keys[k])
+            # Unsigned: a key below the range wraps around to far above it.
+            if key - range_.low <= range_.high - range_.low and 4 * i + k < part.entries:
+                position = position_at(select, 4 * i + k)
+                if ~position >= range_.inv_low and ~position <= range_.inv_high:
+                    add_entry(select, select.candidates, key, position)
+    # All consumers: the caller's candidates are complete.
+    consumer_sync(plan)
+    key, position = Uint32(0), Uint32(0)
+    if shared:
+        for i in cutlass.range(thread, bin_.own * coord.num_parts, plan.consumer_threads, unroll=1):
+            own = i // coord.num_parts
+            dst = cluster.received.iterator + (bin_.before + own) * ENTRY_WORDS
+            entry = [select.candidates[own * ENTRY_WORDS + word] for word in range(ENTRY_WORDS)]
+            peer = coord.first_rank + (i - own * coord.num_parts)
+            send(dst.align(ENTRY_BYTES), entry, cluster.received_full.at(), peer)
+        # received_full, the row's phase: every CTA's candidates and counts have come (st.async).
+        # They may be read until this CTA sends its `coarse` counts of the next row or round.
+        cluster.received_full.wait(phase)
+        if thread < bin_.within:
+            key, position = entry_at(cluster.received, thread)
+    else:
+        if thread < bin_.within:
+            key, position = entry_at(select.candidates, thread)
+            set_entry(cluster.received, thread, key, position)
+        consumer_sync(plan)
+    if thread == 0:
+        select.scratch[SCRATCH_CANDIDATES] = Int32(0)
+    return Candidate(key, position, bin_.within)
+
+
+@cute.jit
+def compare(
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    range_: Range,
+    candidate: Candidate,
+    count: Int32,
+    k: Int32,
+    first_position: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Uint32, Uint32, Int32]:
+    """The `k`-th best of the candidates in the range, of which there are `count`, at most
+    max_compared: each is compared with each. Synced.
+
+    All candidates are in `received`, unless a round behind `gather` left some out of the range.
+    SCRATCH_BEFORE and SCRATCH_CANDIDATES were 0.
+
+    Returns:
+        Its key and position, and how many of all candidates are as good and before
+        `first_position`.
+    """
+    better_than_range = cutlass.Boolean(False)
+    if count != candidate.count:
+        if thread < candidate.count:
+            inv_position = ~candidate.position
+            if inside(range_, candidate.key, inv_position):
+                add_entry(select, cluster.received, candidate.key, candidate.position)
+            else:
+                better_than_range = candidate.key > range_.high or (
+                    candidate.key == range_.high and inv_position > range_.inv_high
+                )
+        # All consumers: the candidates in the range are in `received`.
+        consumer_sync(plan)
+    lanes_each = plan.consumer_threads // plan.max_compared
+    index = thread // lanes_each
+    mine, mine_at = Uint32(0), Uint32(0)
+    if index < count:
+        mine, mine_at = entry_at(cluster.received, index)
+    better = Int32(0)
+    for other in cutlass.range(thread % lanes_each, count, lanes_each, unroll=4):
+        other_key, other_at = entry_at(cluster.received, other)
+        if other_key > mine or (other_key == mine and other_at < mine_at):
+            better += 1
+    better = neighbours_sum(better, lanes_each)
+    wins = index < count and better < k and thread % lanes_each == 0
+    if wins and better == k - 1:
+        select.scratch[SCRATCH_THRESHOLD] = Int32(mine)
+        select.scratch[SCRATCH_THRESHOLD + 1] = Int32(mine_at)
+    counted = wins and mine_at < first_position
+    left_out = better_than_range and candidate.position < first_position
+    before = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(counted)))
+    before += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(left_out)))
+    if before != 0 and thread % WARP_SIZE == 0:
+        cute.arch.atomic_add(
+            select.scratch.iterator + SCRATCH_BEFORE, before, sem="relaxed", scope="cta"
+        )
+    # All consumers: the threshold and the count before the part are in scratch.
+    consumer_sync(plan)
+    return (
+        Uint32(select.scratch[SCRATCH_THRESHOLD]),
+        Uint32(select.scratch[SCRATCH_THRESHOLD + 1]),
+        select.scratch[SCRATCH_BEFORE],
+    )

@@ -1,0 +1,240 @@
+"""One round of the search for the k-th best: counts of all CTAs that share a row, bin by bin.
+
+Each CTA sends its counts of 128 groups of bins to all (`coarse`), finds the group that has the k-th
+best, sends its counts of that group's bins (`fine`), and finds the bin. All find the same bin.
+
+Messages are st.async: they count up bytes of the receiver's mbarrier, so that neither a fence nor a
+barrier of the cluster is needed. INVARIANT: a buffer has been read before its next message can
+come. A sender's `coarse` of the next round comes after it has this CTA's `fine` of this round,
+which this CTA sent behind its reads of `coarse`; and its next `fine` comes after it has this CTA's
+next `coarse`, which this CTA sends behind its reads of `fine`.
+
+One warp searches: an instruction of all sixteen takes four times as long. A CTA that selects in its
+part alone looks into its own counts instead.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, const_expr, cute
+
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.smem import VECTOR, load4
+from flashdsa.dsl.warp import first_lane_where, neighbours_sum, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, NUM_BINS
+from flashdsa.kernels.indexer.smem_views import SCRATCH_FOUND, ClusterBuffers, SelectBuffers
+
+WORD = 4
+LOADED_TOGETHER = 4
+"""CTAs whose counts are asked for before the first of them is added."""
+
+
+COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
+"""Phases that a consumer keeps: of coarse_full and fine_full, of received_full, of winners_full."""
+
+
+class Found(NamedTuple):
+    """What a round found."""
+
+    bin: Int32  # the bin of the k-th best; bin 0 if there are fewer entries
+    above: Int32  # entries in better bins
+    within: Int32  # entries in the bin
+    total: Int32  # entries in all bins
+
+
+@cute.jit
+def sum_groups(select: SelectBuffers, cluster: ClusterBuffers, thread: Int32) -> None:
+    """The histogram's groups of bins into `own_coarse`; the caller syncs."""
+    vectors = 2  # of a thread
+    mine = Int32(0)
+    for i in cutlass.range_constexpr(vectors):
+        four = load4(select.histogram, vectors * thread + i)
+        mine += four[0] + four[1] + four[2] + four[3]
+    lanes = BIN_GROUP // VECTOR // vectors
+    mine = neighbours_sum(mine, lanes)
+    if thread % lanes == 0:
+        cluster.own_coarse[thread // lanes] = mine
+
+
+@cute.jit
+def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
+    """The counts of all groups to every CTA's `coarse`. A warp sends to one CTA: its 512 bytes
+    arrive sooner together than in pieces from all warps."""
+    lane = thread % WARP_SIZE
+    peer = thread // WARP_SIZE
+    assert const_expr(BIN_GROUPS == VECTOR * WARP_SIZE)
+    four = load4(cluster.own_coarse, lane)
+    words = [four[i] for i in range(VECTOR)]
+    dst = (cluster.coarse.iterator + (coord.part * BIN_GROUPS + VECTOR * lane)).align(VECTOR * WORD)
+    if peer < coord.num_parts:
+        send(dst, words, cluster.coarse_full.at(), coord.first_rank + peer)
+
+
+@cute.jit
+def send_fine(
+    select: SelectBuffers, cluster: ClusterBuffers, coord: Coord, first: Int32, lane: Int32
+) -> None:
+    """One warp: the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
+    messages = BIN_GROUP // VECTOR
+    message = lane % messages
+    four = load4(select.histogram, first // VECTOR + message)
+    words = [four[i] for i in range(VECTOR)]
+    dst = (cluster.fine.iterator + (coord.part * BIN_GROUP + message * VECTOR)).align(VECTOR * WORD)
+    for peer in cutlass.range(lane // messages, coord.num_parts, WARP_SIZE // messages, unroll=4):
+        send(dst, words, cluster.fine_full.at(), coord.first_rank + peer)
+
+
+@cute.jit
+def find_group(
+    cluster: ClusterBuffers,
+    coord: Coord,
+    shared: cutlass.Boolean,
+    k: Int32,
+    phase: Int32,
+    lane: Int32,
+) -> tuple[Int32, Int32, Int32]:
+    """One warp, four groups a lane, lane 0 the best: (the group of the `k`-th best or the lowest
+    one, entries above it, all entries)."""
+    quad = Int32(WARP_SIZE - 1) - lane
+    counts = cute.make_rmem_tensor(VECTOR, Int32)
+    counts.fill(0)
+    if shared:
+        # coarse_full, the round's phase: every CTA's counts have come (st.async), and `coarse` may
+        # be read until this CTA sends `fine`.
+        cluster.coarse_full.wait(phase)
+        for block in cutlass.range(0, coord.num_parts, LOADED_TOGETHER, unroll=1):
+            for ahead in cutlass.range_constexpr(LOADED_TOGETHER):
+                peer = cutlass.min(block + ahead, coord.num_parts - 1)
+                four = load4(cluster.coarse, peer * (BIN_GROUPS // VECTOR) + quad)
+                present = Int32(block + ahead < coord.num_parts)
+                for i in cutlass.range_constexpr(VECTOR):
+                    counts[i] += present * four[i]
+    else:
+        counts.store(load4(cluster.own_coarse, quad))
+    inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
+    above = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
+    found = first_lane_where(above < k and inclusive >= k)
+    within = Int32(VECTOR - 1)  # the lane's best group
+    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
+        if above + counts[i] < k and within == i:
+            above += counts[i]
+            within = Int32(i - 1)
+    return (
+        cute.arch.shuffle_sync(VECTOR * quad + within, found),
+        cute.arch.shuffle_sync(above, found),
+        cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1),
+    )
+
+
+@cute.jit
+def search(
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    coord: Coord,
+    shared: cutlass.Boolean,
+    k: Int32,
+    phase: Int32,
+    lane: Int32,
+) -> None:
+    """One warp: what a round finds, into scratch. With fewer entries than `k` it is bin 0."""
+    group, above, total = find_group(cluster, coord, shared, k, phase, lane)
+    first = group * BIN_GROUP
+    bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
+    count = Int32(0)
+    if shared:
+        send_fine(select, cluster, coord, first, lane)
+        # fine_full, the round's phase: every CTA's counts of the group have come, and `fine` may be
+        # read until this CTA sends its next `coarse`.
+        cluster.fine_full.wait(phase)
+        for block in cutlass.range(0, coord.num_parts, LOADED_TOGETHER, unroll=1):
+            for ahead in cutlass.range_constexpr(LOADED_TOGETHER):
+                peer = cutlass.min(block + ahead, coord.num_parts - 1)
+                own = cluster.fine[peer * BIN_GROUP + bin_]
+                count += own if block + ahead < coord.num_parts else Int32(0)
+    else:
+        count = select.histogram[first + bin_]
+    inclusive = above + prefix_sum(count, lane)
+    if lane == first_lane_where(inclusive - count < k and inclusive >= k):
+        found = Found(first + bin_, inclusive - count, count, total)
+        for i in cutlass.range_constexpr(len(Found._fields)):
+            select.scratch[SCRATCH_FOUND + i] = found[i]
+
+
+@cute.jit
+def find_kth(
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    coord: Coord,
+    shared: cutlass.Boolean,
+    k: Int32,
+    phase: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Found:
+    """The bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of the
+    caller if not `shared`. Ends synced.
+
+    The histogram is complete and synced, and keeps its counts.
+    """
+    assert const_expr(plan.consumer_threads * VECTOR * 2 == NUM_BINS)
+    if shared and thread == 0:
+        for barrier, counts in ((cluster.coarse_full, BIN_GROUPS), (cluster.fine_full, BIN_GROUP)):
+            barrier.arrive_and_expect_tx(coord.num_parts * (counts * WORD))
+    sum_groups(select, cluster, thread)
+    # All consumers: own_coarse is complete.
+    consumer_sync(plan)
+    if shared:
+        send_coarse(cluster, coord, thread)
+    if thread < WARP_SIZE:
+        search(select, cluster, coord, shared, k, phase, thread)
+    # All consumers: the first warp has stored what it found.
+    consumer_sync(plan)
+    return Found(*(select.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
+
+
+@cute.jit
+def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane: Int32) -> Int32:
+    """One warp: the caller's entries in better bins than the one that a round found."""
+    four = load4(cluster.own_coarse, lane)
+    counts = [four[i] for i in range(VECTOR)]
+    above = Int32(0)
+    for i in cutlass.range_constexpr(VECTOR):
+        above += counts[i] if VECTOR * lane + i > bin_ // BIN_GROUP else Int32(0)
+    if lane > bin_ % BIN_GROUP:
+        above += select.histogram[bin_ // BIN_GROUP * BIN_GROUP + lane]
+    return cute.arch.warp_redux_sync(above, "add")
+
+
+@cute.jit
+def within_before(
+    cluster: ClusterBuffers, coord: Coord, shared: cutlass.Boolean, bin_: Int32, lane: Int32
+) -> Int32:
+    """One warp: entries in the bin that a round found, of the CTAs before the caller."""
+    within = Int32(0)
+    if shared and lane < coord.part:
+        within = cluster.fine[lane * BIN_GROUP + bin_ % BIN_GROUP]
+    return cute.arch.warp_redux_sync(within, "add")
+
+
+@cute.jit
+def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32) -> None:
+    """One warp: the caller's entries above the last round's bin, to every CTA of the group."""
+    if lane < coord.num_parts:
+        send(
+            cluster.above.iterator + coord.part,
+            [above],
+            cluster.received_full.at(),
+            coord.first_rank + lane,
+        )
+
+
+@cute.jit
+def above_before(cluster: ClusterBuffers, coord: Coord, lane: Int32) -> Int32:
+    """One warp, behind the wait for received_full: what the CTAs before the caller sent."""
+    above = Int32(0)
+    if lane < coord.part:
+        above = cluster.above[lane]
+    return cute.arch.warp_redux_sync(above, "add")

@@ -1,0 +1,194 @@
+"""Long rows of small batches are split: several clusters share a row.
+
+One cluster has at most 16 CTAs, of some 132 that a device runs. Each cluster of a split row selects
+in its part as it does in a whole row, but stops at a bin: what lies in better bins or in the bin of
+the k-th best is *published*, each CTA into its own slot in device memory. The cluster that comes
+last selects from what was published, again as in a whole row: each of its CTAs takes neighbouring
+slots, as many as the row has clusters. No cluster waits for another.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, cute
+
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.warp import alloc_slot, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.select.bins import accepts
+from flashdsa.kernels.indexer.select.candidate_list import clear_histogram, key_at, position_at, put
+from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COUNT,
+    SCRATCH_PART,
+    ClusterBuffers,
+    SelectBuffers,
+)
+
+SLOTS_TOGETHER = 8
+"""Slots of which a thread loads an entry each before it uses the first."""
+
+
+class Published(NamedTuple):
+    """Device memory of one launch at a time. Counters are 0 between launches."""
+
+    arrivals: Any  # (B,) int32: CTAs of the row that have published
+    slots: Any  # (CTAs, slot_words) int32: a header, then keys and positions; see sizes.py
+
+
+@cute.jit
+def slot_of(published: Published, cta: Int32, plan: cutlass.Constexpr) -> Any:
+    """Pointer to a CTA's slot."""
+    return published.slots.iterator + Int64(cta) * plan.slot_words
+
+
+@cute.jit
+def publish(
+    select: SelectBuffers,
+    published: Published,
+    cta: Int32,
+    part: Part,
+    threshold: Threshold,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """The part's entries as good as the threshold into the caller's slot. Ends synced."""
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+    consumer_sync(plan)
+    slot = slot_of(published, cta, plan)
+    for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
+        i = first + thread
+        key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
+        if i < part.entries:
+            key, position = key_at(select, i), position_at(select, i)
+            wins = accepts(key, position, threshold.key, threshold.position)
+        index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wins)
+        if wins:
+            at = slot + (SLOT_HEADER_WORDS + 2 * index)
+            store2(at, Int32(key), Int32(position))
+    consumer_sync(plan)
+    if thread == 0:
+        store2(slot, select.scratch[SCRATCH_COUNT], part.first)
+        store2(slot + 2, part.end, Int32(0))
+    consumer_sync(plan)
+
+
+@cute.jit
+def announce_published(
+    cluster: ClusterBuffers,
+    published: Published,
+    coord: Coord,
+    row: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> cutlass.Boolean:
+    """Whether the caller's cluster is the row's last to publish: the same in all its CTAs.
+
+    Each CTA draws a ticket from the row's counter and shows it to its cluster; the last ticket is
+    in the last cluster. What all clusters published is visible to the last one: it is released and
+    acquired with the tickets, first at the device's scope, then at the cluster's, where messages
+    bring the numbers and arrivals the order. A CTA gets all of both before it can end.
+    """
+    lane = thread % WARP_SIZE
+    if thread < WARP_SIZE:
+        ticket = Int32(0)
+        if lane == 0:
+            # The consumer sync before has ordered all consumers' stores before this release.
+            ticket = cute.arch.atomic_add(
+                published.arrivals.iterator + row, Int32(1), sem="acq_rel", scope="gpu"
+            )
+            cluster.tickets_full.expect_tx(coord.num_parts * 4)
+        ticket = cute.arch.shuffle_sync(ticket, 0)
+        if lane < coord.num_parts:
+            dst = cluster.tickets.iterator + coord.part
+            send(dst, [ticket], cluster.tickets_full.at(), lane)
+            cluster.tickets_full.arrive_at_peer(lane)
+        elif lane < MAX_CLUSTER:  # for the CTAs that the cluster does not have
+            cluster.tickets_full.arrive()
+    # tickets_full, the first phase, as a cluster has one split row: all its CTAs' tickets have
+    # come. An acquire at cluster scope: what they and their predecessors published may be read.
+    cluster.tickets_full.wait(0)
+    latest = Int32(0)
+    if lane < coord.num_parts:
+        latest = cluster.tickets[lane]
+    latest = cute.arch.warp_redux_sync(latest, "max")
+    is_last = latest == coord.num_splits * coord.num_parts - 1
+    if is_last and coord.part == 0 and thread == 0:
+        (published.arrivals.iterator + row).store(Int32(0))
+    return is_last
+
+
+@cute.jit
+def list_published(
+    select: SelectBuffers,
+    published: Published,
+    coord: Coord,
+    cta: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Int32:
+    """The list becomes the entries of the caller's slots, as many slots as the row has clusters, in
+    the order of their parts; returns how many entries. Their part of the row is in scratch.
+    Synced."""
+    clear_histogram(select, thread, plan)
+    lane = thread % WARP_SIZE
+    split = coord.group % coord.num_splits
+    first_slot = cta - coord.part - split * coord.num_parts + coord.part * coord.num_splits
+    count, first, end = Int32(0), Int32(0), Int32(0)
+    if lane < coord.num_splits:
+        slot = slot_of(published, first_slot + lane, plan)
+        count, first = load2(slot)
+        end, _ = load2(slot + 2)
+    inclusive = prefix_sum(count, lane)
+    # All consumers: the histogram is clear, and nobody reads the old list any more.
+    consumer_sync(plan)
+    for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
+        # All loads are under way before the first one is waited for.
+        keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+        positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+            keys[i], positions[i] = Int32(0), Int32(0)
+            if thread < cute.arch.shuffle_sync(count, block + i):
+                keys[i], positions[i] = load_entry(published, first_slot + block + i, thread, plan)
+        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+            entries = cute.arch.shuffle_sync(count, block + i)
+            before = cute.arch.shuffle_sync(inclusive, block + i) - entries
+            if thread < entries:
+                put(
+                    select,
+                    before + thread,
+                    Uint32(keys[i]),
+                    positions[i],
+                    cutlass.Boolean(True),
+                )
+            for at in cutlass.range(
+                thread + plan.consumer_threads, entries, plan.consumer_threads, unroll=1
+            ):
+                key, position = load_entry(published, first_slot + block + i, at, plan)
+                put(select, before + at, Uint32(key), position, cutlass.Boolean(True))
+    last = coord.num_splits - 1
+    start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)
+    if thread == 0:
+        select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1] = start, stop
+    consumer_sync(plan)
+    return cute.arch.shuffle_sync(inclusive, last)
+
+
+@cute.jit
+def merged_part(select: SelectBuffers, entries: Int32) -> Part:
+    """The part that `list_published` left in scratch, where it takes no registers meanwhile."""
+    return Part(select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1], entries)
+
+
+@cute.jit
+def load_entry(
+    published: Published, cta: Int32, index: Int32, plan: cutlass.Constexpr
+) -> tuple[Int32, Int32]:
+    """An entry that a CTA published."""
+    return load2(slot_of(published, cta, plan) + (SLOT_HEADER_WORDS + 2 * index))

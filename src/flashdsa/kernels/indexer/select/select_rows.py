@@ -1,0 +1,188 @@
+"""The consumers' loop: fill the list with a tile's scores, find the threshold, write the winners.
+
+Where the scores come from is not decided here: `fill` scores pages, or reads given scores.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32, const_expr, cute
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.emit.by_bitmap import emit_by_position
+from flashdsa.kernels.indexer.emit.by_score import emit_sorted
+from flashdsa.kernels.indexer.emit.in_order import WarpSpan, emit_in_order, own_span
+from flashdsa.kernels.indexer.emit.output import Output
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
+from flashdsa.kernels.indexer.select.candidate_list import compact, reset
+from flashdsa.kernels.indexer.select.exchange import EVENTS
+from flashdsa.kernels.indexer.select.list_scores import Batch
+from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.row_splits import (
+    announce_published,
+    list_published,
+    merged_part,
+    publish,
+)
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.smem_views import ClusterBuffers, InputBuffers, SelectBuffers
+from flashdsa.problem import PAGE_SIZE
+
+
+class SelectContext(NamedTuple):
+    """Role select: waits for page_full and tile_full, arrives at page_empty and tile_empty."""
+
+    inputs: InputBuffers  # the consumer's end
+    select: SelectBuffers
+    cluster: ClusterBuffers
+    coord: Coord
+    output: Output
+    published: Any  # Published; None: a row is one cluster's
+
+
+@cute.jit
+def select_rows(
+    ctx: SelectContext, source: Any, fill: cutlass.Constexpr, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Select in every tile that the load warps announce.
+
+    The inner loop has one copy of the search for a threshold: over the caller's part when the list
+    is full, over the whole row, with the other CTAs of the group, when the part is scored.
+
+    Args:
+        source: of scores, what `fill` takes.
+        fill: (ctx, source, batch, entries, floor, thread, plan) lists scores as long as there is
+            room; returns (entries of the list, the tile's first page that is not listed).
+    """
+    lane = thread % WARP_SIZE
+    phases = PackedPhases(Int32(0), Static(EVENTS))  # and the number of the tile
+    reset(ctx.select, thread, plan)
+    # The cluster's barrier: every CTA of it has initialised its mbarriers, so that messages may be
+    # sent to them.
+    cute.arch.cluster_wait()
+    tile = wait_for_tile(ctx.inputs, Int32(0), plan)
+    while tile.row >= 0:
+        entries, done = Int32(0), Int32(0)  # of the list; pages listed
+        floor = Uint32(0)  # keys below it cannot win any more
+        selected = cutlass.Boolean(False)
+        merges = cutlass.Boolean(False)
+        while not selected:
+            part = Part(Int32(0), Int32(0), Int32(0))
+            stage = tile_stage(ctx, phases)
+            if merges:
+                part = merged_part(ctx.select, entries)
+            else:
+                batch = Batch(tile, stage, done)
+                entries, done = fill(ctx, source, batch, entries, floor, thread, plan)
+                part = part_of(tile, entries)
+            scored = done == tile.num_pages
+            if scored and not merges and lane == 0:
+                # tile_empty[stage]: this warp has read queries, weights and description for the
+                # last time; `fill` has ended with a sync of all consumers.
+                ctx.inputs.tile_ring.release(tile_stage(ctx, phases))
+            full = plan.list_capacity - entries < plan.refill_entries
+            # floor 0 says that the list is in the order of positions; a compaction ends that.
+            if scored or full or floor == 0:
+                publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
+                span = WarpSpan(Int32(0), Int32(0), Int32(0))
+                if const_expr(ctx.published is not None):
+                    publishes = scored and tile.num_splits > 1 and not merges
+                if const_expr(plan.lists_in_order):
+                    in_order = scored and floor == 0
+                    if const_expr(ctx.published is not None):
+                        in_order = in_order and tile.num_splits == 1
+                    if in_order:
+                        span = own_span(ctx.output, tile.row, part, thread, plan)
+                shared = scored and ctx.coord.num_parts > 1
+                threshold, phases = find_threshold(
+                    ctx.select,
+                    ctx.cluster,
+                    ctx.coord,
+                    shared,
+                    publishes,
+                    part,
+                    phases,
+                    thread,
+                    plan,
+                )
+                if not scored:
+                    entries = compact(
+                        ctx.select, entries, threshold.key, threshold.position, thread, plan
+                    )
+                    floor = threshold.key + 1  # an equal key further on has a larger position
+                elif publishes:
+                    if const_expr(ctx.published is not None):
+                        merges, entries = publish_part(ctx, tile.row, part, threshold, thread, plan)
+                        selected = not merges
+                else:
+                    phases = emit_row(
+                        ctx, tile.row, part, in_order, span, threshold, phases, thread, plan
+                    )
+                    selected = cutlass.Boolean(True)
+        reset(ctx.select, thread, plan)
+        phases = phases.next_number()
+        tile = wait_for_tile(ctx.inputs, phases.number, plan)
+
+
+def tile_stage(ctx: SelectContext, phases: PackedPhases) -> Int32:
+    """The stage of the tile that `phases` numbers, computed anew wherever it is asked for: kept in
+    a register through the loops that score, it would make the compiler spill others."""
+    number = phases._replace(bits=opaque(phases.bits)).number
+    return ctx.inputs.tile_ring.state(number).stage
+
+
+@cute.jit
+def emit_row(
+    ctx: SelectContext,
+    row: Int32,
+    part: Part,
+    in_order: cutlass.Boolean,
+    span: WarpSpan,
+    threshold: Threshold,
+    phases: PackedPhases,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> PackedPhases:
+    """Write the ids of the part's winners; returns the events' phases behind it."""
+    select, output, coord = ctx.select, ctx.output, ctx.coord
+    if const_expr(plan.sorted):
+        winners = compact(select, part.entries, threshold.key, threshold.position, thread, plan)
+        phases = emit_sorted(
+            select, ctx.cluster, output, row, coord, winners, threshold, phases, thread, plan
+        )
+    elif in_order:
+        emit_in_order(select, output, row, coord, part, span, threshold, thread, plan)
+    else:
+        emit_by_position(select, output, row, coord, part, threshold, thread, plan)
+    return phases
+
+
+@cute.jit
+def publish_part(
+    ctx: SelectContext,
+    row: Int32,
+    part: Part,
+    threshold: Threshold,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[cutlass.Boolean, Int32]:
+    """Publish the part's best. In the row's last cluster the list becomes what the caller selects
+    from all clusters' best: (whether this is the last cluster, entries of the list)."""
+    cta, _, _ = cute.arch.block_idx()
+    publish(ctx.select, ctx.published, cta, part, threshold, thread, plan)
+    is_last = announce_published(ctx.cluster, ctx.published, ctx.coord, row, thread, plan)
+    entries = Int32(0)
+    if is_last:
+        entries = list_published(ctx.select, ctx.published, ctx.coord, cta, thread, plan)
+    return is_last, entries
+
+
+def part_of(tile: WorkTile, entries: Int32) -> Part:
+    """The caller's part of the row."""
+    first = tile.first_page * PAGE_SIZE
+    end = cutlass.min(first + tile.num_pages * PAGE_SIZE, tile.length)
+    return Part(first, end, entries)

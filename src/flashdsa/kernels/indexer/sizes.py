@@ -1,0 +1,38 @@
+"""Sizes of the selection and the schedule that no architecture changes."""
+
+from flashdsa.hw import MAX_CLUSTER_SIZE
+
+NUM_BINS = 4096
+"""Bins of the histogram over sortable keys (see select/bins.py)."""
+BIN_GROUP = 32
+"""Bins that are summed up for the first of a round's two messages (see select/exchange.py)."""
+BIN_GROUPS = NUM_BINS // BIN_GROUP
+BITMAP_WORDS = NUM_BINS
+"""32-bit words of the winners' bitmap, over the histogram: 131,072 positions at a time."""
+LAST_POSITION = 0x7FFFFFFF
+"""The largest position, which no token has."""
+ENTRY_WORDS = 2
+"""32-bit words of an entry on its way between CTAs: key and position."""
+SLOT_HEADER_WORDS = 4
+"""32-bit words before the entries that a CTA publishes: their number, the first position of its
+part and that behind its last, and one unused."""
+TILE_WORDS = 6
+"""32-bit words of a work tile's description (see schedule/work_tile.py)."""
+MAX_CLUSTER = MAX_CLUSTER_SIZE
+"""CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
+ORDERED_ROWS = 512
+"""The lengths decide who gets which row in batches of at most this many rows (see
+schedule/row_schedule.py)."""
+MAX_OWN_ROWS = 64
+"""Rows of such a batch that a group of CTAs gets, at most."""
+MAX_HALVINGS = 2
+"""How often a cluster is halved into groups of CTAs that share rows, at most."""
+SCRATCH_WORDS = 64
+"""32-bit words for scans and broadcasts of the consumers (see smem_views.py)."""
+FILLS = 8
+"""Different numbers of pages that CTAs take before they first compact their lists."""
+DEPTH_STEPS = 8
+"""Steps of a page in which the pages that a load warp keeps in flight are measured."""
+INITIALISING_WARPS = 3
+"""Warps that share the initialisation of barriers: as many as do not become a jump through a table
+in constant memory, which takes longer."""

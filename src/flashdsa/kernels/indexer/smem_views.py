@@ -1,0 +1,138 @@
+"""A CTA's shared memory as typed views, made from the plan's regions and barriers."""
+
+from typing import Any, NamedTuple
+
+from cutlass import Float32, Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.kernels.indexer.sizes import (
+    BIN_GROUP,
+    BIN_GROUPS,
+    BITMAP_WORDS,
+    ENTRY_WORDS,
+    MAX_CLUSTER,
+    MAX_OWN_ROWS,
+    NUM_BINS,
+    ORDERED_ROWS,
+    SCRATCH_WORDS,
+    TILE_WORDS,
+)
+
+
+class SelectBuffers(NamedTuple):
+    """What the consumers select in. No other role and no other CTA touches it, but that the
+    producer reads `own_rows`, `lengths` and the scratch words of the schedule behind a CTA-wide
+    barrier."""
+
+    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
+    positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
+    histogram: cute.Tensor  # (NUM_BINS,) Int32
+    candidates: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: keys and positions
+    bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
+    own_rows: Any  # (MAX_OWN_ROWS,) Int32: the group's rows, in their order; None: never ordered
+    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows; None: never weighed
+    scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
+
+
+SCRATCH_WARP_SUMS = 0  # one word a consumer warp
+SCRATCH_FOUND = 16  # what a round found, see `Found`
+SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
+SCRATCH_COUNT = 36  # entries in the list
+SCRATCH_CANDIDATES = 37  # entries among the candidates
+SCRATCH_THRESHOLD = 38  # key and position of the last winner
+SCRATCH_PART = 40  # first position of the part that is merged, and that behind its last
+SCRATCH_TALLY = 42  # of all rows, see schedule/row_schedule.py
+SCRATCH_HALVINGS = 45  # how often clusters are halved, likewise
+SCRATCH_MOST_WORK = 46  # of any group, likewise
+SCRATCH_OWN_WORK = 47  # of the caller's group, if groups get several rows
+
+
+class ClusterBuffers(NamedTuple):
+    """What the CTAs that share a row send each other; senders are ranks in the cluster.
+
+    The other CTAs' `coarse` counts of a row or a round may come as soon as they have this CTA's
+    `fine` counts of the round before. The other buffers are written only after the `coarse` counts
+    of this CTA came.
+    """
+
+    coarse: cute.Tensor  # (MAX_CLUSTER * BIN_GROUPS,) Int32
+    own_coarse: cute.Tensor  # (BIN_GROUPS,) Int32
+    fine: cute.Tensor  # (MAX_CLUSTER * BIN_GROUP,) Int32
+    received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
+    above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
+    tickets: Any  # (MAX_CLUSTER,) Int32: see select/row_splits.py; None: rows are not split
+    winners: Any  # (topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
+    coarse_full: Barriers
+    fine_full: Barriers
+    received_full: Barriers
+    tickets_full: Any  # Barriers; None: rows are not split
+    winners_full: Any  # Barriers; None: not sorted
+
+
+class InputBuffers(NamedTuple):
+    """What the load warps fill and the consumers read, as one of the two ends sees it."""
+
+    pages: Any  # pointer to bytes, stage s at + s * stage_bytes
+    queries: Any  # pointer to bytes, stage s at + s * query_bytes
+    weights: Any  # (tile_stages * num_heads,) Float32
+    tiles: cute.Tensor  # (tile_stages * TILE_WORDS,) Int32: descriptions of work tiles
+    page_valid: Any  # (ring_stages,) Int32: 1 where the page id is in the cache
+    page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: there are none
+    tile_ring: Any  # RingProducer or RingConsumer
+
+
+def select_buffers_in(arena: Arena, plan: Any) -> SelectBuffers:
+    """Views of the regions to select in."""
+    return SelectBuffers(
+        keys=arena.array("keys", Int32, plan.list_capacity),
+        positions=arena.array("positions", Int32, plan.list_capacity),
+        histogram=arena.array("histogram", Int32, NUM_BINS),
+        candidates=arena.array("candidates", Int32, plan.max_candidates * ENTRY_WORDS),
+        bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
+        own_rows=arena.array("own_rows", Int32, MAX_OWN_ROWS) if plan.dealt else None,
+        lengths=arena.array("lengths", Int32, ORDERED_ROWS) if plan.dealt else None,
+        scratch=arena.array("scratch", Int32, SCRATCH_WORDS),
+    )
+
+
+def cluster_buffers_in(arena: Arena, plan: Any) -> ClusterBuffers:
+    """Views of what other CTAs write to."""
+    return ClusterBuffers(
+        coarse=arena.array("coarse", Int32, MAX_CLUSTER * BIN_GROUPS),
+        own_coarse=arena.array("own_coarse", Int32, BIN_GROUPS),
+        fine=arena.array("fine", Int32, MAX_CLUSTER * BIN_GROUP),
+        received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
+        above=arena.array("above", Int32, MAX_CLUSTER),
+        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.teams else None,
+        winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
+        coarse_full=arena.barriers("coarse_full"),
+        fine_full=arena.barriers("fine_full"),
+        received_full=arena.barriers("received_full"),
+        tickets_full=arena.barriers("tickets_full") if plan.teams else None,
+        winners_full=arena.barriers("winners_full") if plan.sorted else None,
+    )
+
+
+def input_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
+    """Views of what the load warps fill; `end`: arena.producer or arena.consumer."""
+    return tile_buffers_in(arena, plan, end)._replace(
+        pages=arena.bytes("pages"),
+        queries=arena.bytes("queries"),
+        weights=arena.array("weights", Float32, plan.tile_stages * plan.num_heads),
+        page_valid=arena.array("page_valid", Int32, plan.ring_stages),
+        page_ring=end("page_full", "page_empty"),
+    )
+
+
+def tile_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
+    """The same for the top-k of given scores, which has descriptions of tiles only."""
+    return InputBuffers(
+        pages=None,
+        queries=None,
+        weights=None,
+        tiles=arena.array("work_tiles", Int32, plan.tile_stages * TILE_WORDS),
+        page_valid=None,
+        page_ring=None,
+        tile_ring=end("tile_full", "tile_empty"),
+    )
