@@ -36,7 +36,7 @@ def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tupl
     output = run("plan", "indexer", "--arch", "sm_90a", *option).output
     by_score = "--sorted" in option
     threads = f"{IndexerPlan(sorted=by_score, dealt=by_score).threads} threads"
-    for word in ("histogram", "232,448", "page_empty", "segment_full", "load", "rank", threads):
+    for word in ("histogram", "232,448", "page_empty", "tile_full", "load", "select", threads):
         assert word in output
     if option != ("--markdown",):
         assert max(len(line) for line in output.splitlines()) <= 100
