@@ -18,14 +18,14 @@ WINDOW_START = 112 * 64
 """Shifted magnitude of 2**-15, where the window begins."""
 BIN_BITS = 12
 NO_POSITION = -(2**31)
-"""As signed; unsigned it is above all positions."""
+"""The position of no token; as an unsigned number it is above all positions."""
 
 
 @cute.jit
 def sortable(score: Float32) -> Uint32:
-    """The score as an unsigned integer in the same order; -0 as +0, NaN below everything but 0, the
-    key of what is no token: a list that was compacted before it had topk tokens takes any key but
-    that one further on."""
+    """The score as an unsigned integer in the same order; -0 counts as +0, NaN gets the smallest
+    key of a token, 1. Key 0 is that of no token: a list that was compacted before it had topk
+    tokens takes any key but that one further on."""
     bits = (score + Float32(0.0)).bitcast(Uint32)
     key = bits | Uint32(0x80000000)
     if bits >> 31 == 1:

@@ -1,6 +1,6 @@
 """The consumers' loop: fill the list with a tile's scores, find the threshold, write the winners.
 
-Where the scores come from is not decided here: `fill` scores pages, or reads given scores.
+The loop does not know the source of the scores: `fill` scores pages, or reads given scores.
 """
 
 from typing import Any, NamedTuple

@@ -32,7 +32,7 @@ CACHE_ROW_BYTES = 128
 """The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES
 LOAD_REGISTERS = 32
-"""Of a producer thread; with 24, the least there is, the consumers would get no more."""
+"""Registers of a load thread; with 24, the least there is, the consumers would get no more."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,22 @@ class IndexerPlan:
 
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
-        teams: several clusters may share a long row (see teams.py); not with `sorted`.
+        teams: several clusters may share a long row (see select/row_splits.py); not with `sorted`.
         dealt: for more rows than clusters: longest first, to whole clusters or parts of them (see
-            order.py). Without, such a batch is dealt in its own order.
+            schedule/row_schedule.py). Without it, such a batch keeps its own order.
         stages: pages in flight. A multiple of `consumer_warpgroups`: page i belongs to warpgroup
             i % consumer_warpgroups, so a stage is always read by the same one, and a fast
             warpgroup cannot take the phase of a slow one's page for its own.
         list_capacity: scored tokens that the selection keeps in shared memory.
         max_compared: candidates that are compared with each other, at most.
         tile_stages: work tiles (query, weights, description) in flight.
-        first_fill_pages: a part that does not fit the list is compacted for the first time after
-            so many pages in every FILLS-th CTA,
-        fill_step_pages: and so many more in each behind it: those that compact at a time leave
-            their share of the memory's bandwidth to the others.
+        first_fill_pages: pages after which every FILLS-th CTA first compacts a part that does not
+            fit the list.
+        fill_step_pages: how many more that are in each CTA behind it: CTAs that compact leave their
+            share of the memory's bandwidth to the others.
         refill_pages: with less room in the list than this, it is compacted first.
-        team_pages: rows of fewer pages are ranked by one cluster, even if more could share them.
-        ranking_pages: pages that a CTA could score in the time in which it ranks a row.
+        team_pages: rows of fewer pages are one cluster's, even if more could share them.
+        ranking_pages: pages that a CTA could score in the time in which it selects in a row.
     """
 
     num_heads: int = 64
@@ -108,7 +108,7 @@ class IndexerPlan:
 
     @property
     def warp_stages(self) -> int:
-        """Of them, those that a producer warp fills."""
+        """Pages in flight that one load warp has."""
         return self.ring_stages // self.consumer_warpgroups
 
     @property
@@ -119,7 +119,7 @@ class IndexerPlan:
 
     @property
     def unscored_length(self) -> int:
-        """Rows of up to so many tokens need no scores: all of them are among the best."""
+        """Tokens up to which a row needs no scores: all of them are among the best."""
         return 0 if self.sorted else self.topk
 
     @property
@@ -129,23 +129,23 @@ class IndexerPlan:
 
     @property
     def consumer_threads(self) -> int:
-        """Threads that score and rank."""
+        """Threads that score and select."""
         return self.consumer_warpgroups * WARPGROUP_SIZE
 
     @property
     def consumer_warps(self) -> int:
-        """Warps that score and rank; the producer is the one behind them."""
+        """Warps that score and select; the load warps come behind them."""
         return self.consumer_threads // WARP_SIZE
 
     @property
     def producer_warps(self) -> int:
-        """One for each consumer warpgroup: a warp starts a page in some 300 clocks, too slow for
-        all. They take no registers from the others: 17 warps are given as many each as 20."""
+        """Load warps, one for each consumer warpgroup: one warp starts a page in some 300 clocks,
+        too slow for all. They cost the others no registers: 17 warps get as many each as 20."""
         return self.consumer_warpgroups
 
     @property
     def threads(self) -> int:
-        """Consumers and producers."""
+        """Threads of the consumers and the load warps."""
         return self.consumer_threads + self.producer_warps * WARP_SIZE
 
     @property
@@ -213,7 +213,7 @@ class IndexerPlan:
 
     @property
     def launch_registers(self) -> int:
-        """Of every thread, until the roles exchange some."""
+        """Registers of every thread, until the roles exchange some."""
         return registers_each(self.threads, SM90.registers)
 
     @property
@@ -245,5 +245,5 @@ class IndexerPlan:
 
     @property
     def slot_words(self) -> int:
-        """32-bit words of what a CTA publishes at most: see teams.py."""
+        """32-bit words of what a CTA publishes at most: see select/row_splits.py."""
         return SLOT_HEADER_WORDS + ENTRY_WORDS * (self.topk + self.max_candidates)

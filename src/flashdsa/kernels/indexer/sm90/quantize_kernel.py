@@ -43,7 +43,7 @@ def divide(numerator: Float32, denominator: Float32) -> Float32:
 
 @cute.jit
 def scale_of(elements: cute.Tensor) -> Float32:
-    """max(amax, MIN_AMAX) / 448 of the vector; NaN where it has one.
+    """max(amax, MIN_AMAX) / 448 of the vector; NaN if the vector has one.
 
     Magnitudes compare as their bits do, and NaN is above infinity there.
     """

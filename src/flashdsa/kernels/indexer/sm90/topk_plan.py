@@ -35,7 +35,7 @@ class TopkPlan(IndexerPlan):
 
     @property
     def producer_warps(self) -> int:
-        """One: there is nothing to load."""
+        """One load warp: there are only tiles to announce."""
         return 1
 
     @property
