@@ -159,12 +159,14 @@ def test_the_planned_columns_are_allocated(watched: Watcher) -> None:
 def test_barriers_lie_where_planned_with_the_counts_that_follow_from_the_roles(
     watched: Watcher,
 ) -> None:
+    from flashdsa.dsl.arena import barrier_offset
+
     assert len(watched.barriers) == 2
     for found in watched.barriers:
         by_offset = {at - watched.arena: arrivals for at, arrivals in found.items()}
         counts = {
             barrier.name: [
-                by_offset.pop(PLAN.barrier_offset(barrier.name) + 8 * stage)
+                by_offset.pop(barrier_offset(PLAN, barrier) + 8 * stage)
                 for stage in range(barrier.stages)
             ]
             for barrier in PLAN.barriers

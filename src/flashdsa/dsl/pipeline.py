@@ -79,12 +79,19 @@ class Barriers(NamedTuple):
 
     def wait(self, phase: Any, stage: Any = 0) -> None:
         """Wait until the phase of that parity is complete: an acquire, at cluster scope where the
-        plan has arrivals from other CTAs."""
+        plan has arrivals or bytes from other CTAs."""
         planned = self.planned
-        if planned.from_peer or planned.arrives is Arrives.EVERY_CTA:
+        if planned.from_peer or planned.bytes_from_peer or planned.arrives is Arrives.EVERY_CTA:
             wait_at_cluster_scope(self.at(stage), phase)
         else:
             cute.arch.mbarrier_wait(self.at(stage), phase)
+
+    def wait_round(self, number: Any, stage: Any = 0) -> None:
+        """Wait until one stage is complete for the time of that number, the first being 0.
+
+        For stages that are events of their own and not a ring. Number -1 lets pass.
+        """
+        self.wait(number & 1, stage)
 
     def wait_for(self, number: Any) -> None:
         """Wait until use `number` is complete."""
@@ -175,6 +182,15 @@ class RingConsumer(NamedTuple):
     def release(self, stage: Any) -> None:
         """Arrive at `empty`: this thread, and whom it speaks for, have read the stage."""
         self.empty.arrive(stage)
+
+
+@cute.jit
+def next_stage(stage: Int32, stages: cutlass.Constexpr) -> Int32:
+    """The stage behind `stage`, for a ring whose phases are bulk groups and not mbarriers."""
+    stage += 1
+    if stage == stages:
+        stage = Int32(0)
+    return stage
 
 
 @cute.jit

@@ -9,6 +9,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.umma import UmmaProduct
 
 ADDRESS_BITS = (1 << 18) - 1
@@ -63,6 +64,6 @@ def descriptor(base: Any, relative: int) -> Any:
     return low | Int64(high - (1 << 64) if high >> 63 else high)
 
 
-def commit(barrier: Any) -> None:
-    """Arrive at `barrier` when every MMA that this thread has issued so far is done."""
-    prims.tcgen05_commit(barrier.to_llvm_ptr(), group="cta_1")
+def commit(barriers: Barriers, stage: Any = 0) -> None:
+    """Arrive when every MMA that this thread has issued so far is done; CTAs on their own."""
+    prims.tcgen05_commit(barriers.at(stage).to_llvm_ptr(), group="cta_1")

@@ -58,7 +58,8 @@ class Barrier:
         transaction_bytes: that asynchronous copies bring in a phase besides.
         completed: what a completed phase says.
         also_produced_by: another role of which as many arrive. also_awaited_by: who waits besides.
-        from_peer: the producer is the role of the cluster's other CTA.
+        from_peer: the producer is the role of the cluster's other CTA. bytes_from_peer: the
+            producer arrives in its own CTA, and the other one writes the bytes.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Barrier:
     also_produced_by: Role | None = None
     also_awaited_by: tuple[Role, ...] = ()
     from_peer: bool = False
+    bytes_from_peer: bool = False
 
     @property
     def arrivals(self) -> int:

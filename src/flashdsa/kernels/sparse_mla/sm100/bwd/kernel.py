@@ -18,10 +18,13 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
-from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl import arena as arenas
+from flashdsa.dsl import tmem
+from flashdsa.dsl.arena import Arena, initialise_barriers
+from flashdsa.dsl.cluster import leave_cluster
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
 from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
@@ -34,7 +37,6 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     BOX_DIMS,
     CLUSTER,
     D_QK,
-    BwdPlan,
 )
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
 from flashdsa.kernels.sparse_mla.sm100.bwd.reduce_dkv import Reducer, finish, reduce_all, store_do
@@ -42,14 +44,6 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.softmax import Softmax, softmax_all
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""
-
-
-def initialise_barriers(arena: Any, plan: BwdPlan) -> None:
-    """One thread: every barrier with the arrivals that the plan derives from who arrives."""
-    for barrier in plan.barriers:
-        first = cute.recast_ptr(arena + plan.barrier_offset(barrier.name), dtype=Int64)
-        for stage in range(barrier.stages):
-            cute.arch.mbarrier_init(first + stage, barrier.arrivals)
 
 
 @cute.kernel
@@ -70,34 +64,33 @@ def backward_kernel(
     plan: cutlass.Constexpr,
 ):
     """One CTA of a pair; arguments as in `launch_pairs`."""
+    thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    arena = SmemAllocator().allocate(plan.smem.total, 1024)
-    hold = cute.recast_ptr(arena + plan.smem.offset("tmem_start"), dtype=Int32)
+    arena = arenas.allocate(plan)
+    hold = arena.pointer("tmem_start", Int32)
     if warp == 0:
-        prims.tcgen05_alloc(hold.to_llvm_ptr(), plan.tmem.allocated, group="cta_1")
-        prims.tcgen05_relinquish_alloc_permit(group="cta_1")
-        if prims.elect_sync():
-            initialise_barriers(arena, plan)
-    cute.arch.mbarrier_init_fence()
-    prims.tcgen05_fence("before_thread_sync")
-    # Both CTAs have initialised their barriers before either arrives at the other's.
+        tmem.allocate(hold, plan.tmem.allocated)
+    initialise_barriers(arena, thread)
+    tmem.before_sync()
+    # Both CTAs have initialised their barriers before either arrives at the other's; and every
+    # thread sees the address of the allocation.
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
-    prims.tcgen05_fence("after_thread_sync")
+    tmem.after_sync()
 
     # Each role finds out for itself where it is: what all share would be live in every role, and
     # ptxas would spill it before they part.
-    group = warp // (WARPGROUP_SIZE // 32)
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
-        c, _ = locate(topk_length, indices, arena, plan)
-        softmax_all(Softmax(c, scale, lse[c.query, c.thread], delta[c.query, c.thread]))
-        write_dq(DqWriter(c, dq_map.get_ptr(), dq_rope_map.get_ptr()), 0)
+        ctx, _ = locate(topk_length, indices, arena)
+        softmax_all(Softmax(ctx, scale, lse[ctx.query, ctx.thread], delta[ctx.query, ctx.thread]))
+        write_dq(DqWriter(ctx, dq_map.get_ptr(), dq_rope_map.get_ptr()), 0)
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        c, num_slots = locate(topk_length, indices, arena, plan)
+        ctx, num_slots = locate(topk_length, indices, arena)
         loader = Loader(
-            c,
+            ctx,
             q_map.get_ptr(),
             do_map.get_ptr(),
             kv_map.get_ptr(),
@@ -106,61 +99,54 @@ def backward_kernel(
             num_slots,
             Int32(dkv.shape[0]),
         )
-        if c.thread // 32 == 0:
+        if ctx.thread // WARP_SIZE == 0:
             load_blocks(loader)
-        if c.thread // 32 == 1:
+        if ctx.thread // WARP_SIZE == 1:
             if prims.elect_sync():
                 load_query(loader)
             cute.arch.sync_warp()
     elif group == REDUCE:
         cute.arch.setmaxregister_increase(plan.reduce.registers)
-        c, _ = locate(topk_length, indices, arena, plan)
+        ctx, _ = locate(topk_length, indices, arena)
         first_slot = None
         if cutlass.const_expr(slots is not None):
-            first_slot = slots.iterator + Int64(c.query) * indices.shape[1] * D_QK
-        reducer = Reducer(c, dkv, first_slot)
-        store_do(c)
+            first_slot = slots.iterator + Int64(ctx.query) * indices.shape[1] * D_QK
+        reducer = Reducer(ctx, dkv, first_slot)
+        store_do(ctx)
         reduce_all(reducer)
-        write_dq(DqWriter(c, dq_map.get_ptr(), dq_rope_map.get_ptr()), 1)
+        write_dq(DqWriter(ctx, dq_map.get_ptr(), dq_rope_map.get_ptr()), 1)
         finish(reducer)
     else:
         cute.arch.setmaxregister_decrease(plan.mma.registers)
-        c, _ = locate(topk_length, indices, arena, plan)
-        if c.thread // 32 == 0:
+        ctx, _ = locate(topk_length, indices, arena)
+        if ctx.thread // WARP_SIZE == 0:
             if prims.elect_sync():
-                issue_all(Issuer(c, Static(products_of(plan))))
+                issue_all(Issuer(ctx, Static(products_of(plan))))
             cute.arch.sync_warp()
+    tmem.before_sync()
     # The peer's st.async and arrivals come to this CTA's memory: neither ends before both are done.
-    prims.tcgen05_fence("before_thread_sync")
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-    prims.tcgen05_fence("after_thread_sync")
+    leave_cluster()
+    tmem.after_sync()
     if warp == 0:
-        prims.tcgen05_dealloc(
-            prims.make_tmem_ptr(hold.load(), Int32), plan.tmem.allocated, group="cta_1"
-        )
+        tmem.free(hold.load(), plan.tmem.allocated)
 
 
 @cute.jit
-def locate(
-    topk_length: cute.Tensor, indices: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr
-) -> Any:
+def locate(topk_length: cute.Tensor, indices: cute.Tensor, arena: Arena) -> Any:
     """This thread's context, and how many of its query's slots may be valid."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     query = block // CLUSTER
     num_slots = cutlass.min(topk_length[query], Int32(indices.shape[1]))
-    hold = cute.recast_ptr(arena + plan.smem.offset("tmem_start"), dtype=Int32)
-    c = Context(
-        static=Static(plan),
+    ctx = Context(
         arena=arena,
-        tmem=hold.load(),
-        rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
+        tmem=arena.pointer("tmem_start", Int32).load(),
+        cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
         query=query,
         num_blocks=cutlass.max((num_slots + B_TOPK - 1) // B_TOPK, Int32(1)),
         thread=thread % WARPGROUP_SIZE,
     )
-    return c, num_slots
+    return ctx, num_slots
 
 
 @cute.jit

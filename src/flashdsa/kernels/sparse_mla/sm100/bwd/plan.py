@@ -306,7 +306,7 @@ class BwdPlan:
             Barrier("dp_ready", 1, mma, commit, softmax, 0, "dP's partial sums are in TMEM"),
             Barrier(
                 "partial_full", 1, softmax, one, softmax, self.partial_bytes,
-                "the peer's partial sums have come",
+                "the peer's partial sums have come", bytes_from_peer=True,
             ),
             Barrier(
                 "partial_free", 1, softmax, every, softmax, 0, "the peer has read what came",
@@ -330,16 +330,3 @@ class BwdPlan:
                 also_awaited_by=(reduce,),
             ),
         )  # fmt: skip
-
-    def barrier(self, name: str) -> Barrier:
-        """The barrier of that name."""
-        return next(barrier for barrier in self.barriers if barrier.name == name)
-
-    def barrier_offset(self, name: str) -> int:
-        """Bytes from the base of shared memory to the barrier's first stage."""
-        at = self.smem.offset("barriers")
-        for barrier in self.barriers:
-            if barrier.name == name:
-                return at
-            at += barrier.stages * 8
-        raise KeyError(f"no barrier {name!r} in this plan")

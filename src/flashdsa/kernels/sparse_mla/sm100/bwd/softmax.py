@@ -8,92 +8,88 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import BFloat16, Float32, Int32, Vector, cute
-from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl import tmem
 from flashdsa.dsl.cluster import peer_address, store_async
-from flashdsa.dsl.pipeline import arrive_at_peer, wait_at_cluster_scope
-from flashdsa.dsl.smem import load_words, store_words
+from flashdsa.dsl.smem import VECTOR, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
-from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
-    Context,
-    arrive_after_tmem,
-    barrier_at,
-    lanes_at,
-    load_lane,
-    shared_at,
-    wait_for_mma,
-)
+from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context, load_lane, store_lane
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
 
 LOG2_E = 1.4426950408889634
-WORDS = 4
-"""32-bit words of one 16-byte move."""
 
 
 class Softmax(NamedTuple):
     """Reads p and dp, writes s, ds and the peer's partial; signals p_free, s_ready, ds_ready."""
 
-    c: Context
+    ctx: Context
     scale: Float32  # sm_scale
     lse: Float32  # of this thread's head, natural; +inf: no valid slot
     delta: Float32  # likewise, sum over dims of O dO
 
 
 @cute.jit
-def send(c: Context, own: Any, exchange: cutlass.Constexpr[int]) -> None:
+def send(ctx: Context, own: Any, number: Int32) -> None:
     """This thread's 32 partial sums to the peer.
 
     Args:
-        exchange: 0: P, 1: dP, the two of a block; so the phases' parities are constants.
+        number: of the exchange: two a block, P's and then dP's.
     """
-    peer = c.rank ^ 1
-    # partial_free: the peer has read the exchange before; before the first it passes.
-    wait_at_cluster_scope(barrier_at(c, "partial_free"), Int32(1 - exchange))
-    full = barrier_at(c, "partial_full")
-    if c.thread == 0:
-        cute.arch.mbarrier_arrive_and_expect_tx(full, c.plan.partial_bytes)
-    at = peer_address(shared_at(c, "partial"), peer)
-    barrier = peer_address(full.toint(), peer)
+    peer = ctx.cta_rank ^ 1
+    # partial_free of the exchange before, by the peer's threads at cluster scope: they have read
+    # what came then, so its memory may be written again. Before the first exchange it passes.
+    ctx.barriers("partial_free").wait_round(number - 1)
+    full = ctx.barriers("partial_full")
+    if ctx.thread == 0:
+        full.arrive_and_expect_tx()
+    at = peer_address(ctx.arena.address("partial"), peer)
+    barrier = peer_address(full.at().toint(), peer)
     words = own.bitcast(Int32)
-    for unit in cutlass.range_constexpr(B_TOPK // WORDS):
+    for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
         store_async(
-            at + swizzled_128(c.thread, unit),
-            [words[WORDS * unit + i] for i in range(WORDS)],
+            at + swizzled_128(ctx.thread, unit),
+            [words[VECTOR * unit + i] for i in range(VECTOR)],
             barrier,
         )
 
 
 @cute.jit
-def receive(c: Context, own: Any, exchange: cutlass.Constexpr[int]) -> Any:
-    """The sums of both CTAs; then the peer may send again."""
-    wait_at_cluster_scope(barrier_at(c, "partial_full"), Int32(exchange))
+def receive(ctx: Context, own: Any, number: Int32) -> Any:
+    """The sums of both CTAs; then the peer may send again. Arguments as in `send`."""
+    # partial_full of this exchange, by the bytes of the peer's st.async: they may be read until
+    # partial_free tells the peer.
+    ctx.barriers("partial_full").wait_round(number)
     sums = []
-    for unit in cutlass.range_constexpr(B_TOPK // WORDS):
-        got = load_words(shared_at(c, "partial") + swizzled_128(c.thread, unit), Float32)
-        sums += [own[WORDS * unit + i] + got[i] for i in range(WORDS)]
-    arrive_at_peer(barrier_at(c, "partial_free"), c.rank ^ 1)
+    for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
+        got = load_words(ctx.arena.address("partial") + swizzled_128(ctx.thread, unit), Float32)
+        sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
+    ctx.barriers("partial_free").arrive_at_peer(ctx.cta_rank ^ 1)
     return sums
 
 
 @cute.jit
-def valid_keys(c: Context, block: Int32) -> Any:
+def valid_keys(ctx: Context, block: Int32) -> Any:
     """Bit k: key k of the block is valid."""
-    place = block % c.plan.index_stages
-    cute.arch.mbarrier_wait(barrier_at(c, "rows_full", place), (block // c.plan.index_stages) & 1)
-    rows = cute.recast_ptr(c.arena + c.plan.smem.offset("rows"), dtype=Int32)
-    row = (rows + place * B_TOPK + c.thread % 32).load()
+    ring = ctx.arena.consumer("rows_full", "rows_free")
+    at = ring.state(block)
+    # rows_full: the load warp has stored the block's numbers; they stay until rows_free.
+    ring.wait(at)
+    rows = ctx.arena.pointer("rows", Int32)
+    row = (rows + at.stage * B_TOPK + ctx.thread % WARP_SIZE).load()
     valid = cute.arch.vote_ballot_sync(row >= 0)
-    if c.thread % 32 == 0:
-        cute.arch.mbarrier_arrive(barrier_at(c, "rows_free", place))
+    if ctx.thread % WARP_SIZE == 0:
+        ring.release(at.stage)
     return Int32(valid)
 
 
-def stage(c: Context, name: str, words: Any) -> None:
+def store_row(ctx: Context, name: str, words: Any) -> None:
     """A head's row of 32 keys in bf16 to shared memory; the MMA reads it there."""
-    at = shared_at(c, name)
-    for unit in range(B_TOPK // (2 * WORDS)):
-        row = [words[WORDS * unit + i] for i in range(WORDS)]
-        store_words(at + swizzled_64(c.thread, unit), row)
+    at = ctx.arena.address(name)
+    for unit in range(B_TOPK // (2 * VECTOR)):
+        row = [words[VECTOR * unit + i] for i in range(VECTOR)]
+        store_words(at + swizzled_64(ctx.thread, unit), row)
     # generic writes above -> tcgen05.mma reads through the async proxy
     cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -104,18 +100,19 @@ def packed(values: Any) -> Any:
 
 
 @cute.jit
-def softmax_block(r: Softmax, block: Int32) -> None:
+def softmax_block(role: Softmax, block: Int32) -> None:
     """S and dS of one block."""
-    c = r.c
-    parity = block & 1
-    wait_for_mma(barrier_at(c, "p_ready"), parity)
-    own = load_lane(c, "p", B_TOPK)
-    arrive_after_tmem(barrier_at(c, "p_free"))
-    send(c, own, 0)
-    sums = receive(c, own, 0)
-    valid = valid_keys(c, block)
-    log2_sum = r.lse * Float32(LOG2_E)
-    scale = r.scale * Float32(LOG2_E)
+    ctx = role.ctx
+    p_number, dp_number = 2 * block, 2 * block + 1
+    # p_ready, time b: the MMAs of P(b) are done; its columns may be read until p_free.
+    wait_then_tcgen05(ctx.barriers("p_ready"), block)
+    own = load_lane(ctx, "p", B_TOPK)
+    arrive_after_tcgen05(ctx.barriers("p_free"))
+    send(ctx, own, p_number)
+    sums = receive(ctx, own, p_number)
+    valid = valid_keys(ctx, block)
+    log2_sum = role.lse * Float32(LOG2_E)
+    scale = role.scale * Float32(LOG2_E)
     s = []
     for key in cutlass.range_constexpr(B_TOPK):
         exponent = sums[key] * scale - log2_sum
@@ -123,26 +120,28 @@ def softmax_block(r: Softmax, block: Int32) -> None:
             exponent = -Float32.inf
         s.append(cute.math.exp2(exponent, fastmath=True))
 
-    wait_for_mma(barrier_at(c, "dp_ready"), parity)
-    own = load_lane(c, "dp", B_TOPK)
-    send(c, own, 1)
-    # s_ds_free: the block before's dKV has read s and ds.
-    cute.arch.mbarrier_wait(barrier_at(c, "s_ds_free"), (block - 1) & 1)
-    stage(c, "s", packed(s))
-    cute.arch.mbarrier_arrive(barrier_at(c, "s_ready"))
+    # dp_ready, time b: the MMAs of dP(b) are done; they came behind dQ(b-1), so its columns, dS's
+    # too, belong to this role until ds_ready.
+    wait_then_tcgen05(ctx.barriers("dp_ready"), block)
+    own = load_lane(ctx, "dp", B_TOPK)
+    send(ctx, own, dp_number)
+    # s_ds_free of the block before: its dKV, the last reader of s and ds in shared memory, is done.
+    ctx.barriers("s_ds_free").wait_round(block - 1)
+    store_row(ctx, "s", packed(s))
+    ctx.barriers("s_ready").arrive()
 
-    sums = receive(c, own, 1)
-    ds = packed([s[key] * (sums[key] - r.delta) * r.scale for key in range(B_TOPK)])
-    stage(c, "ds", ds)
-    # dp_ready said that dQ of the block before has read these columns; other edges came since.
-    prims.tcgen05_fence("after_thread_sync")
-    prims.tcgen05_st("32x32b", lanes_at(c, "ds", Int32), ds)
-    prims.tcgen05_wait("store")
-    arrive_after_tmem(barrier_at(c, "ds_ready"))
+    sums = receive(ctx, own, dp_number)
+    ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
+    store_row(ctx, "ds", ds)
+    # Other waits came since dp_ready's, which says that these columns may be written.
+    tmem.after_sync()
+    store_lane(ctx, "ds", ds)
+    tmem.wait_stored()
+    arrive_after_tcgen05(ctx.barriers("ds_ready"))
 
 
 @cute.jit
-def softmax_all(r: Softmax) -> None:
+def softmax_all(role: Softmax) -> None:
     """Every block of the query."""
-    for block in cutlass.range(r.c.num_blocks, unroll=1):
-        softmax_block(r, block)
+    for block in cutlass.range(role.ctx.num_blocks, unroll=1):
+        softmax_block(role, block)

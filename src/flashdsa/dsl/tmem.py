@@ -1,0 +1,79 @@
+"""Tensor memory: its allocation, a thread's lane, and its hand-over between threads and MMAs."""
+
+from typing import Any
+
+from cutlass import Float32, Int32, cute
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.hw import WARP_SIZE
+
+LANE_SHIFT = 16
+"""Bits of a TMEM address below the lane (PTX ISA, "Tensor Memory Addressing")."""
+WARP_LANES_SHIFT = LANE_SHIFT + WARP_SIZE.bit_length() - 1
+
+
+def allocate(hold: Any, columns: int) -> None:
+    """One warp: columns for this CTA; their address goes to `hold`, pointer to shared memory."""
+    prims.tcgen05_alloc(hold.to_llvm_ptr(), columns, group="cta_1")
+    prims.tcgen05_relinquish_alloc_permit(group="cta_1")
+
+
+def free(address: Any, columns: int) -> None:
+    """The warp that allocated them: what `allocate` gave, back."""
+    prims.tcgen05_dealloc(prims.make_tmem_ptr(address, Int32), columns, group="cta_1")
+
+
+def before_sync() -> None:
+    """Before a synchronisation behind which other threads use tensor memory."""
+    prims.tcgen05_fence("before_thread_sync")
+
+
+def after_sync() -> None:
+    """After a synchronisation with threads that used tensor memory."""
+    prims.tcgen05_fence("after_thread_sync")
+
+
+def lanes_at(tmem: Int32, column: Any, thread: Int32, dtype: Any) -> Any:
+    """TMEM pointer to a column in the 32 lanes that this thread's warp reaches.
+
+    Args:
+        tmem: address of the allocation. thread: in its warpgroup, which is also its TMEM lane.
+    """
+    return prims.make_tmem_ptr(tmem + column + ((thread // WARP_SIZE) << WARP_LANES_SHIFT), dtype)
+
+
+def load_lane(tmem: Int32, column: Any, thread: Int32, columns: int) -> Any:
+    """This thread's lane of `columns` columns, a Vector of fp32; waits for it."""
+    values = prims.tcgen05_ld("32x32b", lanes_at(tmem, column, thread, Float32), num=columns)
+    prims.tcgen05_wait("load")
+    return values
+
+
+def store_lane(tmem: Int32, column: Any, thread: Int32, words: Any) -> None:
+    """A Vector of 32-bit words to this thread's lane, one a column; `wait_stored` waits."""
+    prims.tcgen05_st("32x32b", lanes_at(tmem, column, thread, Int32), words)
+
+
+def wait_stored() -> None:
+    """Wait for this thread's `store_lane`."""
+    prims.tcgen05_wait("store")
+
+
+def wait_then_tcgen05(barriers: Barriers, number: Any, stage: Any = None) -> None:
+    """Wait for MMAs, or for threads that used tensor memory; tcgen05 instructions may follow.
+
+    Args:
+        number: use of a ring; with a stage: how often that one has completed before.
+    """
+    if stage is None:
+        barriers.wait_for(number)
+    else:
+        barriers.wait_round(number, stage)
+    after_sync()
+
+
+def arrive_after_tcgen05(barriers: Barriers, stage: Any = 0) -> None:
+    """Arrive behind this thread's loads and stores of tensor memory, which it has waited for."""
+    before_sync()
+    cute.arch.mbarrier_arrive(barriers.at(stage))
