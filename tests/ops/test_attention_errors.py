@@ -30,7 +30,7 @@ def _int32(*shape: int) -> torch.Tensor:
 # q is (3, 2, 12), kv (7, 12), indices (3, 6), d_v 8.
 SHARED = [
     ("q", [[1.0]], TypeError, r"q: expected a torch.Tensor; got list"),
-    ("q", torch.zeros(3, 2, 12, dtype=torch.float16), TypeError, "q: expected dtype .*float16"),
+    ("q", _int32(3, 2, 12), TypeError, "q: expected dtype bfloat16 or float16 or .*; got int32"),
     ("q", torch.zeros(3, 12).bfloat16(), ValueError, r"q: expected shape \[S, H, d_qk\]; got 2"),
     ("q", torch.zeros(3, 0, 12).bfloat16(), ValueError, r"q: expected .*H >= 1.*\[3, 0, 12\]"),
     ("kv", None, TypeError, "kv: expected a torch.Tensor; got NoneType"),
@@ -40,7 +40,7 @@ SHARED = [
     ("kv", torch.zeros(12).bfloat16(), ValueError, r"kv: expected shape .*; got 1 dimensions"),
     ("kv", torch.zeros(12, 7).bfloat16().t(), ValueError, r"kv: expected a contiguous last.*1, 7"),
     ("indices", torch.zeros(3, 6), TypeError, "indices: expected dtype int32; got float32"),
-    ("indices", _int32(3, 6).long(), TypeError, "indices: expected dtype int32; got int64"),
+    ("indices", _int32(3, 6).short(), TypeError, "indices: expected dtype int32; got int16"),
     ("indices", _int32(4, 6), ValueError, r"indices: expected shape .*\[3, 6\]; got .*\[4, 6\]"),
     ("indices", _int32(3, 0), ValueError, "indices: expected topk >= 1 columns; got 0"),
     ("indices", _int32(3, 2, 6), ValueError, r"indices: expected one kv head.*\[3, 2, 6\]"),
@@ -53,6 +53,7 @@ SHARED = [
     ("attn_sink", torch.zeros(3), ValueError, r"attn_sink: expected shape \[H\] = \[2\]; got .*3"),
     ("sm_scale", "1", TypeError, "sm_scale: expected a float or None; got str"),
     ("sm_scale", float("nan"), ValueError, "sm_scale: expected a finite number; got nan"),
+    ("backend", None, TypeError, "backend: expected .*; got None"),
     ("backend", "gpu", ValueError, "backend: expected one of auto, cpu, .*; got 'gpu'"),
     ("backend", "sm90", NotImplementedError, "backend 'sm90'"),
 ]
@@ -67,6 +68,12 @@ BACKWARD_ONLY = [
     ("dO", torch.zeros(3, 2, 13).bfloat16(), ValueError, r"dO: expected .* in \[1, 12\].*; got 13"),
     ("dO", torch.zeros(3, 8, 2).bfloat16().mT, ValueError, "dO: expected a contiguous last dim"),
     ("O", torch.zeros(3, 2, 9).bfloat16(), ValueError, r"O: expected shape .*\[3, 2, 8\]; got"),
+    (
+        "dO",
+        torch.zeros(3, 2, 7).bfloat16(),
+        ValueError,
+        r"O: .*\[3, 2, 7\]; got shape \[3, 2, 8\] \(d_v is dO's; one of the two is wrong\)",
+    ),
     ("O", torch.zeros(3, 2, 8), TypeError, "O: expected dtype bfloat16; got float32"),
     ("lse", torch.zeros(3, 2).bfloat16(), TypeError, "lse: expected dtype float32; got bfloat16"),
     ("lse", torch.zeros(2, 3), ValueError, r"lse: expected shape \[S, H\] = \[3, 2\]; got"),
@@ -104,3 +111,15 @@ def test_dkv_dtype_must_fit_the_inputs(
     out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
     with pytest.raises(TypeError, match=f"dkv_dtype: expected {expected} or None"):
         flashdsa.mla_bwd(x.q, x.kv, out, lse, out, x.indices, dkv_dtype=dkv_dtype)
+
+
+@pytest.mark.parametrize("backend", [("cpu",), ("cpu", None), ["cpu", "cpu"], 3])
+def test_a_pair_of_backends_is_two_names(backend: Any) -> None:
+    with pytest.raises(TypeError, match=r"backend: expected the name .* \(forward, backward\)"):
+        flashdsa.sparse_mla(**_forward_arguments(), backend=backend)
+
+
+def test_both_backends_of_a_pair_are_held_against_the_list_before_the_forward() -> None:
+    for pair in (("cpu", "gpu"), ("gpu", "cpu")):
+        with pytest.raises(ValueError, match=r"backend: expected one of auto, .*; got 'gpu'"):
+            flashdsa.sparse_mla(**_forward_arguments(), backend=pair)

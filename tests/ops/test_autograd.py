@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import flashdsa
+from flashdsa.backends.catalog import registry
+from flashdsa.backends.registry import Implementation
+from flashdsa.problem import Problem
 from tests.ops import inputs
 
 
@@ -25,7 +28,9 @@ def test_gradcheck_in_float64(with_sink: bool, with_length: bool) -> None:
     assert torch.autograd.gradcheck(attend, args)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str
+)
 def test_gradients_have_the_inputs_dtypes_and_shapes(dtype: torch.dtype) -> None:
     x = inputs.attention(dtype)
     q, kv = x.q.requires_grad_(), x.kv[:, None].clone().requires_grad_()
@@ -81,3 +86,32 @@ def test_only_the_wanted_gradients_are_set() -> None:
     flashdsa.sparse_mla(x.q, kv, x.indices, d_v=x.d_v).sum().backward()
     assert kv.grad is not None
     assert x.q.grad is None
+
+
+def test_fp16_is_as_near_to_float64_as_its_rounding_allows() -> None:
+    x = inputs.attention(torch.float16)
+    results = []
+    for dtype in (torch.float16, torch.float64):
+        q, kv = (t.detach().to(dtype).requires_grad_() for t in (x.q, x.kv))
+        out = flashdsa.sparse_mla(q, kv, x.indices, d_v=x.d_v, backend="cpu")
+        assert out.dtype == dtype
+        results.append([out, *torch.autograd.grad(out.sum(), (q, kv))])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=4e-3, rtol=4e-3)
+
+
+def test_the_backward_may_run_on_a_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    select = registry.select
+
+    def noted(problem: Problem, backend: str) -> Implementation:
+        asked.append((problem.operation, backend))
+        return select(problem, "cpu")
+
+    monkeypatch.setattr(registry, "select", noted)
+    x = inputs.attention(torch.float32)
+    q = x.q.requires_grad_()
+    for backend in (("cpu", "emulate-sm100"), "auto"):
+        flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v, backend=backend).sum().backward()
+    assert [name for _, name in asked] == ["cpu", "emulate-sm100", "auto", "auto"]
+    assert [operation for operation, _ in asked[:2]] == ["sparse_mla_fwd", "mla_bwd"]

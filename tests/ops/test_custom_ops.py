@@ -33,7 +33,7 @@ def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, 
     x = inputs.attention(dtype)
     q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
     length, sink = (x.topk_length, x.attn_sink.requires_grad_(grad)) if optional else (None, None)
-    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu")
+    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu", "cpu")
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])

@@ -24,7 +24,7 @@ SIZES = {
     "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "topk": 2048,
     "B": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
-VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None}
+VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
 SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
 
 
@@ -103,7 +103,8 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
             optional[name].default is None for name in names
         ]
         public = inspect.signature(getattr(flashdsa, spec.operation)).parameters
-        hidden = {"deterministic", "check"}  # of autograd's backward; of unchecked launches
+        # Of the backward that autograd runs, and of unchecked launches.
+        hidden = {"deterministic", "backward_backend", "check"}
         parameters = {parameter.name for parameter in spec.parameters}
         assert set(names) | parameters - hidden <= set(public)
 
@@ -112,7 +113,8 @@ def test_the_schema_is_written_from_the_table() -> None:
     written = "flashdsa::{}".format
     assert str(custom_op(SPARSE_MLA_FWD)._schema) == written(
         "sparse_mla_fwd(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, "
-        "Tensor? attn_sink, int d_v, float sm_scale, bool deterministic, str backend) "
+        "Tensor? attn_sink, int d_v, float sm_scale, bool deterministic, "
+        "str backward_backend, str backend) "
         "-> (Tensor, Tensor)"
     )
     for spec in OPERATIONS:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.errors import ArgumentTypeError
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
-from flashdsa.ops.checks import drop_kv_head, require_tensor, scale_or_default
+from flashdsa.ops.checks import as_int32, drop_kv_head, require_tensor, scale_or_default
 from flashdsa.ops.registration import call
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
@@ -34,12 +35,12 @@ def sparse_mla_fwd(
     ``O = 0`` and ``lse = +inf``.
 
     Args:
-        q: (S, H, d_qk) bf16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
+        q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too; d_qk = 576 in DeepSeek's MLA.
         kv: (S_kv, d_qk) or (S_kv, 1, d_qk), q's dtype; V is its first `d_v` columns.
-        indices: (S, topk) or (S, 1, topk) int32, any values.
+        indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values.
         d_v: columns of V, at most d_qk.
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
-        topk_length: (S,) int32, slots in use of each query; clamped to [0, topk].
+        topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
         attn_sink: (H,) fp32, a logit that takes weight and gives no value: O is scaled by
             ``exp(lse) / (exp(lse) + exp(sink))``; lse is returned without it.
         backend: "auto" or the name of one (`flashdsa info` lists them).
@@ -52,7 +53,7 @@ def sparse_mla_fwd(
         TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
         NotImplementedError: no implementation serves the call.
     """
-    operands = _without_kv_head(
+    operands = _normalised(
         SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
     )
     out_and_lse: tuple[Tensor, Tensor] = call(
@@ -62,6 +63,7 @@ def sparse_mla_fwd(
         d_v=d_v,
         sm_scale=scale_or_default(sm_scale, q),
         deterministic=False,
+        backward_backend=backend,
     )
     return out_and_lse
 
@@ -76,28 +78,32 @@ def sparse_mla(
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
     deterministic: bool = False,
-    backend: str = "auto",
+    backend: str | tuple[str, str] = "auto",
 ) -> Tensor:
     """`sparse_mla_fwd`'s O, differentiable in `q`, `kv` and `attn_sink` (not in `indices`).
 
     Args: as for `sparse_mla_fwd`, and
         deterministic: gradients are bit-identical from run to run; otherwise the last bits of
             kv's gradient may differ (order of fp32 additions).
+        backend: the name of one or "auto", of both directions or, as a pair, of the forward and
+            the backward: ``("cpu", "emulate-sm100")``.
 
     Returns:
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands = _without_kv_head(
+    operands = _normalised(
         SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
     )
+    forward, backward = _pair(backend)
     out_and_lse: tuple[Tensor, Tensor] = call(
         SPARSE_MLA_FWD,
         operands,
-        backend,
+        forward,
         d_v=d_v,
         sm_scale=scale_or_default(sm_scale, q),
         deterministic=deterministic,
+        backward_backend=backward,
     )
     return out_and_lse[0]
 
@@ -131,7 +137,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
         deterministic: dKV is bit-identical from run to run. On Blackwell it costs some 40% more
             time (predicted) and a workspace: 2304 bytes for each slot of as many queries as fit
             1 GiB, and of one query at least.
-        dkv_dtype: dtype of dKV: None or fp32, or bf16 for bf16 inputs; fp64 for fp64 inputs.
+        dkv_dtype: dtype of dKV: None or fp32, or q's; fp64 for fp64 inputs.
 
     Returns:
         dQ (S, H, d_qk) in q's dtype, dKV in kv's shape, and where there is a sink d_sink (H,).
@@ -140,7 +146,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = _without_kv_head(
+    operands = _normalised(
         MLA_BWD, MlaBwdOperands(q, kv, dO, lse, O, indices, topk_length, attn_sink)
     )
     dq, dkv, d_sink = call(
@@ -167,10 +173,26 @@ def lse_from_base2(lse: Tensor) -> Tensor:
     return lse * math.log(2)
 
 
-def _without_kv_head(spec: OpSpec, operands: Any) -> Any:
-    """The operands with kv (S_kv, d_qk) and indices (S, topk): MLA in MQA form has one kv head."""
+def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:
+    """The backends of the forward and of the backward."""
+    if isinstance(backend, str):
+        return backend, backend
+    if not isinstance(backend, tuple) or [type(one) for one in backend] != [str, str]:
+        raise ArgumentTypeError(
+            "backend: expected the name of a backend, or the names of two, "
+            f"(forward, backward); got {backend!r}"
+        )
+    return backend
+
+
+def _normalised(spec: OpSpec, operands: Any) -> Any:
+    """The operands with kv (S_kv, d_qk) and indices (S, topk), since MLA in MQA form has one kv
+    head, and with int32 slots."""
     spec.require_tensors(operands)
+    indices = drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]")
+    length = operands.topk_length
     return operands._replace(
         kv=drop_kv_head("kv", operands.kv, "[S_kv, d_qk] or [S_kv, 1, d_qk]"),
-        indices=drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]"),
+        indices=as_int32(indices, -1),
+        topk_length=None if length is None else as_int32(length, 0),
     )

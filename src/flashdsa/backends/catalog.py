@@ -10,7 +10,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, Operation
 
 _CPU_ATTENTION = Features(
     devices=("cpu",),
-    dtypes=("bfloat16", "float32", "float64"),
+    dtypes=("bfloat16", "float16", "float32", "float64"),
     attn_sink=True,
     topk_length=True,
     deterministic=True,

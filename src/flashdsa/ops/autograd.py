@@ -23,7 +23,7 @@ from flashdsa.problem import Operation
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    operands, ctx.parameters, ctx.backend = SPARSE_MLA_FWD.unpack(inputs)
+    operands, ctx.parameters, _backend = SPARSE_MLA_FWD.unpack(inputs)
     ctx.save_for_backward(*operands, *output)
     _, lse = output
     ctx.mark_non_differentiable(lse)
@@ -45,7 +45,7 @@ def _sparse_mla_backward(ctx: Any, dO: Tensor, _: Tensor) -> tuple[Tensor | None
         ctx.parameters["sm_scale"],
         ctx.parameters["deterministic"],
         x.kv.dtype,
-        ctx.backend,
+        ctx.parameters["backward_backend"],
     )
     gradients = {"q": dq, "kv": dkv, "attn_sink": None if x.attn_sink is None else d_sink}
     of_values = [None for _ in (*SPARSE_MLA_FWD.parameters, "backend")]

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.settings import BACKENDS
+
+INT32_MAX = 2**31 - 1
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -27,6 +30,13 @@ def require_tensor(name: str, value: object) -> None:
     """`value` is a torch.Tensor."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+
+
+def require_backend(name: str, value: object) -> None:
+    """`value` is "auto" or the name of a backend."""
+    if value not in BACKENDS:
+        error = ArgumentValueError if isinstance(value, str) else ArgumentTypeError
+        raise error(f"{name}: expected one of {', '.join(BACKENDS)}; got {value!r}")
 
 
 def require_dtype_or_none(name: str, value: object) -> None:
@@ -52,13 +62,15 @@ def require_rank(name: str, tensor: Tensor, ranks: Sequence[int], layout: str) -
         )
 
 
-def require_shape(name: str, tensor: Tensor, expected: Sequence[int], layout: str) -> None:
-    """`tensor` has exactly the `expected` shape."""
+def require_shape(
+    name: str, tensor: Tensor, expected: Sequence[int], layout: str, why: str = ""
+) -> None:
+    """`tensor` has exactly the `expected` shape; `why` says where a size comes from."""
     require_rank(name, tensor, (len(expected),), layout)
     for axis, size in enumerate(expected):
         if tensor.shape[axis] != size:
             raise ArgumentValueError(
-                f"{name}: expected shape {layout} = {list(expected)}; got {_shape(tensor)}"
+                f"{name}: expected shape {layout} = {list(expected)}; got {_shape(tensor)}{why}"
             )
 
 
@@ -110,6 +122,17 @@ def drop_kv_head(name: str, tensor: Tensor, layout: str) -> Tensor:
             f"{name}: expected one kv head, shape {layout}; got {_shape(tensor)}"
         )
     return tensor.squeeze(1)
+
+
+def as_int32(tensor: Tensor, lowest: int) -> Tensor:
+    """`tensor` of int64 (what torch.topk returns) as int32, others as they are.
+
+    Values below `lowest`, which is invalid or means nothing, become it; values that int32 does not
+    hold become its largest, which no tensor is long enough for.
+    """
+    if tensor.dtype != torch.int64:
+        return tensor
+    return tensor.clamp(lowest, INT32_MAX).to(torch.int32)
 
 
 def _shape(tensor: Tensor) -> str:

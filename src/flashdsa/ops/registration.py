@@ -10,6 +10,7 @@ import torch
 from flashdsa.backends.catalog import registry
 from flashdsa.ops import indexer_launch
 from flashdsa.ops.autograd import autograd_kernel
+from flashdsa.ops.checks import require_backend
 from flashdsa.ops.fakes import FAKES
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import DSA_TOPK_INDEXER, OPERATIONS
@@ -33,6 +34,7 @@ def call(spec: OpSpec, operands: Sequence[Any], backend: str, **parameters: Any)
         parameters: all that the operation has.
     """
     spec.require_tensors(operands)
+    require_backend("backend", backend)
     values = [parameter.accept(parameters[parameter.name]) for parameter in spec.parameters]
     return custom_op(spec)(*operands, *values, backend)
 

@@ -14,6 +14,7 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.checks import (
     capability,
     dtype_name,
+    require_backend,
     require_dense_rows,
     require_device,
     require_dtype,
@@ -45,6 +46,7 @@ class Operand:
         strided: its last dimension may have gaps.
         nonempty: the message where a size other than the first is 0; without one it may be 0.
         note: follows the shape in the message about a wrong one.
+        why: ends that message.
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
     """
 
@@ -56,6 +58,7 @@ class Operand:
     strided: bool = False
     nonempty: str = ""
     note: str = ""
+    why: str = ""
     rule: Callable[[str, Tensor, Sizes], None] | None = None
 
     @cached_property
@@ -81,7 +84,7 @@ class Operand:
             int(dim) if dim.isdecimal() else sizes.setdefault(dim, size)
             for dim, size in zip(self.dims, tensor.shape, strict=True)
         ]
-        require_shape(self.name, tensor, expected, layout + self.note)
+        require_shape(self.name, tensor, expected, layout + self.note, self.why)
         if self.nonempty and any(size == 0 for size in tensor.shape[1:]):
             got = self.nonempty.format(shape=list(tensor.shape))
             raise ArgumentValueError(f"{self.name}: {got}")
@@ -102,11 +105,17 @@ def _dtype_or_none(name: str, value: Any) -> Any:
     return value
 
 
+def _backend(name: str, value: Any) -> Any:
+    require_backend(name, value)
+    return value
+
+
 _ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
     "int": _positive,
     "float": lambda _, value: value,
     "bool": lambda _, value: bool(value),
     "ScalarType?": _dtype_or_none,
+    "str": _backend,
 }
 """By a parameter's kind: the value that the schema takes, or an error."""
 
@@ -117,7 +126,7 @@ class Parameter:
 
     Attributes:
         name: as in the public function and in messages.
-        kind: its type in the schema; an "int" is at least 1.
+        kind: its type in the schema; an "int" is at least 1, a "str" the name of a backend.
         default: gives the value that None stands for from the first operand.
         rule: raises for a wrong value; takes the name, the value and the operands.
         passed: whether the backend's function gets it; otherwise it only tells backends apart.

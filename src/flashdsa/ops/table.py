@@ -25,7 +25,7 @@ from flashdsa.ops import rules
 from flashdsa.ops.spec import Operand, OpSpec, Parameter
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, Operation
 
-ATTENTION_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+ATTENTION_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 QUANTIZABLE = (torch.bfloat16, torch.float32)
 E4M3 = (torch.float8_e4m3fn,)
 FP32 = (torch.float32,)
@@ -52,7 +52,8 @@ SPARSE_MLA_FWD = OpSpec(
     parameters=(
         Parameter("d_v", "int", rule=rules.d_v_at_most_d_qk),
         _SCALE,
-        replace(_DETERMINISTIC, passed=False),  # of the backward that autograd runs
+        replace(_DETERMINISTIC, passed=False),  # of the backward that autograd runs, and
+        Parameter("backward_backend", "str", passed=False),  # its backend
     ),
     outputs=("O", "lse"),
     autocast=("q", "kv"),
@@ -65,7 +66,7 @@ MLA_BWD = OpSpec(
         _KV,
         Operand("dO", "S H d_v", rules.same_dtype, rule=rules.columns_of_v),
         Operand("lse", "S H", rules.lse_dtypes),
-        Operand("O", "S H d_v", rules.same_dtype),
+        Operand("O", "S H d_v", rules.same_dtype, why=" (d_v is dO's; one of the two is wrong)"),
         _INDICES,
         _TOPK_LENGTH,
         _ATTN_SINK,
