@@ -8,12 +8,11 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import MBARRIER_BYTES, WARP_SIZE
 from flashdsa.plan import Barrier
 
 ALIGNMENT = 1024
 """Bytes, of the block: what swizzled tiles need."""
-MBARRIER_BYTES = 8
 BARRIERS_REGION = "barriers"
 """The region that holds all barriers where each has none of its own name."""
 

@@ -18,6 +18,7 @@ MAX_CLUSTER_SIZE = 16
 """CTAs; more than 8 need the launch to allow non-portable sizes."""
 MAX_MBARRIER_COUNT = 2**20 - 1
 """Arrivals, and bytes in flight, of a phase (PTX ISA, "mbarrier object", contents)."""
+MBARRIER_BYTES = 8
 BULK_ALIGNMENT = 16
 """Bytes, of every address that a bulk copy, a tensor map or a 16-byte move takes (PTX ISA,
 "cp.async.bulk")."""

@@ -11,13 +11,11 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.errors import ArgumentValueError
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, BwdPlan
 from flashdsa.operands import MlaBwdOperands
-
-ALIGNMENT = 16
-"""Bytes, of the addresses that TMA and bulk copies take."""
 
 PLANS = {False: BwdPlan(), True: BwdPlan(deterministic=True)}
 """By `deterministic`."""
@@ -165,10 +163,10 @@ def launch_raw(
     delta, dq, *dkv_and_slots, sm_scale = outputs_and_scale
     dkv = dkv_and_slots[0]
     for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
-        if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+        if not tensor.is_contiguous() or tensor.data_ptr() % BULK_ALIGNMENT:
             raise ArgumentValueError(
                 f"{name}: the Blackwell kernel needs tensors without gaps at addresses aligned to "
-                f"{ALIGNMENT} bytes (TMA and bulk reduce-add); got strides "
+                f"{BULK_ALIGNMENT} bytes (TMA and bulk reduce-add); got strides "
                 f"{list(tensor.stride())} at {tensor.data_ptr():#x}"
             )
     rows = q.shape[0] * q.shape[1]
@@ -190,4 +188,4 @@ def launch_raw(
 def readable(x: Tensor) -> Tensor:
     """`x`, or a copy where it has gaps or an address that the kernel cannot read from."""
     x = x.contiguous()
-    return x.clone() if x.data_ptr() % ALIGNMENT else x
+    return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x

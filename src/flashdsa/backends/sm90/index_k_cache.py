@@ -7,8 +7,9 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
 from flashdsa.backends.sm90.device import values_are_checked
-from flashdsa.backends.sm90.quantize import ALIGNMENT, dtype_name, readable
+from flashdsa.backends.sm90.quantize import dtype_name, readable
 from flashdsa.errors import UnsupportedError
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
@@ -66,8 +67,10 @@ def check_if_asked(slots: Tensor, cache: Tensor) -> None:
 
 def require_aligned_pages(cache: Tensor) -> None:
     """Raise UnsupportedError for a cache that the kernel cannot write to 16 bytes at a time."""
-    if cache.data_ptr() % ALIGNMENT or (cache.shape[0] > 1 and cache.stride(0) % ALIGNMENT):
+    if cache.data_ptr() % BULK_ALIGNMENT or (
+        cache.shape[0] > 1 and cache.stride(0) % BULK_ALIGNMENT
+    ):
         raise UnsupportedError(
-            f"cache: the Hopper kernel needs pages at multiples of {ALIGNMENT} bytes; "
+            f"cache: the Hopper kernel needs pages at multiples of {BULK_ALIGNMENT} bytes; "
             f"got address {cache.data_ptr():#x} and page stride {cache.stride(0)}"
         )

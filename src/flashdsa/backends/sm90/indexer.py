@@ -14,13 +14,11 @@ from flashdsa.backends.sm90.clusters import clusters_for, without_teams
 from flashdsa.backends.sm90.device import values_are_checked
 from flashdsa.backends.sm90.workspace import Workspace, allocate
 from flashdsa.errors import UnsupportedError
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands
-
-COPY_ALIGNMENT = 16
-"""Bytes, of the addresses that TMA and bulk copies read from."""
 
 
 def topk_indexer(operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
@@ -61,7 +59,7 @@ def require_layout(
     tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
     if all([_takes(x, x is block_table) for x in tensors]) and not (
         (q_index_fp8.data_ptr() | k_index_cache_fp8.data_ptr() | weights.data_ptr())
-        % COPY_ALIGNMENT
+        % BULK_ALIGNMENT
     ):
         return
     names = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
@@ -71,9 +69,9 @@ def require_layout(
                 f"{name}: the Hopper kernel takes contiguous tensors only; "
                 f"got shape {list(tensor.shape)} with strides {list(tensor.stride())}"
             )
-        if name in names[:3] and tensor.data_ptr() % COPY_ALIGNMENT:
+        if name in names[:3] and tensor.data_ptr() % BULK_ALIGNMENT:
             raise UnsupportedError(
-                f"{name}: the Hopper kernel needs addresses aligned to {COPY_ALIGNMENT} bytes; "
+                f"{name}: the Hopper kernel needs addresses aligned to {BULK_ALIGNMENT} bytes; "
                 f"got {tensor.data_ptr():#x}"
             )
 

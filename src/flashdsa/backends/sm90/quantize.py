@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import QUANTIZE_INDEX
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.operands import IndexKOperands, IndexQOperands
-
-ALIGNMENT = 16
-"""Bytes, of the vectors' addresses: the kernel reads 16 at once."""
 
 
 def quantize_index_k(operands: IndexKOperands) -> tuple[Tensor, Tensor]:
@@ -41,4 +39,4 @@ def dtype_name(x: Tensor) -> str:
 def readable(x: Tensor) -> Tensor:
     """`x`, or a copy where its rows have gaps or an address that the kernel cannot read from."""
     x = x.contiguous()
-    return x.clone() if x.data_ptr() % ALIGNMENT else x
+    return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x

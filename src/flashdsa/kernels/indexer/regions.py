@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashdsa.hw import MBARRIER_BYTES
 from flashdsa.kernels.indexer.sizes import (
     BIN_GROUP,
     BIN_GROUPS,
@@ -16,7 +17,6 @@ from flashdsa.kernels.indexer.sizes import (
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 
 WORD_BYTES = 4
-MBARRIER_BYTES = 8
 
 
 def select_regions(plan: Any) -> list[SmemRegion]:

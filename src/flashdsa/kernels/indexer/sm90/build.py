@@ -7,6 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_teams
 from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
@@ -17,8 +18,6 @@ from flashdsa.kernels.indexer.sm90.topk_kernel import launch_topk
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_BYTES, PAGE_SIZE
 
-TMA_ALIGNMENT = 16
-"""Bytes, of every address that a bulk copy takes."""
 WORD_ALIGNMENT = 4
 
 
@@ -41,13 +40,13 @@ def compile_indexer(plan: IndexerPlan) -> Any:
     rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
     workspace = (
         _tensor(Int32, (counters,), WORD_ALIGNMENT),
-        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
+        _tensor(Int32, (slots, plan.slot_words), BULK_ALIGNMENT),
     )
     return cute.compile(
         launch_teams if plan.teams else launch_indexer,
-        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
-        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
-        _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
+        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
+        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
+        _tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
         _rows_apart(Int32, rows, table),
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
@@ -64,9 +63,9 @@ def compile_logits(plan: LogitsPlan) -> Any:
     rows, pages, table, width = (cute.sym_int32() for _ in range(4))
     return cute.compile(
         launch_logits,
-        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
-        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
-        _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
+        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
+        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
+        _tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
         _rows_apart(Int32, rows, table),
         _tensor(Float32, (rows, width), WORD_ALIGNMENT),
@@ -97,7 +96,7 @@ def compile_quantize(plan: QuantizePlan) -> Any:
     """A TVM-FFI function (keys, slots, cache), or without slots (vectors, fp8, scales)."""
     count, pages = cute.sym_int32(), cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
-    vectors = _tensor(element, (count, INDEX_HEAD_DIM), TMA_ALIGNMENT)
+    vectors = _tensor(element, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT)
     if plan.slot_bits:
         launch = launch_write
         others = (
@@ -105,14 +104,14 @@ def compile_quantize(plan: QuantizePlan) -> Any:
             make_fake_tensor(
                 Uint8,
                 (pages, PAGE_BYTES),
-                stride=(cute.sym_int64(divisibility=TMA_ALIGNMENT), 1),
-                assumed_align=TMA_ALIGNMENT,
+                stride=(cute.sym_int64(divisibility=BULK_ALIGNMENT), 1),
+                assumed_align=BULK_ALIGNMENT,
             ),
         )
     else:
         launch = launch_quantize
         others = (
-            _tensor(Uint8, (count, INDEX_HEAD_DIM), TMA_ALIGNMENT),
+            _tensor(Uint8, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT),
             _tensor(Float32, (count,), WORD_ALIGNMENT),
         )
     return cute.compile(

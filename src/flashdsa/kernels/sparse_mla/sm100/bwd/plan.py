@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
-from flashdsa.hw import SM100, WARPGROUP_SIZE
+from flashdsa.hw import MBARRIER_BYTES, SM100, WARPGROUP_SIZE
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -159,7 +159,7 @@ class BwdPlan:
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
         dq_bytes = B_H * (self.dims + self.own_rope_dims) * BF16
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         row_bytes = self.index_stages * B_TOPK * 4
 
         def loop(holds: str) -> tuple[LiveRange]:
