@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 from flashdsa.analysis.model.indexer_sm90 import shapes
+from flashdsa.backends.emulated.runner import compiled
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.verify.emulated_indexer import compiled
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from ptxemu.cutedsl import emulate
 from ptxemu.events import Agent, Observer
@@ -159,7 +160,7 @@ def count_row(tokens: int, ctas: int, teams: int = 1) -> RowPaths:
         heard.append(WarpPaths())
         return heard[-1]
 
-    function = compiled(plan)
+    function = compiled(INDEXER, plan)
     with emulate(arch="sm_90a", on_launch=listen, check=False):
         function(
             q,

@@ -12,11 +12,11 @@ import re
 import sys
 from pathlib import Path
 
-from flashdsa.cli import plan, plan_backward
+from flashdsa.cli.plan_document import describe
 from flashdsa.cli.plan_picture import draw_plan
-from flashdsa.cli.plan_tables import PlanTable, table_as_markdown
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.cli.plan_tables import PlanTable, table_as_markdown, tables
+from flashdsa.kernels.catalog import KERNELS, MLA_BWD
+from flashdsa.plan.kernel_spec import find_kernel
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURE = DOCS / "assets" / "mla-bwd-sm100.png"
@@ -25,9 +25,7 @@ BLOCK = re.compile(r"(<!-- plan (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTA
 
 def tables_of(kernel: str) -> list[PlanTable]:
     """The plan's tables, as the command shows them without options."""
-    if kernel == "indexer":
-        return plan.tables(plan.describe(IndexerPlan(), "sm_90a"))
-    return plan_backward.tables(plan_backward.describe(BwdPlan(), "sm_100a"))
+    return tables(describe(find_kernel(KERNELS, kernel)))
 
 
 def updated(text: str) -> str:
@@ -51,7 +49,7 @@ def main() -> int:
         return 1 if old else 0
     for page in old:
         page.write_text(updated(page.read_text()))
-    draw_plan(BwdPlan(), PICTURE)
+    draw_plan(MLA_BWD.variants[0], PICTURE)
     return 0
 
 

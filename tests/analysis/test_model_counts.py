@@ -14,9 +14,11 @@ import torch
 
 from flashdsa import reference
 from flashdsa.analysis.model import backward_sm100, indexer_sm90
+from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.sparse_mla import run
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BwdPlan
-from flashdsa.verify import emulated_backward
+from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
+from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
 
@@ -80,15 +82,12 @@ def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
         heard.append(Counters())
         return heard[-1]
 
-    function = emulated_backward.compiled(BwdPlan())
+    function = compiled(MLA_BWD, MLA_BWD.plans[0])
     with emulate(arch="sm_100a", on_launch=listen, check=False):
         run(
             function,
-            (q, kv, gradient, lse.float(), out.bfloat16()),
-            indices,
+            MlaBwdOperands(q, kv, gradient, lse.float(), out.bfloat16(), indices),
             sm_scale=576**-0.5,
-            topk_length=None,
-            attn_sink=None,
             deterministic=False,
             dkv_dtype=torch.float32,
         )

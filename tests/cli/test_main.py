@@ -16,14 +16,14 @@ from click.testing import Result
 import flashdsa
 from flashdsa.cli import main
 from flashdsa.errors import ArgumentValueError
+from flashdsa.kernels.catalog import KERNELS
 
 COMMANDS = (
     "demo",
     "info",
     "check",
     "bench",
-    "plan indexer",
-    "plan mla_bwd",
+    *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles),
     "inspect",
     "model",
     "lab majorness",
@@ -35,7 +35,9 @@ Run = Callable[..., Result]
 
 
 def names_of(group: click.Group) -> Iterator[str]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from (f"{name} {below}" for below in names_of(command))
         else:

@@ -1,15 +1,14 @@
 """Indexer calls that come back go straight to the kernel; wrong or watched ones the whole way.
 
-The kernel and its GPU are pretended: a launcher of CPU tensors that notes its launches.
+The kernel and its GPU are pretended: a backend of CPU tensors that notes its launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +30,7 @@ from flashdsa.problem import Operation
 from tests.ops import inputs
 
 TOPK = 16
+WAYS = ("serve", "runner", "launch_config")
 HEADS = (4, 8)
 HELD = inputs.indexer()
 CACHE = HELD.k_index_cache_fp8
@@ -39,7 +39,7 @@ OP = custom_op(DSA_TOPK_INDEXER)
 
 @dataclass
 class Kernel:
-    """A backend with a launcher: says which way a call came, and writes as a kernel would."""
+    """A backend with launch configs: says which way a call came, and writes as a kernel would."""
 
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
@@ -48,19 +48,28 @@ class Kernel:
     tables: list[tuple[int, int, bool]] = field(default_factory=list)
     """Rows and pages of the table of every call, and the order if it is known."""
 
-    def serve(self, operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
+    def runner(self, device: torch.device) -> Any:
+        """The kernel stands for its GPU too."""
+        assert device.type == "cpu"
+        return self
+
+    def serve(
+        self, runner: Any, operands: TopkIndexerOperands, *, sorted: bool, check: bool
+    ) -> None:
         """The whole way."""
+        assert runner is self
         self.tables.append((*operands.block_table.shape, sorted))
         self._write("checked" if check else "unchecked", operands.topk_indices)
 
-    def prepare(self, device: torch.device, num_heads: int, topk: int, sorted: bool = False) -> Any:
-        """Its launcher."""
-        assert device.type == "cpu"
-        function = partial(self.function, (num_heads, topk))
-        return SimpleNamespace(ready=lambda rows: (function, 3 * rows, 4))
+    def launch_config(
+        self, runner: Any, num_heads: int, topk: int, sorted: bool, rows: int
+    ) -> tuple[Callable[..., None], int, int]:
+        """The short way."""
+        assert runner is self
+        return partial(self.function, (num_heads, topk)), 3 * rows, 4
 
     def function(self, compiled_for: tuple[int, int], *arguments: Any) -> None:
-        """The short way: the kernel's function."""
+        """The kernel's function."""
         if self.refusal is not None:
             raise self.refusal
         if (arguments[0].shape[1], arguments[5].shape[1]) != compiled_for:
@@ -90,9 +99,13 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         capability=None,
     )
     implementation = replace(
-        real, entry="pretended:serve", launcher="pretended:prepare", features=features
+        real,
+        entry="pretended:serve",
+        runner="pretended:runner",
+        launch_config="pretended:launch_config",
+        features=features,
     )
-    loads = {"pretended:serve": pretended.serve, "pretended:prepare": pretended.prepare}
+    loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}
     monkeypatch.setattr(registry, "_implementations", [implementation])
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
     LAUNCHES.clear()

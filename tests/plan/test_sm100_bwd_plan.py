@@ -121,15 +121,17 @@ def watched() -> Watcher:
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
     import torch
 
+    from flashdsa.backends.emulated.runner import compiled
     from flashdsa.backends.sm100.sparse_mla import run
+    from flashdsa.kernels.catalog import MLA_BWD
+    from flashdsa.operands import MlaBwdOperands
     from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
-    from flashdsa.verify.emulated_backward import ARCH, compiled
     from flashdsa.verify.judge_sparse_mla import forward_results
     from ptxemu.cutedsl import emulate
 
     inputs = make_sparse_mla_inputs(SparseMlaCase("two blocks", 1, 70, 128, 64), 0, "cpu")
     O, lse = forward_results(inputs)
-    function = compiled(PLAN)
+    function = compiled(MLA_BWD, PLAN)
     watcher = Watcher()
 
     def launched(setup: Any) -> Any:
@@ -138,12 +140,9 @@ def watched() -> Watcher:
         watcher.setup = setup
         return watcher.observer()
 
-    operands = (inputs.q, inputs.kv, inputs.do, lse, O)
-    with emulate(arch=ARCH, check=False, on_launch=launched):
-        run(
-            function, operands, inputs.indices, sm_scale=0.04, topk_length=None, attn_sink=None,
-            deterministic=False, dkv_dtype=torch.float32,
-        )  # fmt: skip
+    operands = MlaBwdOperands(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    with emulate(arch="sm_100a", check=False, on_launch=launched):
+        run(function, operands, sm_scale=0.04, deterministic=False, dkv_dtype=torch.float32)
     return watcher
 
 

@@ -51,38 +51,10 @@ _SM90_INDEXER = Features(
     topk=OneOf((512, 1024, 2048)),
     deterministic=True,
     sorted=True,
-    capability=(9, 0),
 )
-_EMULATED_SM90_INDEXER = replace(_SM90_INDEXER, devices=("cpu",), capability=None)
-
-registry = Registry()
-"""The process's table, read by the dispatcher and by `flashdsa info`."""
-
-for _operation, (_entry, _features) in _CPU.items():
-    registry.register(
-        Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_entry}", _features)
-    )
-registry.register(
-    Implementation(
-        Operation.DSA_TOPK_INDEXER,
-        "sm90",
-        "flashdsa.backends.sm90.indexer:topk_indexer",
-        _SM90_INDEXER,
-        launcher="flashdsa.backends.sm90.indexer:prepare",
-    )
-)
-registry.register(
-    Implementation(
-        Operation.DSA_TOPK_INDEXER,
-        "emulate-sm90",
-        "flashdsa.verify.emulated_indexer:topk_indexer",
-        _EMULATED_SM90_INDEXER,
-        automatic=False,
-    )
-)
-
 _SM90_SCORES = replace(_CPU_SCORES, topk=_SM90_INDEXER.topk)
-_SM90_PARTS = {
+_SM90 = {
+    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _SM90_INDEXER),
     Operation.INDEXER_LOGITS: ("logits:logits", replace(_SM90_INDEXER, topk=ANY)),
     Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),
     Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
@@ -90,25 +62,6 @@ _SM90_PARTS = {
     Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
 }
-for _operation, (_entry, _features) in _SM90_PARTS.items():
-    registry.register(
-        Implementation(
-            _operation,
-            "sm90",
-            f"flashdsa.backends.sm90.{_entry}",
-            replace(_features, devices=("cuda",), capability=(9, 0)),
-        )
-    )
-    registry.register(
-        Implementation(
-            _operation,
-            "emulate-sm90",
-            f"flashdsa.verify.emulated_parts:{_entry.partition(':')[2]}",
-            replace(_features, devices=("cpu",), capability=None),
-            automatic=False,
-        )
-    )
-
 _SM100_BACKWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
@@ -118,19 +71,36 @@ _SM100_BACKWARD = Features(
     attn_sink=True,
     topk_length=True,
     deterministic=True,
-    capability=(10, 0),
 )
-registry.register(
-    Implementation(
-        Operation.MLA_BWD, "sm100", "flashdsa.backends.sm100.sparse_mla:backward", _SM100_BACKWARD
+_SM100 = {Operation.MLA_BWD: ("sparse_mla:backward", _SM100_BACKWARD)}
+_LAUNCH_CONFIGS = {
+    ("sm90", Operation.DSA_TOPK_INDEXER): "flashdsa.backends.sm90.indexer:launch_config"
+}
+
+registry = Registry()
+"""The process's table, read by the dispatcher and by `flashdsa info`."""
+
+for _operation, (_entry, _features) in _CPU.items():
+    registry.register(
+        Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_entry}", _features)
     )
-)
-registry.register(
-    Implementation(
-        Operation.MLA_BWD,
-        "emulate-sm100",
-        "flashdsa.verify.emulated_backward:backward",
-        replace(_SM100_BACKWARD, devices=("cpu",), capability=None),
-        automatic=False,
-    )
-)
+for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0), _SM100)):
+    for _operation, (_entry, _features) in _rows.items():
+        _on_gpu = Implementation(
+            _operation,
+            _backend,
+            f"flashdsa.backends.{_backend}.{_entry}",
+            replace(_features, devices=("cuda",), capability=_capability),
+            runner="flashdsa.backends.gpu.runner:gpu",
+            launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
+        )
+        _emulated = replace(
+            _on_gpu,
+            backend=f"emulate-{_backend}",
+            features=replace(_features, devices=("cpu",), capability=None),
+            automatic=False,
+            runner="flashdsa.backends.emulated.runner:emulator",
+            launch_config="",
+        )
+        registry.register(_on_gpu)
+        registry.register(_emulated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -25,10 +25,12 @@ class Implementation:
     table never imports a compiler. Of the implementations that can serve, `auto` takes the one
     with the highest `priority`, never one that is not `automatic`.
 
-    `launcher`, where there is one, is "module:function" that prepares calls of fixed sizes on
-    one device: its result has `ready`, which for a number of rows gives a function and two numbers:
-    called with the tensors and these it launches, or raises if they are not what it was compiled
-    for.
+    `runner`, where there is one, is "module:function": for a device it gives the `Runner` that the
+    entry takes as its first argument.
+
+    `launch_config`, where there is one, is "module:function": for a runner and the sizes of a call
+    it gives a function and two numbers. Called with the tensors and these it launches, or raises if
+    they are not what it was compiled for.
     """
 
     operation: Operation
@@ -37,7 +39,8 @@ class Implementation:
     features: Features
     priority: int = 0
     automatic: bool = True
-    launcher: str = ""
+    runner: str = ""
+    launch_config: str = ""
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
@@ -46,11 +49,17 @@ class Implementation:
     def load(self) -> Callable[..., Any]:
         """The function that serves the operation: it takes the operation's tuple of operands
         (`flashdsa.operands`), which are checked, and its parameters by keyword."""
-        return _load(self.entry)
+        function = _load(self.entry)
+        if not self.runner:
+            return function
+        runner_of = _load(self.runner)
+        return lambda operands, **parameters: function(
+            runner_of(operands[0].device), operands, **parameters
+        )
 
-    def load_launcher(self) -> Callable[..., Any]:
-        """The function that prepares calls of fixed sizes; `launcher` names it."""
-        return _load(self.launcher)
+    def load_launch_config(self, device: Any) -> Callable[..., Any]:
+        """The function that `launch_config` names, for the device's runner."""
+        return partial(_load(self.launch_config), _load(self.runner)(device))
 
 
 @cache

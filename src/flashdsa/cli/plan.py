@@ -2,118 +2,146 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from flashdsa.cli.console import json_option
-from flashdsa.cli.plan_backward import mla_bwd
-from flashdsa.cli.plan_tables import (
-    LEFT,
-    RIGHT,
-    WRAP,
-    PlanTable,
-    barrier_table,
-    describe_barriers,
-    describe_roles,
-    describe_smem,
-    free_row,
-    role_table,
-    show,
-    smem_title,
-)
 
 if TYPE_CHECKING:
-    from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+    from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
-ARCHITECTURES = ("sm_90a",)
+SUFFIXES = (".png", ".svg")
+HELP = """Show the plan of {name}, for {arch}.
+
+{what}
+
+The options are the choices in which its compiled variants differ.
+
+\b
+Examples
+  flashdsa plan {name} --arch {arch}
+  flashdsa plan {name} --json | jq '.smem.total'
+  flashdsa plan {name} --markdown > plan.md
+
+Needs no GPU and no compiler. Exit code 2 for choices that no kernel is compiled for.
+"""
 
 
-@click.group()
+class PlanGroup(click.Group):
+    """A command for each kernel whose plan has roles."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The kernels' names."""
+        return [spec.name for spec in planned_kernels()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a kernel."""
+        found = (spec for spec in planned_kernels() if spec.name == cmd_name)
+        return next(map(command_of, found), None)
+
+
+@click.group(cls=PlanGroup)
 def plan() -> None:
     """Show a kernel's resource plan: shared memory, tensor memory, barriers, roles.
 
     The kernel allocates from the same object, so that what is shown is what runs.
-
-    \b
-      flashdsa plan indexer    the fused fp8 indexer, Hopper
-      flashdsa plan mla_bwd    the backward of sparse MLA, Blackwell
     """
 
 
-plan.add_command(mla_bwd)
+def planned_kernels() -> list[KernelSpec]:
+    """The rows whose plans have something to show."""
+    from flashdsa.kernels.catalog import KERNELS
+
+    return [spec for spec in KERNELS if spec.plans[0].roles]
 
 
-@plan.command()
-@click.option(
-    "--arch", type=click.Choice(ARCHITECTURES), default="sm_90a", show_default=True,
-    help="Architecture of the kernel.",
-)  # fmt: skip
-@click.option("--num-heads", type=int, default=64, show_default=True, help="16, 32 or 64.")
-@click.option("--topk", type=int, default=2048, show_default=True, help="512, 1024 or 2048.")
-@click.option("--sorted", "by_score", is_flag=True, help="The variant that sorts by score.")
-@click.option("--teams", is_flag=True, help="The variant whose clusters share long rows.")
-@click.option("--dealt", is_flag=True, help="The variant for more rows than clusters.")
-@click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
-@json_option
-def indexer(
-    arch: str,
-    num_heads: int,
-    topk: int,
-    by_score: bool,
-    teams: bool,
-    dealt: bool,
-    markdown: bool,
-    as_json: bool,
-) -> None:
-    """Show the fused indexer's plan.
+def command_of(spec: KernelSpec) -> click.Command:
+    """`flashdsa plan NAME`, its options by what the kernel's plans differ in."""
+    options = [
+        click.Option(
+            ["--arch"], type=click.Choice([spec.arch]), default=spec.arch, show_default=True,
+            help="Architecture of the kernel.",
+        ),
+        *(_choice(name, values) for name, values in choices_of(spec).items()),
+        click.Option(["--markdown"], is_flag=True, help="Markdown tables, for documents."),
+    ]  # fmt: skip
+    if spec.timeline:
+        options.append(
+            click.Option(
+                ["--picture"], type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+                help="Draw what lives where over the steps of the timeline, PNG or SVG.",
+            )
+        )  # fmt: skip
 
-    \b
-    Examples
-      flashdsa plan indexer --arch sm_90a
-      flashdsa plan indexer --topk 512 --num-heads 16 --json | jq '.smem.total'
-      flashdsa plan indexer --markdown > plan.md
+    def run(
+        arch: str, markdown: bool, as_json: bool, picture: Path | None = None, **given: Any
+    ) -> None:
+        show_plan(spec, given, markdown, as_json, picture)
 
-    Needs no GPU and no compiler. Exit code 2 for sizes that no kernel is compiled for.
+    what = "It serves " + ", ".join(spec.operations) + "."
+    return json_option(
+        click.Command(
+            spec.name,
+            callback=run,
+            params=list(options),
+            help=HELP.format(name=spec.name, arch=spec.arch, what=what),
+            short_help=f"{', '.join(spec.operations)} on {spec.arch}.",
+        )
+    )
+
+
+def choices_of(spec: KernelSpec) -> dict[str, tuple[Any, ...]]:
+    """Fields in which the kernel's plans differ -> their values, the default first."""
+    names = [field.name for field in fields(spec.plans[0])]
+    values = {name: tuple(dict.fromkeys(getattr(p, name) for p in spec.plans)) for name in names}
+    return {name: found for name, found in values.items() if len(found) > 1}
+
+
+def _choice(name: str, values: tuple[Any, ...]) -> click.Option:
+    declaration = [f"--{name.replace('_', '-')}", name]
+    if isinstance(values[0], bool):
+        return click.Option(declaration, is_flag=True, help=f"The {name} variant.")
+    text = f"{', '.join(map(str, sorted(values)[:-1]))} or {max(values)}."
+    return click.Option(
+        declaration, type=type(values[0]), default=values[0], show_default=True, help=text
+    )
+
+
+def find_variant(spec: KernelSpec, given: dict[str, Any]) -> Variant:
+    """The first compiled variant with these choices; flags that are not given may be either.
+
+    Raises:
+        ValueError: there is none; what the plan says against the choices.
     """
     from flashdsa.errors import ArgumentValueError
-    from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+
+    for variant in spec.variants:
+        if all(value is False or getattr(variant.plan, n) == value for n, value in given.items()):
+            return variant
+    type(spec.plans[0])(**given)  # says what is wrong with them
+    raise ArgumentValueError(f"{spec.name}: no variant is compiled with {given}")
+
+
+def show_plan(
+    spec: KernelSpec, given: dict[str, Any], markdown: bool, as_json: bool, picture: Path | None
+) -> None:
+    """The plan in the form asked for, and its picture."""
+    from flashdsa.cli.plan_document import describe
+    from flashdsa.cli.plan_tables import show
+    from flashdsa.errors import ArgumentValueError
 
     if as_json and markdown:
         raise ArgumentValueError("--markdown: not together with --json")
-    document = describe(IndexerPlan(num_heads, topk, by_score, teams, dealt or by_score), arch)
-    show(document, tables(document), as_json, markdown)
+    variant = find_variant(spec, given)
+    document = describe(variant)
+    if picture is not None:
+        if picture.suffix.lower() not in SUFFIXES:
+            raise ArgumentValueError(f"--picture: expected a .png or .svg file; got {picture}")
+        from flashdsa.cli.plan_picture import draw_plan
 
-
-def describe(plan: IndexerPlan, arch: str) -> dict[str, Any]:
-    """The plan as plain data, the document of --json."""
-    from dataclasses import fields
-
-    return {
-        "kernel": "indexer",
-        "arch": arch,
-        "choices": {field.name: getattr(plan, field.name) for field in fields(plan)},
-        "threads": plan.threads,
-        "smem": describe_smem(plan.smem),
-        "barriers": describe_barriers(plan.barriers),
-        "roles": describe_roles(plan.roles),
-    }
-
-
-def tables(document: dict[str, Any]) -> list[PlanTable]:
-    """Every table of the plan, in order."""
-    smem = document["smem"]
-    regions: list[tuple[str, ...]] = [
-        (r["name"], f"{r['offset']:,}", f"{r['bytes']:,}", f"{r['share']:.1%}", r["holds"])
-        for r in smem["regions"]
-    ]
-    return [
-        PlanTable(
-            smem_title(smem),
-            [("region", LEFT), ("offset", RIGHT), ("bytes", RIGHT), ("share", RIGHT),
-             ("holds", WRAP)],
-            [*regions, (*free_row(smem), "")],
-        ),
-        barrier_table(document["barriers"]),
-        role_table(document["roles"]),
-    ]  # fmt: skip
+        draw_plan(variant, picture)
+        click.echo(f"drew {picture}", err=True)
+    show(document, as_json, markdown)

@@ -1,18 +1,17 @@
-"""Tables of `flashdsa plan`: what plans have in common as plain data, and its three forms."""
+"""Tables of `flashdsa plan`, and its three forms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from flashdsa.cli.console import new_console, new_table, print_json, print_table
 
-if TYPE_CHECKING:
-    from flashdsa.plan import Barrier, Role, SmemPlan
-
 RIGHT, LEFT, WRAP = "right", "left", "wrap"
+Rows = list[tuple[str, ...]]
+Regions = Sequence[dict[str, Any]]
 
 
 class PlanTable(NamedTuple):
@@ -24,69 +23,84 @@ class PlanTable(NamedTuple):
     note: str = ""
 
 
-def describe_smem(smem: SmemPlan) -> dict[str, Any]:
-    """Shared memory as plain data."""
-    return {
-        "total": smem.total,
-        "capacity": smem.capacity,
-        "regions": [
-            {
-                "name": region.name,
-                "offset": offset,
-                "bytes": region.bytes,
-                "share": region.bytes / smem.capacity,
-                "align": region.align,
-                "holds": region.holds,
-            }
-            for region, offset in zip(smem.regions, smem.offsets, strict=True)
-        ],
+def tables(document: dict[str, Any]) -> list[PlanTable]:
+    """Every table of a plan, in order."""
+    found = [_smem_table(document["smem"])]
+    if "tmem" in document:
+        found.append(_tmem_table(document["tmem"]))
+    memories: dict[str, Regions] = {
+        name: document[name]["regions"] for name in ("smem", "tmem") if name in document
     }
+    if any(region["live"] for regions in memories.values() for region in regions):
+        found.append(_live_table(memories))
+    found += [_barrier_table(document["barriers"]), _role_table(document)]
+    if "timeline" in document:
+        found.append(_timeline_table(document["timeline"]))
+    return found
 
 
-def describe_barriers(barriers: Sequence[Barrier]) -> list[dict[str, Any]]:
-    """Barriers as plain data."""
-    return [
-        {
-            "name": barrier.name,
-            "stages": barrier.stages,
-            "producer": barrier.producer.name,
-            "arrives": barrier.arrives.value,
-            "arrivals": barrier.arrivals,
-            "transaction_bytes": barrier.transaction_bytes,
-            "consumer": barrier.consumer.name,
-            "completed": barrier.completed,
-        }
-        for barrier in barriers
+def _smem_table(smem: dict[str, Any]) -> PlanTable:
+    total, capacity = smem["total"], smem["capacity"]
+    free = capacity - total
+    rows: Rows = [
+        (r["name"], f"{r['offset']:,}", f"{r['bytes']:,}", f"{r['share']:.1%}", r["holds"])
+        for r in smem["regions"]
     ]
+    table = PlanTable(
+        f"Shared memory: {total:,} of {capacity:,} bytes ({total / capacity:.1%})",
+        [("region", LEFT), ("offset", RIGHT), ("bytes", RIGHT), ("share", RIGHT), ("holds", WRAP)],
+        [*rows, ("(free)", f"{total:,}", f"{free:,}", f"{free / capacity:.1%}", "")],
+    )
+    return _with_sharing(table, smem["regions"], "shares bytes with")
 
 
-def describe_roles(roles: Sequence[Role]) -> list[dict[str, Any]]:
-    """Roles as plain data."""
-    return [
-        {
-            "name": role.name,
-            "warps": role.warps,
-            "threads": role.threads,
-            "registers": role.registers,
-            "does": role.does,
-        }
-        for role in roles
-    ]
+def _tmem_table(tmem: dict[str, Any]) -> PlanTable:
+    allocated, capacity = tmem["allocated"], tmem["capacity"]
+    rows: Rows = [
+        (r["name"], f"{r['column']}-{r['column'] + r['columns']}", str(r["columns"]),
+         f"{r['bytes'] // 1024}", f"{r['share']:.1%}", r["holds"])
+        for r in tmem["regions"]
+    ]  # fmt: skip
+    table = PlanTable(
+        f"Tensor memory: {allocated} of {capacity} columns ({allocated / capacity:.1%})",
+        [("region", LEFT), ("columns", RIGHT), ("count", RIGHT), ("KiB", RIGHT),
+         ("share", RIGHT), ("holds", WRAP)],
+        rows,
+    )  # fmt: skip
+    return _with_sharing(table, tmem["regions"], "shares columns with")
 
 
-def smem_title(smem: dict[str, Any]) -> str:
-    """The heading of shared memory's table."""
-    share = smem["total"] / smem["capacity"]
-    return f"Shared memory: {smem['total']:,} of {smem['capacity']:,} bytes ({share:.1%})"
+def _with_sharing(table: PlanTable, regions: Regions, title: str) -> PlanTable:
+    """With a column before the last one, if there are regions that share memory."""
+    if not any(region["shares_with"] for region in regions):
+        return table
+    cells = [", ".join(region["shares_with"]) for region in regions]
+    cells += [""] * (len(table.rows) - len(cells))
+    return table._replace(
+        columns=[*table.columns[:-1], (title, WRAP), table.columns[-1]],
+        rows=[(*row[:-1], cell, row[-1]) for row, cell in zip(table.rows, cells, strict=True)],
+    )
 
 
-def free_row(smem: dict[str, Any]) -> tuple[str, ...]:
-    """What is left behind the last region: name, offset, bytes, share."""
-    free = smem["capacity"] - smem["total"]
-    return "(free)", f"{smem['total']:,}", f"{free:,}", f"{free / smem['capacity']:.1%}"
+def _live_table(memories: dict[str, Regions]) -> PlanTable:
+    rows: Rows = []
+    for memory, regions in memories.items():
+        for region in regions:
+            for live in region["live"]:
+                stage = "" if live["stage"] is None else f"[{live['stage']}]"
+                rows.append(
+                    (memory, region["name"] + stage, live["holds"], live["from"], live["to"])
+                )
+    return PlanTable(
+        "What lives where when; a range that ends before it begins runs on into the next block",
+        [("memory", LEFT), ("region", LEFT), ("holds", LEFT), ("from step", LEFT),
+         ("to step", LEFT)],
+        rows,
+        "Regions that are not listed are always in use.",
+    )  # fmt: skip
 
 
-def barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
+def _barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
     """Who arrives how often, and who waits."""
     return PlanTable(
         "Barriers: arrivals and bytes of one phase",
@@ -114,11 +128,11 @@ def barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
     )
 
 
-def role_table(roles: Sequence[dict[str, Any]]) -> PlanTable:
+def _role_table(document: dict[str, Any]) -> PlanTable:
     """Warps, threads and registers."""
-    threads = sum(role["threads"] for role in roles)
+    registers = document["registers"]
     return PlanTable(
-        f"Roles: {threads} threads",
+        f"Roles: {document['threads']} threads",
         [
             ("role", LEFT),
             ("warps", RIGHT),
@@ -128,8 +142,18 @@ def role_table(roles: Sequence[dict[str, Any]]) -> PlanTable:
         ],
         [
             (r["name"], str(r["warps"]), str(r["threads"]), str(r["registers"]), r["does"])
-            for r in roles
+            for r in document["roles"]
         ],
+        f"Registers: {registers['total']:,} of {registers['capacity']:,}.",
+    )
+
+
+def _timeline_table(timeline: Regions) -> PlanTable:
+    names = [name for name in timeline[0] if name != "step"]
+    return PlanTable(
+        "Timeline: what each role does, step by step",
+        [("step" if name == "name" else name, WRAP) for name in names],
+        [tuple(row[name] for name in names) for row in timeline],
     )
 
 
@@ -139,18 +163,16 @@ def heading(document: dict[str, Any]) -> str:
     return f"{document['kernel']} on {document['arch']}: {choices}"
 
 
-def show(
-    document: dict[str, Any], tables: Sequence[PlanTable], as_json: bool, markdown: bool
-) -> None:
+def show(document: dict[str, Any], as_json: bool, markdown: bool) -> None:
     """The plan on stdout, in the form asked for."""
     if as_json:
         print_json(document)
     elif markdown:
-        click.echo(as_markdown(document, tables))
+        click.echo(as_markdown(document))
     else:
         console = new_console()
         console.print(heading(document) + "\n", markup=False)
-        for title, columns, rows, note in tables:
+        for title, columns, rows, note in tables(document):
             table = new_table(columns)
             for row in rows:
                 table.add_row(*row)
@@ -159,9 +181,9 @@ def show(
                 console.print(note + "\n", markup=False)
 
 
-def as_markdown(document: dict[str, Any], tables: Sequence[PlanTable]) -> str:
+def as_markdown(document: dict[str, Any]) -> str:
     """The tables for a document."""
-    return "\n\n".join([heading(document), *map(table_as_markdown, tables)])
+    return "\n\n".join([heading(document), *map(table_as_markdown, tables(document))])
 
 
 def table_as_markdown(table: PlanTable) -> str:

@@ -108,6 +108,7 @@ MLA_BWD = KernelSpec(
         "reduce": ("reduce_dkv.py",),
         "mma": ("mma.py", "products.py", "umma_issue.py"),
     },
+    timeline="flashdsa.kernels.sparse_mla.sm100.bwd.timeline:TIMELINE",
 )
 
 KERNELS = (INDEXER, INDEXER_LOGITS, TOPK_INDICES, QUANTIZE_INDEX, WRITE_INDEX_K_CACHE, MLA_BWD)

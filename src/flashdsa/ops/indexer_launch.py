@@ -89,13 +89,13 @@ def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[An
     rows, topk = ids.shape
     if not rows:
         return
-    order = choice[:1]
-    prepared = chosen.load_launcher()(queries.device, queries.shape[1], topk, *order)
+    sorted = bool(choice and choice[0])
+    launch_config = chosen.load_launch_config(queries.device)
+    config = launch_config(queries.shape[1], topk, sorted, rows)
     if choice:
         choice += (raw_settings()[0],)
     key = (queries.numel(), ids.numel(), ids.get_device(), *choice)
-    function, first, second = prepared.ready(rows)
-    LAUNCHES.keep(key, rows, (function, first, second))
+    LAUNCHES.keep(key, rows, tuple(config))
 
 
 def launch_again(
@@ -160,7 +160,7 @@ def serve_unchecked(operands: TopkIndexerOperands) -> None:
     problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False}, sizes)
     chosen = registry.select(problem)
     chosen.load()(operands, sorted=False, check=False)
-    if chosen.launcher:
+    if chosen.launch_config:
         keep(chosen, operands, ())
 
 

@@ -48,7 +48,7 @@ def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
     for operand, tensor in zip(spec.operands, operands, strict=True):
         if operand.written:
             torch.autograd.graph.increment_version(tensor)
-    if chosen.launcher:
+    if chosen.launch_config:
         indexer_launch.keep(chosen, operands, (parameters["sorted"], backend))
     return results
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from flashdsa.errors import ArgumentValueError
@@ -11,7 +12,7 @@ from flashdsa.plan.roles import Role
 from flashdsa.problem import Operation
 
 
-class KernelPlan(Protocol):
+class KernelPlan(Hashable, Protocol):
     """A frozen dataclass whose fields are the choices of one compiled kernel."""
 
     @property
@@ -33,25 +34,33 @@ class KernelSpec:
 
     Attributes:
         name: for people. arch: what it is compiled for, as PTX calls it. operations: it serves.
-        plans: those that it is compiled with ahead of time; the first stands for all in tables.
+        plans: `KernelPlan`s that are compiled ahead of time; the first stands for all in tables.
         build: "module:function" that compiles a plan with CuTe DSL.
         entry: in the name of the kernel's PTX function; others beside it are its helpers.
         sources: name of a role -> what only this role's warps run: "load.py", or
             "kernel.py:produce" for a function.
+        timeline: "module:TIMELINE": rows of a step, its short name, and what each role does in it;
+            "": there is none.
     """
 
     name: str
     arch: str
     operations: tuple[Operation, ...]
-    plans: tuple[KernelPlan, ...]
+    plans: tuple[Any, ...]
     build: str
     entry: str
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    timeline: str = ""
 
     @property
     def backend(self) -> str:
         """The backend that runs it: "sm90" for sm_90a."""
         return self.arch.removesuffix("a").replace("_", "")
+
+    def load_timeline(self) -> tuple[Any, ...]:
+        """The timeline's rows; none where there is none."""
+        module, _, name = self.timeline.partition(":")
+        return getattr(import_module(module), name) if module else ()
 
     @property
     def variants(self) -> tuple[Variant, ...]:

@@ -17,13 +17,16 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
+from flashdsa.backends.emulated import devices
+from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.registration import custom_op
 from flashdsa.ops.table import DSA_TOPK_INDEXER
-from flashdsa.verify.emulated_indexer import EmulatedLaunch, emulate_indexer
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space
+from tests.kernels.indexer.emulation import emulate_indexer
 from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
@@ -55,17 +58,16 @@ def assert_as_the_cpu(
     *,
     teams: int = 1,
     warnings: Iterable[tuple[str, str]] = (),
-) -> EmulatedLaunch:
+) -> Emulator:
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
     expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
     custom_op(DSA_TOPK_INDEXER)(*inputs, expected, plan.sorted, False, "cpu")
     clusters = (num_clusters, cluster_size, teams)
-    launch = emulate_indexer(plan, *inputs, got, clusters=clusters, seed=seed)
+    launch = emulate_indexer(plan, TopkIndexerOperands(*inputs, got), clusters=clusters, seed=seed)
     wrong = (got != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
     found = {(f.code, Path(f.first.source_file or "").name) for f in launch.findings}
     assert found <= KNOWN_WARNINGS | set(warnings)
-    assert not launch.arrivals.any(), "the counters of the next launch are not 0"
     return launch
 
 
@@ -149,7 +151,7 @@ def test_rows_are_dealt_to_groups_that_end_together(
     launch = assert_as_the_cpu(DEALT, inputs, num_clusters, cluster_size)
     assert_as_the_cpu(DEALT, inputs, num_clusters, cluster_size, seed=1)
     seen = Writers()
-    launch.setup.launch(observer=seen)
+    launch.setups[0].launch(observer=seen)
     assert seen.of_rows(len(lengths), DEALT.topk) == writers
 
 
@@ -204,7 +206,7 @@ def test_bad_pages_of_a_shared_row_leave_the_rest_empty() -> None:
     inputs = make_inputs([1200, 1200], num_heads=16)
     inputs.block_table[0, 2:14], inputs.block_table[1, :] = -1, 2**31 - 1
     launch = assert_as_the_cpu(SMALL, inputs, 2, 3, warnings=OF_BAD_PAGES)
-    assert launch.setup.cluster[0] == 3
+    assert launch.setups[0].cluster[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_repeated_pages_and_an_int8_cache() -> None:
     assert_as_the_cpu(SMALL, inputs)
 
 
-def test_the_public_operation_runs_it_on_cpu_tensors() -> None:
+def test_the_public_operation_runs_it_on_cpu_tensors(small_device: None) -> None:
     inputs = make_inputs([600, 0, 64, 513], num_heads=16)
     expected, got = inputs.output(512), inputs.output(512)
     flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
@@ -261,9 +263,24 @@ def test_the_public_operation_runs_it_on_cpu_tensors() -> None:
     flashdsa.dsa_topk_indexer(*nothing, got[:0], backend="emulate-sm90")
 
 
+def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
+    """As a GPU would: the kernel is chosen by the table's width, and its counters are left at 0."""
+    inputs = make_inputs([600], num_heads=16)
+    wide = SMALL.team_pages - inputs.block_table.shape[1]
+    inputs = inputs._replace(block_table=torch.nn.functional.pad(inputs.block_table, (0, wide)))
+    expected, got = inputs.output(512), inputs.output(512)
+    flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
+    with emulation(devices.SMALL) as emulator:
+        flashdsa.dsa_topk_indexer(*inputs, got, backend="emulate-sm90")
+    assert torch.equal(got, expected)
+    ((arrivals, _),) = emulator.workspaces.values()
+    assert len(arrivals) == devices.SMALL.num_sms and not arrivals.any()
+    assert [setup.grid[0] for setup in emulator.setups] == [4]
+
+
 def test_the_launch_is_what_the_plan_says() -> None:
     launch = assert_as_the_cpu(SMALL, make_inputs([600], num_heads=16), 1, 3)
-    setup = launch.setup
+    (setup,) = launch.setups
     assert setup.smem == SMALL.smem.total
     assert (setup.grid[0], setup.cluster[0], setup.block[0]) == (3, 3, SMALL.threads)
     found: list[dict[int, int]] = []
@@ -294,7 +311,7 @@ def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(SMALL, max_compared=32)  # not one that is compiled already
     inputs = make_inputs([600], num_heads=16)
     with pytest.raises(Exception, match=r"(?i)deadlock"):
-        emulate_indexer(plan, *inputs, inputs.output(512), clusters=(1, 2, 1))
+        emulate_indexer(plan, TopkIndexerOperands(*inputs, inputs.output(512)), clusters=(1, 2, 1))
 
 
 def test_rows_of_the_table_may_lie_apart() -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.sm90.clusters import SIZES, cluster_capacity, clusters_for
-from flashdsa.backends.sm90.workspace import allocate
+from flashdsa.backends.gpu.runner import Gpu
+from flashdsa.backends.sm90.clusters import SIZES, clusters_for
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
@@ -143,25 +143,28 @@ def test_teams_of_every_shape_are_exact(values: str, clusters: tuple[int, int, i
     rows = clusters[0] // clusters[2]
     inputs = make_inputs([150_000, 70_000][:rows], values=values).to("cuda")
     plan = IndexerPlan(teams=True)
-    arrivals, slots = allocate(0, plan, clusters[0] * clusters[1])
+    num_ctas = clusters[0] * clusters[1]
+    arrivals = torch.zeros(num_ctas, dtype=torch.int32, device="cuda")
+    slots = torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device="cuda")
     expected = expected_ids(inputs, 2048)
     for _ in range(3):
         ids = inputs.output(2048)
         load(INDEXER, plan)(*inputs, ids, arrivals, slots, *clusters)
         assert torch.equal(ids, expected)
-    assert not torch.from_dlpack(arrivals).any()
+    assert not arrivals.any()
 
 
 def test_the_driver_says_how_many_clusters_run(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "flashdsa.sm90"):
-        capacity = cluster_capacity(0)
+    with caplog.at_level(logging.WARNING, "flashdsa.gpu"):
+        gpu, plan = Gpu(0), INDEXER.plans[0]
+        capacity = gpu.cluster_capacity(plan.threads, plan.smem_bytes)
     assert not caplog.records
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    assert set(capacity) == {1, *SIZES}
+    assert set(capacity) > set(SIZES)
     assert capacity[1] == sms
     assert all(size * count <= sms for size, count in capacity.items())
     assert capacity[8] > 1
-    assert clusters_for(0, 1).size > 8, "clusters of more than 8 CTAs are refused"
+    assert clusters_for(gpu, 1).size > 8, "clusters of more than 8 CTAs are refused"
 
 
 def test_normal_data_selects_by_scores_within_the_tolerance() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,18 +12,21 @@ import torch
 
 pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
 
-from flashdsa.backends.sm90 import clusters, indexer, topk
-from flashdsa.backends.sm90.clusters import choose_clusters, cluster_capacity, clusters_for
-from flashdsa.backends.sm90.empty_kernel import cubin
+from flashdsa.backends.emulated import devices
+from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.gpu import runner
+from flashdsa.backends.gpu.runner import gpu as gpu_runner
+from flashdsa.backends.sm90 import indexer, topk
+from flashdsa.backends.sm90.clusters import choose_clusters
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
-H200 = dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1))
-"""CTAs of a cluster -> clusters that run at once, as the driver says of an H200."""
+H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
 TEAM_PAGES = IndexerPlan().team_pages
+GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
@@ -82,106 +83,6 @@ def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
             assert count % teams == 0
 
 
-def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def pretended(device: int) -> Mapping[int, int]:
-        asked.append(device)
-        return SMALL if device else H200
-
-    monkeypatch.setattr(clusters, "_capacities", {})
-    monkeypatch.setattr(clusters, "_chosen", {})
-    monkeypatch.setattr(clusters, "cluster_capacity", pretended)
-    rows = (1, 1, 2, 10)
-    assert [clusters_for(0, count).size for count in rows] == [16, 16, 16, 8]
-    assert [clusters_for(1, count).size for count in rows] == [4, 4, 4, 2]
-    assert asked == [0, 1]
-
-
-class Driver:
-    """libcuda, as far as it is asked: returns codes, notes calls, answers about clusters."""
-
-    def __init__(self, codes: Mapping[str, int] | None = None) -> None:
-        self.codes = codes or {}
-        self.calls: list[str] = []
-        self.attributes: dict[int, int] = {}
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        if not name.startswith("cu") or self.codes.get(name) == -1:
-            raise AttributeError(name)
-
-        def call(*arguments: Any) -> int:
-            self.calls.append(name)
-            if name == "cuFuncSetAttribute":
-                self.attributes[arguments[1]] = arguments[2]
-            if name == "cuOccupancyMaxActiveClusters":
-                return self.count(*arguments)
-            return self.codes.get(name, 0)
-
-        return call
-
-    def count(self, count: Any, _: Any, launch: Any) -> int:
-        """As the H200 does, up to the portable size."""
-        asked = launch._obj
-        attribute = asked.attributes.contents
-        size = attribute.value[0]
-        plan = IndexerPlan()
-        assert (asked.block[0], asked.shared_bytes) == (plan.threads, plan.smem.total)
-        assert (attribute.id, tuple(attribute.value[1:3]), asked.num_attributes) == (4, (1, 1), 1)
-        count._obj.value = H200[size]
-        return 912 if size > 8 else self.codes.get("cuOccupancyMaxActiveClusters", 0)
-
-
-def pretend_driver(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
-    def load(name: str) -> Driver:
-        assert name == "libcuda.so.1"
-        if driver is None:
-            raise OSError("cannot open shared object file")
-        return driver
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    properties = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-
-
-def test_capacities_are_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver()
-    pretend_driver(monkeypatch, driver)
-    sizes = (1, *clusters.SIZES)
-    assert cluster_capacity(0) == {size: H200[size] if size <= 8 else 0 for size in sizes}
-    assert driver.attributes == {8: IndexerPlan().smem.total, 14: 1}
-    assert driver.calls[-3:] == [
-        "cuModuleUnload",
-        "cuCtxPopCurrent_v2",
-        "cuDevicePrimaryCtxRelease_v2",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("driver", "said"),
-    [
-        (None, "cannot open"),
-        (Driver({"cuOccupancyMaxActiveClusters": -1}), "cuOccupancyMaxActiveClusters"),
-        (Driver({"cuModuleLoadData": 218}), "cuModuleLoadData returned 218"),
-        (Driver({"cuOccupancyMaxActiveClusters": 1}), "returned 1 for 1 CTAs"),
-    ],
-    ids=["no driver", "an old one", "refused PTX", "refused question"],
-)
-def test_without_an_answer_pairs_share_rows_and_the_log_says_why(
-    driver: Driver | None,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    pretend_driver(monkeypatch, driver)
-    with caplog.at_level(logging.WARNING, "flashdsa.sm90"):
-        assert cluster_capacity(0) == {1: 132, 2: 66}
-    (record,) = caplog.records
-    assert said in record.getMessage()
-    if driver is not None and "cuCtxPushCurrent_v2" in driver.calls:
-        assert driver.calls.count("cuCtxPopCurrent_v2") == 1
-
-
 @dataclass
 class Gpu:
     """What the backend asks torch about, and the launches that it made."""
@@ -192,11 +93,13 @@ class Gpu:
     launches: list[tuple[Any, ...]] = field(default_factory=list)
     plans: list[IndexerPlan] = field(default_factory=list)
     launched_on: int = -1
+    capacity: dict[int, int] = field(default_factory=lambda: SMALL)
     on_allocation: Callable[[], None] = lambda: None
 
     def loaded(self, _: KernelSpec, plan: IndexerPlan) -> Callable[..., None]:
-        """In the place of a kernel's function."""
-        self.plans.append(plan)
+        """In the place of a kernel's function, which is loaded once."""
+        if plan not in self.plans:
+            self.plans.append(plan)
         return self.launched
 
     def launched(self, *arguments: Any) -> None:
@@ -228,43 +131,35 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         def __exit__(self, *_: object) -> None:
             pretended.device = self.before
 
-    real_zeros, real_empty = torch.zeros, torch.empty
+    real_empty = torch.empty
 
-    def here(make: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *shape, **options: make(*shape, **{**options, "device": "cpu"})
-
-    def properties(_: int) -> SimpleNamespace:
+    def empty(*shape: Any, **options: Any) -> torch.Tensor:
         pretended.on_allocation()
-        return SimpleNamespace(multi_processor_count=4)
+        return real_empty(*shape, **{**options, "device": "cpu"})
 
     c, cuda = torch._C, torch.cuda
     for owner, name, value in (
         (c, "_cuda_isCurrentStreamCapturing", lambda: pretended.capturing),
         (c, "_cuda_getCurrentRawStream", lambda _: pretended.stream),
-        (cuda, "get_device_properties", properties),
+        (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)),
         (cuda, "current_device", lambda: pretended.device),
         (cuda, "is_initialized", lambda: True),
         (cuda, "is_current_stream_capturing", lambda: pretended.capturing),
         (cuda, "device", OnDevice),
-        (indexer, "load", pretended.loaded),
-        (topk, "load", lambda *_: pretended.launched),
-        (clusters, "_capacities", {0: SMALL}),
-        (torch, "zeros", here(real_zeros)),
-        (torch, "empty", here(real_empty)),
-        (clusters, "_chosen", {}),
+        (runner, "load", pretended.loaded),
+        (runner, "clusters_at_once", lambda *_: pretended.capacity),
+        (torch, "empty", empty),
     ):
         monkeypatch.setattr(owner, name, value, raising=False)
-    for cached in (indexer.prepare, topk._function):
-        cached.cache_clear()
+    gpu_runner.cache_clear()
     yield pretended
-    for cached in (indexer.prepare, topk._function):
-        cached.cache_clear()
+    gpu_runner.cache_clear()
 
 
 def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
-    prepared = indexer.prepare(torch.device("cuda", 0), 16, 512, by_score)
     ids = inputs.output(512)
-    prepared.launch(*inputs, ids)
+    operands = TopkIndexerOperands(*inputs, ids)
+    indexer.topk_indexer(gpu_runner(GPU), operands, sorted=by_score, check=False)
     return ids
 
 
@@ -289,9 +184,9 @@ def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: b
 
 
 @pytest.fixture
-def teams(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+def teams(gpu: Gpu) -> Gpu:
     """The same GPU with clusters enough for teams: one row gets two."""
-    monkeypatch.setattr(clusters, "_capacities", {0: {1: 4, 2: 2}})
+    gpu.capacity = {1: 4, 2: 2}
     return gpu
 
 
@@ -327,20 +222,21 @@ def test_launches_without_teams_need_no_workspace_nor_their_kernel(teams: Gpu) -
 
 def test_the_workspace_is_of_the_tensors_device(teams: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    ready = indexer.prepare(torch.device("cuda", 0), 16, 512).ready(1)
+    ready = indexer.launch_config(gpu_runner(GPU), 16, 512, False, 1)
+    inputs = rows(1, TEAM_PAGES)
+    ids = inputs.output(512)
     asked: list[int] = []
     teams.on_allocation = lambda: asked.append(teams.device)
     teams.device = 1
-    inputs = rows(1, TEAM_PAGES)
-    ready.function(*inputs, inputs.output(512), ready.num_clusters, ready.cluster_size)
-    assert asked == [0] and teams.device == 1
+    ready.function(*inputs, ids, ready.num_clusters, ready.cluster_size)
+    assert asked == [0, 0] and teams.device == 1
 
 
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
     for count in (1, 3):
         lengths = torch.full((count,), 600, dtype=torch.int32)
         operands = TopkOperands(torch.zeros(count, 600), lengths)
-        topk.topk_positions(operands, topk=512, sorted=False)
+        topk.topk_positions(gpu_runner(GPU), operands, topk=512, sorted=False)
     assert [arguments[3:] for arguments in gpu.launches] == [(1, 4), (2, 2)]
 
 
@@ -367,7 +263,7 @@ def test_checked_calls_check_addresses_and_where_asked_values(
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
         operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        indexer.topk_indexer(operands, sorted=False, check=check)
+        indexer.topk_indexer(gpu_runner(GPU), operands, sorted=False, check=check)
 
     inputs = rows(2)
     shifted = torch.zeros(2 * 16 + 1)[1:].view(2, 16)
@@ -386,10 +282,25 @@ def test_checked_calls_check_addresses_and_where_asked_values(
     assert len(gpu.launches) == 3
 
 
-def test_the_empty_kernel_is_a_module_for_hopper() -> None:
-    """64-bit ELF of a CUDA machine, architecture 90, with the function that is asked for."""
-    module = cubin()
-    elf_class, machine, flags = module[4], module[18:20], int.from_bytes(module[48:52], "little")
-    assert (module[:4], elf_class, machine) == (b"\x7fELF", 2, b"\xbe\0")
-    assert 90 in (flags & 0xFF, flags >> 8 & 0xFF)
-    assert b".text.k\0" in module
+@pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])
+@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
+def test_the_emulated_backend_chooses_as_the_gpu_does(
+    gpu: Gpu, device: devices.Device, by_score: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variant, clusters, and the splits of a row with a wide table or without."""
+    emulated = Gpu()
+    monkeypatch.setattr("flashdsa.backends.emulated.runner.compiled", emulated.loaded)
+    gpu.capacity = dict(device.clusters)
+    emulator = Emulator(device)
+    monkeypatch.setattr(runner.Gpu, "num_sms", device.num_sms)
+    for count in (1, 2, 3, 7, 16, 40, 67, 133):
+        for pages in (1, TEAM_PAGES):
+            operands = TopkIndexerOperands(*rows(count, pages), torch.empty(count, 512).int())
+            config = indexer.launch_config(gpu_runner(GPU), 16, 512, by_score, count)
+            same = indexer.launch_config(emulator, 16, 512, by_score, count)
+            assert config[1:] == same[1:]
+            config.function(*operands, *config[1:])
+            same.function(*operands, *same[1:])
+    assert gpu.plans == emulated.plans
+    assert [one[8:] for one in gpu.launches] == [one[8:] for one in emulated.launches]
+    assert [len(one) for one in gpu.launches] == [len(one) for one in emulated.launches]

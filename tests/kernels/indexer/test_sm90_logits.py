@@ -15,6 +15,8 @@ pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
+pytestmark = pytest.mark.usefixtures("small_device")
+
 PAGE = 64
 
 

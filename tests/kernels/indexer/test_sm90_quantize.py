@@ -10,6 +10,8 @@ from torch import Tensor
 
 import flashdsa
 
+pytestmark = pytest.mark.usefixtures("small_device")
+
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 

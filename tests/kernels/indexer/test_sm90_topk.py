@@ -17,7 +17,9 @@ pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
 from flashdsa.kernels.indexer.sizes import ORDERED_ROWS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.verify.emulated_parts import emulate_topk
+from tests.kernels.indexer.emulation import emulate_topk
+
+pytestmark = pytest.mark.usefixtures("small_device")
 
 WIDTH = 700
 # What the check says of the right kernel, by the file of the first access.
@@ -62,12 +64,14 @@ def assert_exact(
     """
     given = torch.tensor(lengths, dtype=torch.int32)
     positions = torch.full((len(lengths), plan.topk), -99, dtype=torch.int32)
-    findings = emulate_topk(plan, scores, given, positions, clusters=clusters, seed=seed)
+    runner = emulate_topk(plan, scores, given, positions, clusters=clusters, seed=seed)
     clamped = given.clamp(0, scores.shape[1])
     expected = flashdsa.topk_indices(scores, clamped, plan.topk, sorted=plan.sorted, backend="cpu")
     wrong = (positions != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
-    assert {(f.code, Path(f.first.source_file or "").name) for f in findings} <= KNOWN_WARNINGS
+    assert {
+        (f.code, Path(f.first.source_file or "").name) for f in runner.findings
+    } <= KNOWN_WARNINGS
 
 
 def test_awkward_scores():

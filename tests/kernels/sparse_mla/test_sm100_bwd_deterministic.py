@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flashdsa.backends.sm100 import slot_rows
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.operands import MlaBwdOperands
 from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -28,7 +28,6 @@ from flashdsa.verify.judge_sparse_mla import (
 from ptxemu import Policy
 
 needs_dsl = pytest.mark.usefixtures("_dsl")
-PLAN = BwdPlan()
 FEW_KEYS = SparseMlaCase("two queries on five keys", 2, 5, 128, 32, duplicates=True, invalid=True)
 """A dozen additions a key, from both queries."""
 ORDERS = [Policy(asynchronous="eager", seed=seed) for seed in range(3)]
@@ -41,22 +40,19 @@ def _dsl() -> None:
 
 def gradients(deterministic: bool, policy: Policy) -> tuple[Tensor, Tensor]:
     """dQ and dKV of FEW_KEYS, judged; nothing may be found."""
-    from flashdsa.verify.emulated_backward import emulate_backward
+    from flashdsa.backends.emulated.runner import Emulator
+    from flashdsa.backends.sm100.sparse_mla import backward
 
     inputs = make_sparse_mla_inputs(FEW_KEYS, 0, "cpu")
     O, lse = forward_results(inputs)
-    result = emulate_backward(
-        PLAN,
-        (inputs.q, inputs.kv, inputs.do, lse, O),
-        inputs.indices,
-        policy=policy,
+    result = Emulator(policy=policy, on_finding="collect")
+    dQ, dKV, _ = backward(
+        result,
+        MlaBwdOperands(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices),
         sm_scale=FEW_KEYS.d_qk**-0.5,
-        topk_length=None,
-        attn_sink=None,
         deterministic=deterministic,
         dkv_dtype=torch.float32,
     )
-    dQ, dKV, _ = result.gradients
     assert failures(judge_backward(inputs, O, lse, {"dQ": dQ, "dKV": dKV})) == []
     assert [str(finding) for finding in result.findings] == []
     return dQ, dKV
@@ -104,10 +100,9 @@ def test_nor_on_how_many_queries_there_is_room_for(
 
 
 @needs_dsl
-def test_the_public_operation_takes_every_feature_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashdsa.verify import emulated_backward
+def test_the_public_operation_takes_every_feature_with_it() -> None:
+    from flashdsa.backends.emulated.runner import emulation
 
-    monkeypatch.setattr(emulated_backward, "Policy", lambda: ORDERS[0])
     case = SparseMlaCase(
         "every feature", 3, 60, 128, 40, duplicates=True, invalid=True, empty_rows=True,
         topk_length=True, attn_sink="infinite", poison=True, strided=True, kv_3d=True,
@@ -115,16 +110,17 @@ def test_the_public_operation_takes_every_feature_with_it(monkeypatch: pytest.Mo
     )  # fmt: skip
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     assert empty_queries(inputs).tolist() == [True, True, False]
-    assert failures(check_backward(inputs, "emulate-sm100", deterministic=True)) == []
+    with emulation(policy=ORDERS[0]):
+        assert failures(check_backward(inputs, "emulate-sm100", deterministic=True)) == []
     nothing = make_sparse_mla_inputs(SparseMlaCase("no key", 2, 0, 128, 32), 0, "cpu")
     assert failures(check_backward(nothing, "emulate-sm100", deterministic=True)) == []
 
 
 @needs_dsl
 def test_it_adds_nothing_in_memory_and_spills_nothing(tmp_path: Path) -> None:
-    from flashdsa.verify.emulated_backward import compiled
+    from flashdsa.backends.emulated.runner import compiled
 
-    text = str(compiled(replace(PLAN, deterministic=True)).__ptx__).rstrip("\0")
+    text = str(compiled(MLA_BWD, MLA_BWD.plans[1]).__ptx__).rstrip("\0")
     assert "cp.async.bulk.global.shared::cta.bulk_group" in text
     assert not re.search(r"cp\.reduce|\b(red|atom)\.\S*global", text)
     found = find_assembler()

@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,13 +13,16 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm100.sparse_mla import launch_raw, run
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.operands import MlaBwdOperands
 from flashdsa.plan import Barrier
 from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
-from flashdsa.verify.emulated_backward import EmulatedBackward, compiled, emulate_backward
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
     empty_queries,
@@ -56,23 +58,24 @@ EVERY_FEATURE = SparseMlaCase(
 )
 
 
-def launch(case: SparseMlaCase, plan: BwdPlan = PLAN, **how: Any) -> EmulatedBackward:
+def launch(case: SparseMlaCase, plan: BwdPlan = PLAN, policy: Policy | None = None) -> Emulator:
     """The case on the emulator; its gradients are judged, and nothing may be found."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
-    operands = (inputs.q, inputs.kv.view(-1, case.d_qk), inputs.do, lse, O)
-    result = emulate_backward(
-        plan,
-        operands,
-        inputs.indices,
-        sm_scale=case.d_qk**-0.5,
-        topk_length=None,
-        attn_sink=None,
-        deterministic=False,
-        dkv_dtype=torch.float32,
-        **how,
+    operands = MlaBwdOperands(
+        inputs.q, inputs.kv.view(-1, case.d_qk), inputs.do, lse, O, inputs.indices
     )
-    gradients = dict(zip(("dQ", "dKV"), result.gradients, strict=False))
+    result = Emulator(policy=policy, on_finding="collect")
+    function = result.function(MLA_BWD, plan)
+    with result.launching():
+        dQ, dKV, _ = run(
+            function,
+            operands,
+            sm_scale=case.d_qk**-0.5,
+            deterministic=False,
+            dkv_dtype=torch.float32,
+        )
+    gradients = {"dQ": dQ, "dKV": dKV}
     assert failures(judge_backward(inputs, O, lse, gradients)) == []
     assert [str(finding) for finding in result.findings] == []
     return result
@@ -128,8 +131,6 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
 
 
 def test_the_raw_kernel_insists_on_whole_blocks() -> None:
-    from flashdsa.backends.sm100.sparse_mla import launch_raw
-
     nothing = torch.empty(0)
     indices = torch.zeros(1, 33, dtype=torch.int32)
     with pytest.raises(ArgumentValueError, match=r"multiples of B_TOPK=32; got 33"):
@@ -163,7 +164,7 @@ def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ptx() -> str:
     """Of the backward and delta's kernel."""
-    return str(compiled(PLAN).__ptx__).rstrip("\0")
+    return str(compiled(MLA_BWD, PLAN).__ptx__).rstrip("\0")
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:

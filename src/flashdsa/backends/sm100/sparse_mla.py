@@ -9,48 +9,46 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.sparse_mla import sink_backward
+from flashdsa.backends.memory import readable
+from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT
-from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, BwdPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
 from flashdsa.operands import MlaBwdOperands
 
-PLANS = {False: BwdPlan(), True: BwdPlan(deterministic=True)}
-"""By `deterministic`."""
+PLANS = {plan.deterministic: plan for plan in MLA_BWD.plans}
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
 
 
 def backward(
-    operands: MlaBwdOperands, *, deterministic: bool, **options: Any
+    runner: Runner,
+    operands: MlaBwdOperands,
+    *,
+    sm_scale: float,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink.
-
-    Args:
-        options: sm_scale and dkv_dtype of `run`.
-    """
-
-    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
-    options |= {"topk_length": topk_length, "attn_sink": attn_sink}
-
-    def launch(*arguments: Any) -> None:
-        with torch.cuda.device(q.device):
-            load(MLA_BWD, PLANS[deterministic])(*arguments)
-
-    return run(launch, (q, kv, dO, lse, O), indices, deterministic=deterministic, **options)
+    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
+    function = runner.function(MLA_BWD, PLANS[deterministic])
+    with runner.launching():
+        return run(
+            function,
+            operands,
+            sm_scale=sm_scale,
+            deterministic=deterministic,
+            dkv_dtype=dkv_dtype,
+        )
 
 
 def run(
     launch: Launch,
-    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    indices: Tensor,
+    operands: MlaBwdOperands,
     *,
     sm_scale: float,
-    topk_length: Tensor | None,
-    attn_sink: Tensor | None,
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,9 +56,9 @@ def run(
 
     Args:
         launch: compiled for what `deterministic` says.
-        operands: q, kv, dO, lse, O. indices: padded here with -1 to a multiple of B_TOPK.
+        operands: indices are padded here with -1 to a multiple of B_TOPK.
     """
-    q, kv, dO, lse, O = operands
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
     num_queries, num_heads, _ = q.shape
     topk = indices.shape[1]
     dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -183,9 +181,3 @@ def launch_raw(
         *dkv_and_slots,
         sm_scale,
     )
-
-
-def readable(x: Tensor) -> Tensor:
-    """`x`, or a copy where it has gaps or an address that the kernel cannot read from."""
-    x = x.contiguous()
-    return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x

@@ -6,18 +6,19 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
-from flashdsa.backends.sm90.device import values_are_checked
-from flashdsa.backends.sm90.quantize import dtype_name, readable
+from flashdsa.backends.memory import readable
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.quantize import dtype_name
+from flashdsa.backends.sm90.tensors import values_are_checked
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
-from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 
-def write(operands: CacheWriteOperands) -> None:
+def write(runner: Runner, operands: CacheWriteOperands) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as is any slot outside the cache; of a slot that is
@@ -28,16 +29,19 @@ def write(operands: CacheWriteOperands) -> None:
         UnsupportedError: pages begin at addresses that are no multiples of 16.
     """
     k, slots, cache = operands
-    require_aligned_pages(cache)
-    check_if_asked(slots, cache)
+    _require_aligned_pages(cache)
+    if values_are_checked():
+        given = slots.cpu()
+        check_slots(given[given != -1], cache, distinct=True)
     if k.shape[0] == 0 or cache.shape[0] == 0:
         return
-    function = load(WRITE_INDEX_K_CACHE, QuantizePlan(dtype_name(k), slots.element_size() * 8))
-    with torch.cuda.device(cache.device):
+    plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
+    function = runner.function(WRITE_INDEX_K_CACHE, plan)
+    with runner.launching():
         function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
 
 
-def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
+def read(_: Runner, operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
 
     A slot outside the cache reads as 0; with FLASHDSA_CHECK=1 it is an error, which waits for the
@@ -58,18 +62,10 @@ def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     return fp8.view(torch.float8_e4m3fn), scales[page, offset].masked_fill_(~inside, 0)
 
 
-def check_if_asked(slots: Tensor, cache: Tensor) -> None:
-    """With FLASHDSA_CHECK=1, raise ArgumentValueError for a slot outside or named twice."""
-    if values_are_checked():
-        given = slots.cpu()
-        check_slots(given[given != -1], cache, distinct=True)
-
-
-def require_aligned_pages(cache: Tensor) -> None:
+def _require_aligned_pages(cache: Tensor) -> None:
     """Raise UnsupportedError for a cache that the kernel cannot write to 16 bytes at a time."""
-    if cache.data_ptr() % BULK_ALIGNMENT or (
-        cache.shape[0] > 1 and cache.stride(0) % BULK_ALIGNMENT
-    ):
+    stride = cache.stride(0) if cache.shape[0] > 1 else 0
+    if (cache.data_ptr() | stride) % BULK_ALIGNMENT:
         raise UnsupportedError(
             f"cache: the Hopper kernel needs pages at multiples of {BULK_ALIGNMENT} bytes; "
             f"got address {cache.data_ptr():#x} and page stride {cache.stride(0)}"

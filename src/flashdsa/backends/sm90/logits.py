@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.sm90.device import num_ctas, values_are_checked
-from flashdsa.backends.sm90.indexer import require_layout
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.tensors import require_layout, values_are_checked
 from flashdsa.errors import ArgumentValueError
-from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER_LOGITS
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.operands import IndexerOperands
 
 
-def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
+def logits(runner: Runner, operands: IndexerOperands, *, max_len: int) -> Tensor:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond and in bad pages.
 
     Bit-equal to what the fused kernel ranks. A row longer than `max_len` or its table is scored as
     far as both go; with FLASHDSA_CHECK=1 that, a negative length and a bad page id are errors,
     which waits for the device.
     """
-    q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table = operands
-    scores = torch.empty(
-        q_index_fp8.shape[0], max_len, dtype=torch.float32, device=q_index_fp8.device
-    )
+    q_index_fp8, cache, weights, seq_lens, block_table = operands
+    rows, num_heads, _ = q_index_fp8.shape
+    scores = runner.empty(rows, max_len, dtype=torch.float32)
     require_layout(*operands, scores)
-    check_if_asked(seq_lens, block_table, k_index_cache_fp8.shape[0], max_len)
-    if scores.shape[0] == 0 or k_index_cache_fp8.shape[0] == 0:
+    _check_if_asked(operands, max_len)
+    if not rows or not cache.shape[0]:
         return scores.fill_(-torch.inf)
-    function = _function(q_index_fp8.shape[1])
-    with torch.cuda.device(scores.device):
+    key = INDEXER_LOGITS.name, num_heads
+    function = runner.launches.get(key)
+    if function is None:
+        plan = LogitsPlan(num_heads=num_heads)
+        function = runner.launches[key] = runner.function(INDEXER_LOGITS, plan)
+    with runner.launching():
         function(
             q_index_fp8,
-            k_index_cache_fp8.view(torch.uint8),
+            cache.view(torch.uint8),
             weights,
             seq_lens,
             block_table,
             scores,
-            num_ctas(scores.device),
+            runner.num_sms,  # a CTA each
         )
     return scores
 
 
-@lru_cache
-def _function(num_heads: int) -> Any:
-    return load(INDEXER_LOGITS, LogitsPlan(num_heads=num_heads))
-
-
-def check_if_asked(seq_lens: Tensor, block_table: Tensor, num_pages: int, max_len: int) -> None:
+def _check_if_asked(operands: IndexerOperands, max_len: int) -> None:
     """With FLASHDSA_CHECK=1, raise ArgumentValueError for a bad length or page id."""
     if not values_are_checked():
         return
-    check_values(seq_lens.cpu(), block_table.cpu(), num_pages)
+    seq_lens = operands.seq_lens.cpu()
+    check_values(seq_lens, operands.block_table.cpu(), operands.k_index_cache_fp8.shape[0])
     longest = int(seq_lens.max()) if len(seq_lens) else 0
     if longest > max_len:
         raise ArgumentValueError(

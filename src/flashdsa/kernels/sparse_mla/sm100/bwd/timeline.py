@@ -53,8 +53,3 @@ TIMELINE = (
         Step.EPILOGUE, "end", "", "", "half of dQ -> global", "half of dQ; all adds have landed",
     ),
 )  # fmt: skip
-
-
-def step_name(step: int) -> str:
-    """The step's short name."""
-    return next(row.name for row in TIMELINE if row.step == step)

@@ -1,0 +1,28 @@
+"""Devices that the emulator stands in for, as data: what decides how a launch is made there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Device:
+    """Facts of a GPU.
+
+    Attributes:
+        num_sms: streaming multiprocessors.
+        clusters: CTAs of a cluster -> clusters that run at once, of CTAs that have an SM each.
+    """
+
+    num_sms: int
+    clusters: Mapping[int, int]
+
+
+H200 = Device(
+    132, MappingProxyType(dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1)))
+)
+"""As the driver of one says."""
+SMALL = Device(4, MappingProxyType({1: 4, 2: 2}))
+"""No GPU, but quick to wait for: two clusters of two share rows out, and a row too."""

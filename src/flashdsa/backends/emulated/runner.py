@@ -1,0 +1,131 @@
+"""The runner that stands in for a GPU: the same compiled kernels, on CPU tensors, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.emulated.devices import H200, Device
+from flashdsa.backends.runner import Allocate
+from flashdsa.errors import UnsupportedError
+from flashdsa.jit.loader import compile_plan
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+from ptxemu import Policy
+from ptxemu.check import Finding
+from ptxemu.launch_setup import LaunchSetup
+
+POISON = 0x7F
+"""Every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
+
+
+class Emulator:
+    """A `flashdsa.backends.runner.Runner`: one device, and what its launches said.
+
+    Attributes:
+        findings: of the check. setups: of all launches, in their order. workspaces: by key.
+    """
+
+    def __init__(
+        self,
+        device: Device = H200,
+        *,
+        policy: Policy | None = None,
+        on_finding: str = "raise",
+    ) -> None:
+        """Launch nothing yet.
+
+        Args:
+            policy: in which order warps and asynchronous work take turns.
+            on_finding: "raise": ptxemu.HazardError after a launch in which the check found an
+                error; "collect": only in `findings`.
+        """
+        self._device, self._policy = device, policy or Policy()
+        self._on_finding = on_finding
+        self.launches: dict[tuple[Any, ...], Any] = {}
+        self.findings: list[Finding] = []
+        self.setups: list[LaunchSetup] = []
+        self.workspaces: dict[int, tuple[Tensor, ...]] = {}
+
+    @property
+    def num_sms(self) -> int:
+        """Of the device."""
+        return self._device.num_sms
+
+    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
+        """The device's, whatever the CTA."""
+        return self._device.clusters
+
+    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        """Of any plan, compiled in this process."""
+        return compiled(spec, plan)
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Launches go to the emulator."""
+        from ptxemu.cutedsl import emulate
+
+        with emulate(
+            arch=None,  # what each function was compiled for
+            policy=self._policy,
+            on_finding=self._on_finding,
+            on_launch=self.setups.append,
+        ) as emulation:
+            yield
+        self.findings += emulation.findings
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Of poison: what a kernel must write shows."""
+        tensor = torch.empty(shape, dtype=dtype)
+        tensor.view(torch.uint8).fill_(POISON)
+        return tensor
+
+    def workspace(self, key: int, allocate: Allocate) -> tuple[Tensor, ...]:
+        """There is one stream."""
+        if key not in self.workspaces:
+            self.workspaces[key] = allocate(self)
+        return self.workspaces[key]
+
+
+_current: ContextVar[Emulator | None] = ContextVar("flashdsa_emulator", default=None)
+
+
+def emulator(_: torch.device) -> Emulator:
+    """The runner of a backend's call: that of the block it is in, or an H200."""
+    return _current.get() or Emulator()
+
+
+@contextmanager
+def emulation(device: Device = H200, **options: Any) -> Iterator[Emulator]:
+    """Backends named "emulate-..." run on this emulator inside the block.
+
+    Args:
+        options: those of `Emulator`.
+    """
+    current = Emulator(device, **options)
+    token = _current.set(current)
+    try:
+        yield current
+    finally:
+        _current.reset(token)
+
+
+@lru_cache(maxsize=32)
+def compiled(spec: KernelSpec, plan: Any) -> Callable[..., Any]:
+    """The plan's function, made so that the emulator has its PTX; needs no GPU.
+
+    Raises:
+        UnsupportedError: a package is missing.
+    """
+    for package in ("cutlass", "llvmlite", "tvm_ffi"):
+        if find_spec(package) is None:
+            raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
+    import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
+
+    return compile_plan(spec, plan)

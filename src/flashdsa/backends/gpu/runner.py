@@ -1,0 +1,83 @@
+"""The runner of a CUDA device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
+from flashdsa.backends.runner import Allocate
+from flashdsa.jit.loader import load
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+
+logger = logging.getLogger("flashdsa.gpu")
+
+
+class Gpu:
+    """A `flashdsa.backends.runner.Runner`; `gpu` gives the one of a device."""
+
+    def __init__(self, index: int) -> None:
+        """Asks the device nothing yet."""
+        self.index = index
+        self.launches: dict[tuple[Any, ...], Any] = {}
+        self._capacities: dict[tuple[int, int], Mapping[int, int]] = {}
+        self._workspaces: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    @cached_property
+    def num_sms(self) -> int:
+        """Streaming multiprocessors."""
+        return int(torch.cuda.get_device_properties(self.index).multi_processor_count)
+
+    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
+        """As the driver says, asked once. Where it does not, with a warning: one CTA an SM, and
+        pairs of them."""
+        key = threads, smem_bytes
+        if key not in self._capacities:
+            try:
+                self._capacities[key] = clusters_at_once(self.index, threads, smem_bytes)
+            except (OSError, AttributeError, DriverError) as error:
+                logger.warning("the driver does not say how many clusters run at once: %s", error)
+                self._capacities[key] = {1: self.num_sms, 2: self.num_sms // 2}
+        return self._capacities[key]
+
+    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        """Loaded, or compiled first."""
+        return load(spec, plan)
+
+    def launching(self) -> AbstractContextManager[Any]:
+        """The device is torch's current one: a function's first call loads the kernel there."""
+        return torch.cuda.device(self.index)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Not initialised."""
+        return torch.empty(shape, dtype=dtype, device=f"cuda:{self.index}")
+
+    def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
+        """Of the device's current stream, or of the launch that is captured there."""
+        if torch.cuda.current_device() != self.index:
+            with self.launching():
+                return self.workspace(key, allocate)
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return self._allocate(allocate)
+        of_stream = key, torch._C._cuda_getCurrentRawStream(self.index)
+        kept = self._workspaces.get(of_stream)
+        if kept is None:
+            kept = self._workspaces[of_stream] = self._allocate(allocate)
+        return kept
+
+    def _allocate(self, allocate: Allocate) -> tuple[Any, ...]:
+        import tvm_ffi
+
+        return tuple(map(tvm_ffi.from_dlpack, allocate(self)))
+
+
+@cache
+def gpu(device: torch.device) -> Gpu:
+    """The runner of a tensor's device."""
+    return Gpu(device.index)

@@ -1,0 +1,13 @@
+"""Tensors in memory as bulk copies and 16-byte moves take them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flashdsa.hw import BULK_ALIGNMENT
+
+
+def readable(x: Tensor) -> Tensor:
+    """`x`, or a copy where it has gaps or an address that a kernel cannot read 16 bytes from."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x

@@ -1,0 +1,57 @@
+"""What a backend's code runs on: a GPU, or the emulator in its place.
+
+A backend is written once. Its functions are `f(runner, operands, **parameters)`; the runner gives
+them kernels, memory and the facts of the device that decide how a launch is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Allocate = Callable[["Runner"], "tuple[Tensor, ...]"]
+
+
+class Runner(Protocol):
+    """A device, and how calls of known sizes are launched on it.
+
+    Attributes:
+        launches: by an operation's sizes, what launches calls of them; the backend fills it.
+    """
+
+    launches: dict[tuple[Any, ...], Any]
+
+    @property
+    def num_sms(self) -> int:
+        """Streaming multiprocessors."""
+
+    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
+        """CTAs of a cluster -> such clusters that run at once; 0: they cannot run.
+
+        Args:
+            threads, smem_bytes: of a CTA.
+        """
+
+    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        """The compiled function of a plan. It takes tensors of the device, holds them against what
+        it was compiled for, and launches on the current stream; called inside `launching()`."""
+
+    def launching(self) -> AbstractContextManager[Any]:
+        """Around calls of functions: the device is the current one."""
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A tensor on the device, whose values nobody may rely on."""
+
+    def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
+        """What `allocate` gives for this runner, in the form that costs a function the least.
+
+        Launches of one stream share it by its key, as they follow each other. A launch that is
+        captured into a CUDA graph has its own: its replays cannot meet another launch.
+        """

@@ -1,0 +1,133 @@
+"""What a GPU says of itself: clusters that run at once, asked once; on a pretended driver."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.gpu import runner
+from flashdsa.backends.gpu.empty_kernel import cubin
+from flashdsa.backends.gpu.runner import Gpu
+from flashdsa.backends.sm90.clusters import SIZES, clusters_for
+from flashdsa.kernels.catalog import INDEXER
+
+PLAN = INDEXER.plans[0]
+
+
+def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def pretended(device: int, *_: int) -> Mapping[int, int]:
+        asked.append(device)
+        return {1: 4, 2: 2, 3: 1, 4: 1} if device else H200.clusters
+
+    monkeypatch.setattr(runner, "clusters_at_once", pretended)
+    first, second = Gpu(0), Gpu(1)
+    assert [clusters_for(first, rows).size for rows in (1, 1, 2, 10)] == [16, 16, 16, 8]
+    assert [clusters_for(second, rows).size for rows in (1, 1, 2, 10)] == [4, 4, 4, 2]
+    assert asked == [0, 1]
+
+
+class Driver:
+    """libcuda, as far as it is asked: returns codes, notes calls, answers about clusters."""
+
+    def __init__(self, codes: Mapping[str, int] | None = None) -> None:
+        self.codes = codes or {}
+        self.calls: list[str] = []
+        self.attributes: dict[int, int] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cu") or self.codes.get(name) == -1:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            if name == "cuFuncSetAttribute":
+                self.attributes[arguments[1]] = arguments[2]
+            if name == "cuOccupancyMaxActiveClusters":
+                return self.count(*arguments)
+            return self.codes.get(name, 0)
+
+        return call
+
+    def count(self, count: Any, _: Any, launch: Any) -> int:
+        """As the H200 does, up to the portable size."""
+        asked = launch._obj
+        attribute = asked.attributes.contents
+        size = attribute.value[0]
+        assert (asked.block[0], asked.shared_bytes) == (PLAN.threads, PLAN.smem_bytes)
+        assert (attribute.id, tuple(attribute.value[1:3]), asked.num_attributes) == (4, (1, 1), 1)
+        count._obj.value = H200.clusters[size]
+        return 912 if size > 8 else self.codes.get("cuOccupancyMaxActiveClusters", 0)
+
+
+def pretend_driver(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
+    def load(name: str) -> Driver:
+        assert name == "libcuda.so.1"
+        if driver is None:
+            raise OSError("cannot open shared object file")
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+def capacity() -> Mapping[int, int]:
+    """As a new process asks."""
+    return Gpu(0).cluster_capacity(PLAN.threads, PLAN.smem_bytes)
+
+
+def test_capacities_are_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    pretend_driver(monkeypatch, driver)
+    said = capacity()
+    assert said == {size: H200.clusters[size] if size <= 8 else 0 for size in range(1, 17)}
+    assert set(SIZES) < set(said)
+    assert driver.attributes == {8: PLAN.smem_bytes, 14: 1}
+    assert driver.calls[-3:] == [
+        "cuModuleUnload",
+        "cuCtxPopCurrent_v2",
+        "cuDevicePrimaryCtxRelease_v2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        (None, "cannot open"),
+        (Driver({"cuOccupancyMaxActiveClusters": -1}), "cuOccupancyMaxActiveClusters"),
+        (Driver({"cuModuleLoadData": 218}), "cuModuleLoadData returned 218"),
+        (Driver({"cuOccupancyMaxActiveClusters": 1}), "returned 1 for 1 CTAs"),
+    ],
+    ids=["no driver", "an old one", "refused PTX", "refused question"],
+)
+def test_without_an_answer_pairs_share_rows_and_the_log_says_why(
+    driver: Driver | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pretend_driver(monkeypatch, driver)
+    with caplog.at_level(logging.WARNING, "flashdsa.gpu"):
+        assert capacity() == {1: 132, 2: 66}
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    if driver is not None and "cuCtxPushCurrent_v2" in driver.calls:
+        assert driver.calls.count("cuCtxPopCurrent_v2") == 1
+
+
+def test_the_empty_kernel_is_a_module_for_hopper() -> None:
+    """64-bit ELF of a CUDA machine, architecture 90, with the function that is asked for."""
+    module = cubin()
+    elf_class, machine, flags = module[4], module[18:20], int.from_bytes(module[48:52], "little")
+    assert (module[:4], elf_class, machine) == (b"\x7fELF", 2, b"\xbe\0")
+    assert 90 in (flags & 0xFF, flags >> 8 & 0xFF)
+    assert b".text.k\0" in module

@@ -1,0 +1,18 @@
+"""What the kernels' tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def small_device() -> Iterator[None]:
+    """Backends named "emulate-..." stand in for a device that is quick to wait for."""
+    pytest.importorskip("llvmlite", reason="ptxemu catches launches with it")
+    from flashdsa.backends.emulated.devices import SMALL
+    from flashdsa.backends.emulated.runner import emulation
+
+    with emulation(SMALL):
+        yield
