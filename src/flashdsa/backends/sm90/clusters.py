@@ -1,7 +1,7 @@
 """How many CTAs share a row: the largest clusters of which one for every row runs at once.
 
 A long row is split among several of them if there are enough for all rows. With more rows than
-clusters the kernel looks at the lengths and may halve the clusters (see its order.py).
+clusters the kernel looks at the lengths and may halve the clusters (see its row_schedule.py).
 """
 
 from __future__ import annotations
