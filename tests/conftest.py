@@ -12,6 +12,8 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What commands print is as wide as in a pipe, whatever the terminal of the tests is.
+os.environ.pop("COLUMNS", None)
 
 import pytest
 import torch

@@ -135,6 +135,7 @@ def test_a_chart_is_drawn_of_what_is_there(result: BenchResult, tmp_path: Path, 
 OTHER_SCHEMAS = {
     "ptxemu": "ptxemu-bench/1",
     "majorness": "flashdsa-majorness/1",
+    "peers": "flashdsa-peers/1",
     "sanitizers": "flashdsa-sanitizers/1",
 }
 """Of the results that other programs wrote, by folder."""

@@ -12,12 +12,6 @@ from flashdsa.cli.main import cli
 Run = Callable[..., Result]
 
 
-@pytest.fixture(autouse=True)
-def _as_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As wide as a pipe, whatever the terminal of the tests is."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 @pytest.fixture
 def run() -> Run:
     """`run("info", "--json")` is `flashdsa info --json`."""
