@@ -144,14 +144,14 @@ class RowPaths(NamedTuple):
     first_copy: Path  # a producer's way to its first page
 
 
-def count_row(tokens: int, ctas: int, teams: int = 1) -> RowPaths:
-    """One row of normal data on `ctas` CTAs, of which `teams` clusters are made, unchecked."""
-    plan = IndexerPlan(teams=teams > 1)
+def count_row(tokens: int, ctas: int, num_splits: int = 1) -> RowPaths:
+    """One row of normal data on `ctas` CTAs, which form `num_splits` clusters, unchecked."""
+    plan = IndexerPlan(splits=num_splits > 1)
     how: tuple[Any, ...] = (1, ctas)
-    if plan.teams:
+    if plan.splits:
         arrivals = torch.zeros(1, dtype=torch.int32)
         slots = torch.zeros(ctas, plan.slot_words, dtype=torch.int32)
-        how = (arrivals, slots, teams, ctas // teams, teams)
+        how = (arrivals, slots, num_splits, ctas // num_splits, num_splits)
     inputs = make_indexer_inputs(IndexerCase("one row", (tokens,), plan.topk), seed=0)
     q, cache, *others = inputs.operands
     heard: list[WarpPaths] = []
@@ -178,11 +178,11 @@ def count_row(tokens: int, ctas: int, teams: int = 1) -> RowPaths:
 def main() -> int:
     """One line a shape."""
     for shape in shapes():
-        found = count_row(shape.tokens, shape.ctas, shape.teams)
+        found = count_row(shape.tokens, shape.ctas, shape.num_splits)
         scoring, ranking, first = (
             (p.instructions, p.global_trips, p.shared_trips, p.shuffles, p.barriers) for p in found
         )
-        row = f"({shape.ctas}, {shape.teams}, {scoring}, {ranking})"
+        row = f"({shape.ctas}, {shape.num_splits}, {scoring}, {ranking})"
         print(f'"{shape.name}": {row},  # {first}', flush=True)
     return 0
 

@@ -51,8 +51,8 @@ class Fused:
             num_heads=self.num_heads,
             topk=self.topk,
             sorted=self.by_score,
-            teams=self.clusters[2] > 1,
-            dealt=self.by_score or self.clusters[0] < len(self.lengths),
+            splits=self.clusters[2] > 1,
+            scheduled=self.by_score or self.clusters[0] < len(self.lengths),
         )
         inputs = self.inputs()
         ids = inputs.output(self.topk).to("cuda")
@@ -82,11 +82,11 @@ class Fused:
 def launch(
     function: Any, plan: Any, inputs: Inputs, ids: Tensor, clusters: tuple[int, int, int]
 ) -> None:
-    """By a function that `compile_indexer` describes. What teams publish in is not initialised."""
+    """By a function that `compile_indexer` describes. Slots of split rows are not initialised."""
     import torch
 
     how: tuple[Any, ...] = clusters[:2]
-    if plan.teams:
+    if plan.splits:
         size = clusters[0] * clusters[1], plan.slot_words
         slots = torch.empty(size, dtype=torch.int32, device=ids.device)
         how = (torch.zeros_like(inputs.seq_lens), slots, *clusters)
@@ -161,7 +161,7 @@ CASES: dict[str, Callable[[], None]] = {
     "clusters of 2": Fused((2100, 9000, 3000), (2, 2, 1)),
     "clusters of 1": Fused((2100, 4000), (2, 1, 1)),
     "halved clusters": Fused((1300,) * 5, (1, 4, 1), num_heads=16, topk=512),
-    "teams": Fused((66_000,), (2, 16, 2)),
+    "row splits": Fused((66_000,), (2, 16, 2)),
     "compaction": Fused((9000,), (1, 1, 1)),
     "sorted": Fused((3000, 100), (1, 2, 1), by_score=True),
     "16 heads": Fused((1400, 600), (1, 2, 1), num_heads=16, topk=512),

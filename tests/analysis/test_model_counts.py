@@ -47,7 +47,7 @@ def test_indexer_counts(tool: ModuleType) -> None:
     """The smallest of the shapes whose rows several CTAs share."""
     (shape,) = (shape for shape in indexer_sm90.shapes() if shape.name == "32/4K")
     assert shape.ctas > 1
-    found = tool.count_row(shape.tokens, shape.ctas, shape.teams)
+    found = tool.count_row(shape.tokens, shape.ctas, shape.num_splits)
     assert abs(found.scoring.instructions / shape.scoring.instructions - 1) < 0.05
     assert abs(found.ranking.instructions / shape.ranking.instructions - 1) < 0.05
     assert abs(executed(found.ranking).barriers - shape.ranking.barriers) <= 2

@@ -30,12 +30,12 @@ def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [(), ("--markdown",), ("--sorted",), ("--teams",), ("--dealt",)], ids=str
+    "option", [(), ("--markdown",), ("--sorted",), ("--splits",), ("--scheduled",)], ids=str
 )
 def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tuple[str]) -> None:
     output = run("plan", "indexer", "--arch", "sm_90a", *option).output
     by_score = "--sorted" in option
-    threads = f"{IndexerPlan(sorted=by_score, dealt=by_score).threads} threads"
+    threads = f"{IndexerPlan(sorted=by_score, scheduled=by_score).threads} threads"
     for word in ("histogram", "232,448", "page_empty", "tile_full", "load", "select", threads):
         assert word in output
     if option != ("--markdown",):
@@ -48,8 +48,8 @@ def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tupl
         (("--num-heads", "48"), "num_heads: expected 16, 32 or 64; got 48"),
         (("--topk", "100"), "topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not 'sm_90a'"),
-        (("--teams", "--sorted"), "teams: a kernel that sorts has none"),
-        (("--teams", "--dealt"), "teams: of clusters that get one row"),
+        (("--splits", "--sorted"), "splits: a kernel that sorts splits no rows"),
+        (("--splits", "--scheduled"), "splits: for fewer rows than clusters"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],
 )

@@ -191,9 +191,9 @@ def test_only_an_object_that_says_so_is_from_these_sources(tmp_path: Path) -> No
 
 def test_plans_that_are_not_the_catalogs_are_refused() -> None:
     """They would have the name of one that is."""
-    assert IndexerPlan(team_pages=20).name == IndexerPlan().name
+    assert IndexerPlan(split_pages=20).name == IndexerPlan().name
     with pytest.raises(ValueError, match="indexer: compiled for its catalog's plans only"):
-        load(INDEXER, IndexerPlan(team_pages=20))
+        load(INDEXER, IndexerPlan(split_pages=20))
 
 
 def test_without_cute_dsl_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

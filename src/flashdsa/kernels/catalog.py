@@ -37,9 +37,9 @@ _SELECT_FILES = (
 )
 _FUSED: tuple[dict[str, bool], ...] = (
     {},
-    {"dealt": True},
-    {"teams": True},
-    {"sorted": True, "dealt": True},
+    {"scheduled": True},
+    {"splits": True},
+    {"sorted": True, "scheduled": True},
 )
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
 

@@ -25,7 +25,7 @@ def emulate_indexer(
     """One checked launch of the plan's kernel, which must leave its counters at 0.
 
     Args:
-        clusters: how many, CTAs of each, clusters of each row of `plan.team_pages` pages or more.
+        clusters: how many, CTAs of each, clusters of each row of `plan.split_pages` pages or more.
         seed: of the order in which warps and asynchronous work take turns.
 
     Raises:
@@ -33,10 +33,10 @@ def emulate_indexer(
     """
     runner = Emulator(policy=Policy(seed=seed))
     number, size, splits = clusters
-    assert splits == 1 or plan.teams
+    assert splits == 1 or plan.splits
     how: tuple[Any, ...] = (number, size)
     arrivals = torch.zeros(len(operands.seq_lens), dtype=torch.int32)
-    if plan.teams:
+    if plan.splits:
         slots = runner.empty(number * size, plan.slot_words, dtype=torch.int32)
         assert (slots.view(torch.uint8) == POISON).all()
         how = (arrivals, slots, *clusters)

@@ -30,12 +30,12 @@ from tests.kernels.indexer.emulation import emulate_indexer
 from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
-SORTED = IndexerPlan(sorted=True, dealt=True)
-TEAMS = IndexerPlan(num_heads=16, topk=512, teams=True, team_pages=20)
+SORTED = IndexerPlan(sorted=True, scheduled=True)
+SPLITS = IndexerPlan(num_heads=16, topk=512, splits=True, split_pages=20)
 SMALL = IndexerPlan(num_heads=16, topk=512)
-DEALT = replace(SMALL, dealt=True)
+SCHEDULED = replace(SMALL, scheduled=True)
 TIGHT = replace(SMALL, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
-MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True, dealt=True)
+MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
 # What the check says of the right kernel, by the file of the first access.
@@ -56,13 +56,13 @@ def assert_as_the_cpu(
     cluster_size: int = 2,
     seed: int = 0,
     *,
-    teams: int = 1,
+    num_splits: int = 1,
     warnings: Iterable[tuple[str, str]] = (),
 ) -> Emulator:
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
     expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
     custom_op(DSA_TOPK_INDEXER)(*inputs, expected, plan.sorted, False, "cpu")
-    clusters = (num_clusters, cluster_size, teams)
+    clusters = (num_clusters, cluster_size, num_splits)
     launch = emulate_indexer(plan, TopkIndexerOperands(*inputs, got), clusters=clusters, seed=seed)
     wrong = (got != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
@@ -106,7 +106,7 @@ def test_sorted_rows_of_fewer_pages_than_ctas() -> None:
     assert_as_the_cpu(MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3)
 
 
-@pytest.mark.parametrize("plan", [SMALL, DEALT], ids=["in the batch's order", "longest first"])
+@pytest.mark.parametrize("plan", [SMALL, SCHEDULED], ids=["in the batch's order", "longest first"])
 def test_clusters_with_several_rows(plan: IndexerPlan) -> None:
     """Forwards and backwards; boxes are used again while rows follow."""
     lengths = [513, 2000, 3, 900, 700, 1300, 512, 640]
@@ -144,22 +144,22 @@ class Writers(Observer):
     ],
     ids=["halves", "quarters", "halves of three", "a long row", "longest first"],
 )
-def test_rows_are_dealt_to_groups_that_end_together(
+def test_rows_are_given_to_groups_that_end_together(
     lengths: list[int], num_clusters: int, cluster_size: int, writers: list[set[int]]
 ) -> None:
     inputs = make_inputs(lengths, num_heads=16)
-    launch = assert_as_the_cpu(DEALT, inputs, num_clusters, cluster_size)
-    assert_as_the_cpu(DEALT, inputs, num_clusters, cluster_size, seed=1)
+    launch = assert_as_the_cpu(SCHEDULED, inputs, num_clusters, cluster_size)
+    assert_as_the_cpu(SCHEDULED, inputs, num_clusters, cluster_size, seed=1)
     seen = Writers()
     launch.setups[0].launch(observer=seen)
-    assert seen.of_rows(len(lengths), DEALT.topk) == writers
+    assert seen.of_rows(len(lengths), SCHEDULED.topk) == writers
 
 
 def test_halved_clusters_sort_and_find_plateaus() -> None:
     assert_as_the_cpu(MIDDLE, make_inputs([1100, 700], num_heads=32, values="two"), 1, 4)
 
 
-@pytest.mark.parametrize("plan", [SMALL, DEALT], ids=["never ordered", "else ordered"])
+@pytest.mark.parametrize("plan", [SMALL, SCHEDULED], ids=["never ordered", "else ordered"])
 def test_more_rows_than_are_ordered(plan: IndexerPlan) -> None:
     """In the order of the batch: a cluster has room for the numbers of 64 rows."""
     lengths = [5, 0, 3] * 21 + [600, 2, 530]
@@ -212,27 +212,27 @@ def test_bad_pages_of_a_shared_row_leave_the_rest_empty() -> None:
 @pytest.mark.parametrize(
     ("values", "clusters"), [("random", (2, 2, 2)), ("equal", (3, 1, 3)), ("two", (2, 2, 2))]
 )
-def test_teams_share_a_long_row(values: str, clusters: tuple[int, int, int]) -> None:
+def test_clusters_share_a_long_row(values: str, clusters: tuple[int, int, int]) -> None:
     inputs = make_inputs([2500], num_heads=16, values=values)
-    assert_as_the_cpu(TEAMS, inputs, clusters[0], clusters[1], teams=clusters[2])
+    assert_as_the_cpu(SPLITS, inputs, clusters[0], clusters[1], num_splits=clusters[2])
 
 
-def test_teams_share_long_rows_only_and_end_in_any_order() -> None:
+def test_clusters_share_long_rows_only_and_end_in_any_order() -> None:
     inputs = make_inputs([1500, 700], num_heads=16)
     for seed in range(2):
-        assert_as_the_cpu(TEAMS, inputs, 4, 1, seed, teams=2)
+        assert_as_the_cpu(SPLITS, inputs, 4, 1, seed, num_splits=2)
 
 
-def test_teams_compact_their_parts() -> None:
+def test_split_rows_compact_their_parts() -> None:
     inputs = make_inputs([18_000], num_heads=16, values="ascending")
-    assert_as_the_cpu(TEAMS, inputs, 2, 1, teams=2)
+    assert_as_the_cpu(SPLITS, inputs, 2, 1, num_splits=2)
 
 
-def test_bad_pages_of_a_row_of_teams_leave_the_rest_empty() -> None:
+def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
     """Each team publishes less than topk, one of them nothing."""
     inputs = make_inputs([2000], num_heads=16)
     inputs.block_table[0, 3:] = -1
-    assert_as_the_cpu(TEAMS, inputs, 2, 1, teams=2, warnings=OF_BAD_PAGES)
+    assert_as_the_cpu(SPLITS, inputs, 2, 1, num_splits=2, warnings=OF_BAD_PAGES)
 
 
 def test_bad_lengths_and_page_ids_are_clamped_and_never_emitted() -> None:
@@ -266,7 +266,7 @@ def test_the_public_operation_runs_it_on_cpu_tensors(small_device: None) -> None
 def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
     """As a GPU would: the kernel is chosen by the table's width, and its counters are left at 0."""
     inputs = make_inputs([600], num_heads=16)
-    wide = SMALL.team_pages - inputs.block_table.shape[1]
+    wide = SMALL.split_pages - inputs.block_table.shape[1]
     inputs = inputs._replace(block_table=torch.nn.functional.pad(inputs.block_table, (0, wide)))
     expected, got = inputs.output(512), inputs.output(512)
     flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")

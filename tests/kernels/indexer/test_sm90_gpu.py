@@ -127,7 +127,7 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 @pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
-    plan = IndexerPlan(topk=512, sorted=by_score, dealt=True)
+    plan = IndexerPlan(topk=512, sorted=by_score, scheduled=True)
     function = load(INDEXER, plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
@@ -138,11 +138,11 @@ def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
 
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("clusters", [(7, 16, 7), (15, 8, 15), (6, 16, 3), (4, 1, 2), (14, 3, 7)])
-def test_teams_of_every_shape_are_exact(values: str, clusters: tuple[int, int, int]) -> None:
+def test_split_rows_of_every_shape_are_exact(values: str, clusters: tuple[int, int, int]) -> None:
     """Rows that several clusters share, beside rows of one; counters end at 0 for the next call."""
     rows = clusters[0] // clusters[2]
     inputs = make_inputs([150_000, 70_000][:rows], values=values).to("cuda")
-    plan = IndexerPlan(teams=True)
+    plan = IndexerPlan(splits=True)
     num_ctas = clusters[0] * clusters[1]
     arrivals = torch.zeros(num_ctas, dtype=torch.int32, device="cuda")
     slots = torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device="cuda")
@@ -252,7 +252,7 @@ def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
         assert torch.equal(ids, expected_ids(held, 2048))
 
 
-def test_a_graph_of_one_row_replays_with_and_without_teams() -> None:
+def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
     """Rows of 65,536 tokens or more are shared by several clusters, if there are few rows."""
     lengths = [200_000, 65_536, 65_535, 3000, 0, 65_600, 200_000]
     held = make_inputs([max(lengths)]).to("cuda")
@@ -352,7 +352,7 @@ def bad_inputs() -> Inputs:
 
 
 def long_bad_inputs() -> Inputs:
-    """A row of teams, most of its pages outside the cache: fewer tokens than topk are left."""
+    """A split row, most of its pages outside the cache: fewer tokens than topk are left."""
     inputs = make_inputs([150_000, 70_000])
     inputs.block_table[0, 20:], inputs.block_table[1, 100:900] = -1, 2**31 - 1
     return inputs

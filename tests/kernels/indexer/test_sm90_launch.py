@@ -25,7 +25,7 @@ from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
-TEAM_PAGES = IndexerPlan().team_pages
+SPLIT_PAGES = IndexerPlan().split_pages
 GPU = torch.device("cuda", 0)
 
 
@@ -62,25 +62,25 @@ def test_long_rows_get_as_many_clusters_as_there_are(
     assert choose_clusters(H200, rows) == chosen
 
 
-def test_what_teams_publish_fits_the_lists_of_the_last() -> None:
-    """A CTA of it takes the slots of as many CTAs as there are teams, next to each other."""
+def test_what_clusters_publish_fits_the_lists_of_the_last() -> None:
+    """A CTA of it takes the slots of as many CTAs as the row has clusters, next to each other."""
     plan = IndexerPlan()
     for capacity in (H200, {1: 132, 2: 66}, {1: 132, 2: 66, 3: 39}):
         for rows in range(1, 70):
-            _, size, teams = choose_clusters(capacity, rows)
-            overlapping = 1 + -(-(teams - 1) // size)  # teams whose CTAs those are
-            most = min(teams, overlapping) * (plan.topk + plan.max_candidates)
-            assert teams == 1 or most <= plan.list_capacity
+            _, size, num_splits = choose_clusters(capacity, rows)
+            overlapping = 1 + -(-(num_splits - 1) // size)  # clusters whose CTAs those are
+            most = min(num_splits, overlapping) * (plan.topk + plan.max_candidates)
+            assert num_splits == 1 or most <= plan.list_capacity
 
 
 def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
     """Sizes that do not fit have 0, as on a part of a GPU; or are not in the table."""
     for capacity in (H200, {**H200, 16: 0, 14: 0, 12: 0, 10: 0}, {1: 8, 2: 4}, {1: 2, 2: 0}):
         for rows in range(1, 300):
-            count, size, teams = choose_clusters(capacity, rows)
-            assert 1 <= count <= capacity[size] and count <= rows * teams
+            count, size, num_splits = choose_clusters(capacity, rows)
+            assert 1 <= count <= capacity[size] and count <= rows * num_splits
             assert count >= rows or size <= 4 or not capacity[2]
-            assert count % teams == 0
+            assert count % num_splits == 0
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Gpu:
         self.launched_on = self.device
 
     def addresses(self) -> list[tuple[int, int]]:
-        """Of the counters and the slots of every launch with teams."""
+        """Of the counters and the slots of every launch that splits rows."""
         return [
             (torch.from_dlpack(a[6]).data_ptr(), torch.from_dlpack(a[7]).data_ptr())
             for a in self.launches
@@ -175,61 +175,61 @@ def rows(count: int, pages: int = 0) -> Inputs:
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
 def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: bool) -> None:
     for count in (1, 2, 3, 9, 2, 1):
-        launch(rows(count, TEAM_PAGES), by_score)
+        launch(rows(count, SPLIT_PAGES), by_score)
     chosen = [(1, 4), (1, 4), (2, 2), (2, 2), (1, 4), (1, 4)]
     assert [arguments[6:] for arguments in gpu.launches] == chosen
-    assert not any(plan.teams for plan in gpu.plans)
-    dealt = [(True, True)] if by_score else [(False, False), (False, True)]
-    assert [(plan.sorted, plan.dealt) for plan in gpu.plans] == dealt
+    assert not any(plan.splits for plan in gpu.plans)
+    kinds = [(True, True)] if by_score else [(False, False), (False, True)]
+    assert [(plan.sorted, plan.scheduled) for plan in gpu.plans] == kinds
 
 
 @pytest.fixture
-def teams(gpu: Gpu) -> Gpu:
-    """The same GPU with clusters enough for teams: one row gets two."""
+def splitting(gpu: Gpu) -> Gpu:
+    """The same GPU with clusters enough to split rows: one row gets two."""
     gpu.capacity = {1: 4, 2: 2}
     return gpu
 
 
-def test_teams_share_a_workspace_a_stream(teams: Gpu) -> None:
+def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     for stream in (7, 7, 8, 7):
-        teams.stream = stream
-        launch(rows(1, TEAM_PAGES))
-    assert {arguments[8:] for arguments in teams.launches} == {(2, 2, 2)}
-    first, again, other, last = teams.addresses()
+        splitting.stream = stream
+        launch(rows(1, SPLIT_PAGES))
+    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2, 2)}
+    first, again, other, last = splitting.addresses()
     assert first == again == last
     assert not set(first) & set(other)
-    assert [plan.teams for plan in teams.plans] == [False, True]
+    assert [plan.splits for plan in splitting.plans] == [False, True]
 
 
-def test_a_captured_launch_of_teams_has_a_workspace_of_its_own(teams: Gpu) -> None:
+def test_a_captured_launch_of_split_rows_has_a_workspace_of_its_own(splitting: Gpu) -> None:
     for capturing in (False, True, True, False):
-        teams.capturing = capturing
-        launch(rows(1, TEAM_PAGES))
-    before, captured, captured_too, after = teams.addresses()
+        splitting.capturing = capturing
+        launch(rows(1, SPLIT_PAGES))
+    before, captured, captured_too, after = splitting.addresses()
     assert before == after
     assert not set(before) & set(captured)
     assert captured != captured_too
 
 
-def test_launches_without_teams_need_no_workspace_nor_their_kernel(teams: Gpu) -> None:
+def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: Gpu) -> None:
     """Two rows, sorted ones, or a table in which no row can be long enough."""
-    launch(rows(2, TEAM_PAGES))
-    launch(rows(1, TEAM_PAGES), by_score=True)
-    launch(rows(1, TEAM_PAGES - 1))
-    assert [arguments[6:] for arguments in teams.launches] == [(2, 2), (1, 2), (1, 2)]
-    assert not any(plan.teams for plan in teams.plans)
+    launch(rows(2, SPLIT_PAGES))
+    launch(rows(1, SPLIT_PAGES), by_score=True)
+    launch(rows(1, SPLIT_PAGES - 1))
+    assert [arguments[6:] for arguments in splitting.launches] == [(2, 2), (1, 2), (1, 2)]
+    assert not any(plan.splits for plan in splitting.plans)
 
 
-def test_the_workspace_is_of_the_tensors_device(teams: Gpu) -> None:
+def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
     ready = indexer.launch_config(gpu_runner(GPU), 16, 512, False, 1)
-    inputs = rows(1, TEAM_PAGES)
+    inputs = rows(1, SPLIT_PAGES)
     ids = inputs.output(512)
     asked: list[int] = []
-    teams.on_allocation = lambda: asked.append(teams.device)
-    teams.device = 1
+    splitting.on_allocation = lambda: asked.append(splitting.device)
+    splitting.device = 1
     ready.function(*inputs, ids, ready.num_clusters, ready.cluster_size)
-    assert asked == [0, 0] and teams.device == 1
+    assert asked == [0, 0] and splitting.device == 1
 
 
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
@@ -294,7 +294,7 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     emulator = Emulator(device)
     monkeypatch.setattr(runner.Gpu, "num_sms", device.num_sms)
     for count in (1, 2, 3, 7, 16, 40, 67, 133):
-        for pages in (1, TEAM_PAGES):
+        for pages in (1, SPLIT_PAGES):
             operands = TopkIndexerOperands(*rows(count, pages), torch.empty(count, 512).int())
             config = indexer.launch_config(gpu_runner(GPU), 16, 512, by_score, count)
             same = indexer.launch_config(emulator, 16, 512, by_score, count)

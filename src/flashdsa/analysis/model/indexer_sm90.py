@@ -50,7 +50,7 @@ class Shape:
     """A benchmark shape and its counts.
 
     Attributes:
-        ctas: that share a row. teams: clusters of them.
+        ctas: that share a row. num_splits: clusters that they form.
         scoring: until the last page is scored. ranking: what comes behind.
     """
 
@@ -58,7 +58,7 @@ class Shape:
     rows: int
     tokens: int
     ctas: int
-    teams: int
+    num_splits: int
     scoring: Executed
     ranking: Executed
 
@@ -83,16 +83,16 @@ _COUNTED = {
     "128/16K": (1, 1, (15204, 2, 118, 255, 82), (1418, 1, 21, 35, 14)),
     "128/64K": (1, 1, (61689, 2, 522, 1064, 332), (1361, 2, 20, 35, 14)),
 }
-"""CTAs of a row, teams of them; the slowest warp until its last wgmma, and after it."""
+"""CTAs of a row, clusters that they form; the slowest warp until its last wgmma, and after it."""
 
 
 def shapes() -> tuple[Shape, ...]:
     """The nine of the benchmark."""
     found = []
-    for name, (ctas, teams, scoring, ranking) in _COUNTED.items():
+    for name, (ctas, num_splits, scoring, ranking) in _COUNTED.items():
         rows, length = name.removesuffix("K").split("/")
         counts = Executed(*scoring), Executed(*ranking)
-        found.append(Shape(name, int(rows), int(length) * 1024, ctas, teams, *counts))
+        found.append(Shape(name, int(rows), int(length) * 1024, ctas, num_splits, *counts))
     return tuple(found)
 
 
@@ -125,8 +125,9 @@ def predict_indexer(shape: Shape, machine: GpuModel) -> IndexerPrediction:
     parts = {"device memory": memory, "scoring": scoring, "tensor core": tensor}
     slowest = max(parts, key=lambda name: parts[name])
     message = machine.dsmem_latency.value + SKEW
-    messages = MESSAGES * message if shape.ctas > shape.teams else 0.0
-    if shape.teams > 1:  # teams publish, draw tickets, and one of them reads and ranks again
+    messages = MESSAGES * message if shape.ctas > shape.num_splits else 0.0
+    # Clusters of a split row publish and draw tickets, and one of them reads and selects again.
+    if shape.num_splits > 1:
         messages += messages + machine.release_latency.value + 2 * near + message
     ranking = shape.ranking.clocks(machine, WARPS_OF_A_SCHEDULER, near)
     fixed = machine.launch.value + (first + messages + ranking) / clock

@@ -80,11 +80,11 @@ def launch_config(
 def _choose(runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int) -> LaunchConfig:
     clusters = clusters_for(runner, rows)
     # Sorting takes so long that one kernel serves all batches.
-    plan = IndexerPlan(num_heads, topk, sorted=sorted, dealt=sorted)
+    plan = IndexerPlan(num_heads, topk, sorted=sorted, scheduled=sorted)
     if clusters.num_splits > 1 and not sorted:
         splits = RowSplits(runner, plan)
         return LaunchConfig(splits.launch, clusters.number, clusters.size)
     clusters = clusters.without_splits()
     if clusters.number < rows:
-        plan = replace(plan, dealt=True)
+        plan = replace(plan, scheduled=True)
     return LaunchConfig(runner.function(INDEXER, plan), clusters.number, clusters.size)

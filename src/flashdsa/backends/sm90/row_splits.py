@@ -21,8 +21,8 @@ class RowSplits:
         """Load only the kernel that splits no row, which `plan` is; the other at its first use."""
         self._runner = runner
         self._unsplit = runner.function(INDEXER, plan)
-        self._plan = replace(plan, teams=True)
-        self._split_pages, self._slot_words = self._plan.team_pages, self._plan.slot_words
+        self._plan = replace(plan, splits=True)
+        self._split_pages, self._slot_words = self._plan.split_pages, self._plan.slot_words
         self._split: Callable[..., Any] | None = None
 
     def launch(

@@ -48,7 +48,7 @@ def select_barrier_regions() -> list[SmemRegion]:
 
 def _schedule_regions(plan: Any) -> list[SmemRegion]:
     """What a CTA keeps of the order of rows."""
-    if not plan.dealt:
+    if not plan.scheduled:
         return []
     return [
         SmemRegion("lengths", ORDERED_ROWS * WORD_BYTES, 16, "tokens of all rows"),
@@ -68,7 +68,7 @@ def _sorting_regions(plan: Any) -> list[SmemRegion]:
 
 def _split_regions(plan: Any) -> list[SmemRegion]:
     """Where the CTAs of a split row's cluster show each other when they published."""
-    if not plan.teams:
+    if not plan.splits:
         return []
     return [
         SmemRegion("tickets", MAX_CLUSTER * WORD_BYTES, 16, "received: order of publishing"),

@@ -90,8 +90,8 @@ def select_buffers_in(arena: Arena, plan: Any) -> SelectBuffers:
         histogram=arena.array("histogram", Int32, NUM_BINS),
         candidates=arena.array("candidates", Int32, plan.max_candidates * ENTRY_WORDS),
         bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
-        own_rows=arena.array("own_rows", Int32, MAX_OWN_ROWS) if plan.dealt else None,
-        lengths=arena.array("lengths", Int32, ORDERED_ROWS) if plan.dealt else None,
+        own_rows=arena.array("own_rows", Int32, MAX_OWN_ROWS) if plan.scheduled else None,
+        lengths=arena.array("lengths", Int32, ORDERED_ROWS) if plan.scheduled else None,
         scratch=arena.array("scratch", Int32, SCRATCH_WORDS),
     )
 
@@ -104,12 +104,12 @@ def cluster_buffers_in(arena: Arena, plan: Any) -> ClusterBuffers:
         fine=arena.array("fine", Int32, MAX_CLUSTER * BIN_GROUP),
         received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
         above=arena.array("above", Int32, MAX_CLUSTER),
-        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.teams else None,
+        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.splits else None,
         winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
         coarse_full=arena.barriers("coarse_full"),
         fine_full=arena.barriers("fine_full"),
         received_full=arena.barriers("received_full"),
-        tickets_full=arena.barriers("tickets_full") if plan.teams else None,
+        tickets_full=arena.barriers("tickets_full") if plan.splits else None,
         winners_full=arena.barriers("winners_full") if plan.sorted else None,
     )
 

@@ -29,7 +29,7 @@ def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
     num_parts = cute.arch.cluster_size()
     part = cute.arch.block_idx_in_cluster()
     weighed = None
-    if const_expr(plan.dealt):
+    if const_expr(plan.scheduled):
         several = rows.count > clusters
         weighed = several and rows.count <= ORDERED_ROWS and rows.count <= MAX_OWN_ROWS * clusters
     return Coord(cluster, clusters, Int32(0), part, num_parts, num_splits, weighed)

@@ -55,7 +55,7 @@ def first_lengths(
     once. If rows are weighed, a consumer gets the length of the row with its own thread number.
     """
     row = coord.group // coord.num_splits + thread % WARP_SIZE
-    if const_expr(plan.dealt):
+    if const_expr(plan.scheduled):
         if coord.weighed and consumes:
             row = thread
         if thread < len(Tally._fields):
@@ -78,7 +78,7 @@ def schedule_rows(
 
     With too many rows to be weighed, groups are as small as they can be.
     """
-    if const_expr(plan.dealt):
+    if const_expr(plan.scheduled):
         halvings = Int32(0)
         if coord.weighed:
             if consumes:
@@ -157,7 +157,7 @@ def choose_groups(
 def work_of(pages: Int32, coord: Coord, plan: Any) -> Int32:
     """The work of the caller's group with a row of `pages`, in pages: those that it could score
     while it selects count, too."""
-    return pages + coord.num_parts * plan.ranking_pages
+    return pages + coord.num_parts * plan.select_pages
 
 
 @cute.jit

@@ -37,7 +37,7 @@ def depth_of(
     together. None: as many as there are stages for.
     """
     depth = None
-    if const_expr(plan.dealt):
+    if const_expr(plan.scheduled):
         full = plan.warp_stages * DEPTH_STEPS
         depth = Int32(full)
         if coord.weighed:
@@ -60,7 +60,7 @@ def row_of_turn(
 ) -> tuple[Int32, Int32]:
     """(the row that the caller's group gets in that turn, its length, 0 if there is none)."""
     row, length = order_index(coord, turn), first_length
-    if const_expr(plan.dealt):
+    if const_expr(plan.scheduled):
         if coord.weighed:
             length = Int32(0)
             if row < rows.count:
@@ -112,7 +112,7 @@ def load_scheduled(
         row, length = row_of_turn(ctx.rows, select, coord, turn, first_length, plan)
         pages = pages_to_score(length, plan)
         num_splits = Int32(1)
-        if pages >= plan.team_pages:
+        if pages >= plan.split_pages:
             num_splits = coord.num_splits
         split = coord.group % coord.num_splits
         if pages > 0 and split < num_splits:

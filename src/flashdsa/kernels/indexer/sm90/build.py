@@ -8,7 +8,7 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
 from flashdsa.hw import BULK_ALIGNMENT
-from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_teams
+from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_splits
 from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -35,23 +35,23 @@ def _rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 def compile_indexer(plan: IndexerPlan) -> Any:
     """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
-    cluster_size) on torch's current stream; needs no GPU. With teams it is (..., topk_indices,
-    arrivals, slots, num_clusters, cluster_size, teams)."""
+    cluster_size) on torch's current stream; needs no GPU. With splits it is (..., topk_indices,
+    arrivals, slots, num_clusters, cluster_size, num_splits)."""
     rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
     workspace = (
         _tensor(Int32, (counters,), WORD_ALIGNMENT),
         _tensor(Int32, (slots, plan.slot_words), BULK_ALIGNMENT),
     )
     return cute.compile(
-        launch_teams if plan.teams else launch_indexer,
+        launch_splits if plan.splits else launch_indexer,
         _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
         _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
         _tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
         _tensor(Int32, (rows,), WORD_ALIGNMENT),
         _rows_apart(Int32, rows, table),
         _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
-        *(workspace if plan.teams else ()),
-        *(Int32(1) for _ in range(3 if plan.teams else 2)),
+        *(workspace if plan.splits else ()),
+        *(Int32(1) for _ in range(3 if plan.splits else 2)),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",

@@ -57,7 +57,7 @@ def indexer_kernel(
     num_pages: Int32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of the grid; arguments as in `launch_indexer` and `launch_teams`."""
+    """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -75,7 +75,7 @@ def indexer_kernel(
     # Asked for before anything else: the way to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, thread, consumes, plan)
     enter_cluster(arena, thread, INITIALISING_WARPS)
-    if const_expr(plan.dealt):
+    if const_expr(plan.scheduled):
         if not consumes:  # the others put rows in order
             prefetch_inputs(
                 block_table,
@@ -89,7 +89,7 @@ def indexer_kernel(
     if consumes:
         cute.arch.setmaxregister_increase(role.registers)
         output = Output(topk_indices, block_table, num_pages, rows)
-        if const_expr(not plan.dealt):
+        if const_expr(not plan.scheduled):
             prefetch_inputs(
                 block_table,
                 weights,
@@ -165,7 +165,7 @@ def launch_indexer(
 
 
 @cute.jit
-def launch_teams(
+def launch_splits(
     q_index_fp8: cute.Tensor,
     k_index_cache_fp8: cute.Tensor,
     weights: cute.Tensor,

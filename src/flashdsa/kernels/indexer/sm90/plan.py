@@ -41,9 +41,9 @@ class IndexerPlan:
 
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
-        teams: several clusters may share a long row (see select/row_splits.py); not with `sorted`.
-        dealt: for more rows than clusters: longest first, to whole clusters or parts of them (see
-            schedule/row_schedule.py). Without it, such a batch keeps its own order.
+        splits: several clusters may share a long row (see select/row_splits.py); not with `sorted`.
+        scheduled: for more rows than clusters: longest first, to whole clusters or parts of them
+            (see schedule/row_schedule.py). Without it, such a batch keeps its own order.
         stages: pages in flight. A multiple of `consumer_warpgroups`: page i belongs to warpgroup
             i % consumer_warpgroups, so a stage is always read by the same one, and a fast
             warpgroup cannot take the phase of a slow one's page for its own.
@@ -55,15 +55,15 @@ class IndexerPlan:
         fill_step_pages: how many more that are in each CTA behind it: CTAs that compact leave their
             share of the memory's bandwidth to the others.
         refill_pages: with less room in the list than this, it is compacted first.
-        team_pages: rows of fewer pages are one cluster's, even if more could share them.
-        ranking_pages: pages that a CTA could score in the time in which it selects in a row.
+        split_pages: rows of fewer pages are one cluster's, even if more could share them.
+        select_pages: pages that a CTA could score in the time in which it selects in a row.
     """
 
     num_heads: int = 64
     topk: int = 2048
     sorted: bool = False
-    teams: bool = False
-    dealt: bool = False
+    splits: bool = False
+    scheduled: bool = False
     stages: int = 12
     consumer_warpgroups: int = 4
     list_capacity: int = 8192
@@ -72,8 +72,8 @@ class IndexerPlan:
     first_fill_pages: int = 76
     fill_step_pages: int = 7
     refill_pages: int = 16
-    team_pages: int = 1024
-    ranking_pages: int = 20
+    split_pages: int = 1024
+    select_pages: int = 20
 
     def __post_init__(self) -> None:
         """Hold the choices against the instructions and the architecture."""
@@ -81,10 +81,10 @@ class IndexerPlan:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
         if self.topk not in TOPK:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
-        if self.teams and self.sorted:
-            raise ValueError("teams: a kernel that sorts has none")
-        if self.teams and self.dealt:
-            raise ValueError("teams: of clusters that get one row; dealt: of those with several")
+        if self.splits and self.sorted:
+            raise ValueError("splits: a kernel that sorts splits no rows")
+        if self.splits and self.scheduled:
+            raise ValueError("splits: for fewer rows than clusters; scheduled: for more")
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
         if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
@@ -98,7 +98,7 @@ class IndexerPlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        kinds = [kind for kind in ("sorted", "teams", "dealt") if getattr(self, kind)]
+        kinds = [kind for kind in ("sorted", "splits", "scheduled") if getattr(self, kind)]
         return "_".join((f"indexer_h{self.num_heads}_k{self.topk}", *kinds))
 
     @property
@@ -138,7 +138,7 @@ class IndexerPlan:
         return self.consumer_threads // WARP_SIZE
 
     @property
-    def producer_warps(self) -> int:
+    def load_warps(self) -> int:
         """Load warps, one for each consumer warpgroup: one warp starts a page in some 300 clocks,
         too slow for all. They cost the others no registers: 17 warps get as many each as 20."""
         return self.consumer_warpgroups
@@ -146,7 +146,7 @@ class IndexerPlan:
     @property
     def threads(self) -> int:
         """Threads of the consumers and the load warps."""
-        return self.consumer_threads + self.producer_warps * WARP_SIZE
+        return self.consumer_threads + self.load_warps * WARP_SIZE
 
     @property
     def refill_entries(self) -> int:
@@ -196,13 +196,13 @@ class IndexerPlan:
     def roles(self) -> tuple[Role, Role]:
         """The load warps, and the consumers before them."""
         loading, selecting = self.launch_registers, self.launch_registers
-        producer_threads = self.producer_warps * WARP_SIZE
-        if producer_threads == WARPGROUP_SIZE:  # what setmaxnreg takes
+        load_threads = self.load_warps * WARP_SIZE
+        if load_threads == WARPGROUP_SIZE:  # what setmaxnreg takes
             loading = LOAD_REGISTERS
-            freed = producer_threads * (self.launch_registers - loading)
+            freed = load_threads * (self.launch_registers - loading)
             selecting += freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
         return (
-            Role("load", producer_threads, loading, "keeps pages in flight"),
+            Role("load", load_threads, loading, "keeps pages in flight"),
             Role(
                 "select",
                 self.consumer_threads,

@@ -18,7 +18,7 @@ class TopkPlan(IndexerPlan):
         read_together: scores that a thread reads at once; the list has room for as many of all.
     """
 
-    dealt: bool = True
+    scheduled: bool = True
     refill_pages: int = 64
     read_together: int = 8
 
@@ -34,7 +34,7 @@ class TopkPlan(IndexerPlan):
         return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
 
     @property
-    def producer_warps(self) -> int:
+    def load_warps(self) -> int:
         """One load warp: there are only tiles to announce."""
         return 1
 
