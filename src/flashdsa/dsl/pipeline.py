@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 from cutlass._mlir.dialects import nvvm
-from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.static import Static
 from flashdsa.plan import Arrives, Barrier
@@ -107,10 +106,14 @@ def arrive_at_peer(barrier: Any, peer: Any) -> None:
 @cute.jit
 def wait_at_cluster_scope(barrier: Any, phase: Int32) -> None:
     """Wait for a phase in which other CTAs take part: an acquire at cluster scope."""
-    done = cutlass.Boolean(False)
-    while not done:
-        done = prims.mbarrier_try_wait_parity(
-            barrier.to_llvm_ptr(), phase, scope="cluster", order="acquire"
+    done = Int32(0)
+    while done == 0:
+        # Without a time limit: with one, ptxas makes two loops of it, one of them with a sleep.
+        done = cute.arch.inline_ptx(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+            "[{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
+            write_only_types=[Int32],
+            read_only_args=[barrier, Int32(phase)],
         )
 
 
