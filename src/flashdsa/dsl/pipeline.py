@@ -160,7 +160,8 @@ def acquire_reused(ring: RingProducer, state: PipelineState, number: Int32) -> N
     """`acquire` for use `number`, without the wait in the first round: a branch is some twenty
     clocks shorter than a wait that a fresh barrier lets pass."""
     if number >= ring.stages:
-        ring.acquire(state)
+        # The phase of the round before, from the number: fewer instructions than from state.phase.
+        ring.empty.wait((number // ring.stages - 1) & 1, state.stage)
 
 
 class RingConsumer(NamedTuple):
