@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.warp import first_lane_where, prefix_sum
+from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pages_to_score, row_length
 
@@ -115,7 +115,9 @@ def load_partition(
             block += WARP_SIZE
             block_start += block_share
         else:
-            found = first_lane_where(block_start + inclusive > cursor)
+            # At least one lane's row reaches beyond the cursor.
+            reaches = cute.arch.vote_ballot_sync(block_start + inclusive > cursor)
+            found = lowest_bit(reaches)
             row = block + found
             start = block_start + cute.arch.shuffle_sync(inclusive - share, found)
             pages = cute.arch.shuffle_sync(pages, found)
