@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, cached_property
@@ -27,7 +28,7 @@ class Gpu:
         self.index = index
         self.launches: dict[tuple[Any, ...], Any] = {}
         self._capacities: dict[tuple[int, int], Mapping[int, int]] = {}
-        self._workspaces: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._workspaces: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
 
     @cached_property
     def num_sms(self) -> int:
@@ -65,10 +66,11 @@ class Gpu:
                 return self.workspace(key, allocate)
         if torch._C._cuda_isCurrentStreamCapturing():
             return self._allocate(allocate)
-        of_stream = key, torch._C._cuda_getCurrentRawStream(self.index)
-        kept = self._workspaces.get(of_stream)
+        by_stream = self._workspaces[key]
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        kept = by_stream.get(stream)
         if kept is None:
-            kept = self._workspaces[of_stream] = self._allocate(allocate)
+            kept = by_stream[stream] = self._allocate(allocate)
         return kept
 
     def _allocate(self, allocate: Allocate) -> tuple[Any, ...]:

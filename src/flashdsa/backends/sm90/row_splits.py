@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class RowSplits:
         self._unsplit = runner.function(INDEXER, plan)
         self._plan = replace(plan, splits=True)
         self._split_pages, self._slot_words = self._plan.split_pages, self._plan.slot_words
+        self._workspace = partial(runner.workspace, self._slot_words, self._allocate)
         self._split: Callable[..., Any] | None = None
 
     def launch(
@@ -45,7 +47,7 @@ class RowSplits:
             return
         if self._split is None:
             self._split = self._runner.function(INDEXER, self._plan)
-        workspace = self._runner.workspace(self._slot_words, self._allocate)
+        workspace = self._workspace()
         self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows)
 
     def _allocate(self, runner: Runner) -> tuple[Tensor, Tensor]:
