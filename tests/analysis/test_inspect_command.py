@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from flashdsa.toolchain.nvdisasm import Disassembler
 from flashdsa.toolchain.ptxas import Assembler
 from tests.analysis.ptx_texts import roles_of, sums_of
 
+PAGE = Path(__file__).parents[2] / "docs/kernels/mla-bwd-sm100.md"
 needs_dsl = pytest.mark.skipif(
     find_spec("cutlass") is None, reason="needs CuTe DSL, which compiles the kernel"
 )
@@ -74,6 +76,11 @@ def test_our_kernels_have_the_roles_of_their_plans(disassembler: Disassembler, n
     for role in kernel["roles"]:
         assert role["live"] <= role["named"] <= role["budget"]
     assert result.exit_code == 0
+    if name == "mla_bwd":
+        table = PAGE.read_text().split("## Registers")[1].split("## ")[0]
+        rows = re.findall(r"\| (\w+) \| (\d+) \| (\d+) \| ", table)
+        shown = [(role, int(live), int(budget)) for role, live, budget in rows]
+        assert shown == [(r["name"], r["live"], r["budget"]) for r in kernel["roles"]], PAGE
 
 
 @needs_dsl

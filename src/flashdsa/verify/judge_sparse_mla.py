@@ -71,11 +71,16 @@ def judge_forward(
 
 
 def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
-    """O and lse as a right forward would hand them to the backward: the reference's, rounded."""
+    """O and lse as a right forward would hand them to the backward: the reference's, rounded.
+
+    Where the case poisons or has empty queries, O of those is NaN, which no gradient may show.
+    """
     O, lse = reference.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
     )
     O, lse = O.to(inputs.case.dtype), lse.to(accumulator_dtype(inputs))
+    if inputs.case.empty_rows or inputs.case.poison:
+        O[empty_queries(inputs)] = torch.nan
     return inputs.lay_out(O), inputs.lay_out(lse)
 
 

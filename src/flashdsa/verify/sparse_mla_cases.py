@@ -190,6 +190,11 @@ def make_sparse_mla_inputs(
             if row not in named:
                 kv[row] = poisons[row % 3]
 
+    if case.empty_rows or case.poison:
+        for s, rows in enumerate(valid_slots(indices, case.num_keys, topk_length)):
+            if not rows:  # such a query's dQ is 0, whatever dO holds
+                do[s] = (torch.inf, torch.nan)[s % 2]
+
     def finish(x: Tensor, dtype: torch.dtype) -> Tensor:
         x = x.to(device=device, dtype=dtype)
         return strided_copy(x) if case.strided else x

@@ -100,6 +100,21 @@ def packed(values: Any) -> Any:
 
 
 @cute.jit
+def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
+    """A block's words where the condition holds, else zeros, whatever they are.
+
+    In a query without valid slots O and dO may hold anything, and S = 0 times NaN is NaN.
+    """
+    kept = []
+    for i in cutlass.range_constexpr(B_TOPK // 2):
+        word = Int32(words[i])
+        if not condition:
+            word = Int32(0)
+        kept.append(word)
+    return Vector.from_elements(kept, Int32)
+
+
+@cute.jit
 def softmax_block(role: Softmax, block: Int32) -> None:
     """S and dS of one block."""
     ctx = role.ctx
@@ -132,6 +147,7 @@ def softmax_block(role: Softmax, block: Int32) -> None:
 
     sums = receive(ctx, own, dp_number)
     ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
+    ds = zero_unless(valid != 0, ds)
     store_row(ctx, "ds", ds)
     # Other waits came since dp_ready's, which says that these columns may be written.
     tmem.after_sync()
