@@ -230,7 +230,7 @@ def test_read_index_k_cache(slot: int) -> None:
     [
         ({"num_heads": 0}, ValueError, "num_heads: expected at least 1; got 0"),
         ({"topk": 1.5}, TypeError, "topk: expected an integer; got float"),
-        ({"backend": "sm90"}, NotImplementedError, "backend 'sm90'"),
+        ({"backend": "sm100"}, NotImplementedError, "backend 'sm100'"),
     ],
 )
 def test_compile_kernel(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -447,8 +447,8 @@ def test_torch_compile_takes_the_operation_whole() -> None:
 
 FIRST_CALL = """
 import sys, time, torch, flashdsa
-from flashdsa.jit import functions
-if not functions.INSTALLED.exists():
+from flashdsa.jit.loader import installed_object
+if not installed_object("sm90").exists():
     sys.exit("skip")
 from tests.kernels.indexer.exact_inputs import make_inputs
 inputs = make_inputs([5000, 300]).to("cuda")
