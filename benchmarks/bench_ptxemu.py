@@ -4,8 +4,9 @@
     python benchmarks/bench_ptxemu.py --quick     # small sizes: does it work at all?
 
 Each kernel runs once to compile its blocks (reported as `seconds_first`) and then `--repeats` times
-without and with the check, in turns, so that both see the same machine; medians are reported. Every
-kernel's results are verified against NumPy. One JSON document goes to
+without and with the check, in turns, so that both see the same machine; medians of the process's
+CPU seconds are reported, and the memory that a launch needs at most. Every kernel's results are
+verified against NumPy. `--launch FILE` measures a saved launch besides. One JSON document goes to
 benchmarks/results/ptxemu/<date>-<commit>.json.
 """
 
@@ -20,18 +21,23 @@ import statistics
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ptxemu_kernels as kernels
+import ptxemu_small_kernels as small
 
 from ptxemu import api
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.saved_launch import load_launch
 from ptxemu.syntax.parser import parse_module
 
-SCHEMA = "ptxemu-bench/1"
+SCHEMA = "ptxemu-bench/2"
 ROOT = Path(__file__).resolve().parent
 PARSED_LINES = 20_000
 
@@ -44,6 +50,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement (default 3)")
     parser.add_argument("--only", action="append", help="a case by name, or parse")
+    parser.add_argument(
+        "--launch", type=Path, action="append", help="a file that `ptxemu exec --save` wrote"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "ptxemu", help="folder")
     options = parser.parse_args()
     scale = 1 if options.quick else 16
@@ -51,12 +60,18 @@ def main() -> int:
         "alu": lambda: kernels.alu(100 * scale),
         "shared_barrier": lambda: kernels.shared_barrier(50 * scale),
         "attention": lambda: kernels.attention(4 * scale),
+        "fma": lambda: small.arithmetic("fma", 500 * scale),
+        "add": lambda: small.arithmetic("add", 500 * scale),
+        "state_waits": lambda: small.state_waits(50 * scale),
+        "many_ctas": lambda: small.many_ctas(100 * scale),
     }
     chosen = options.only or [*cases, "parse"]
     rows = []
     for name in chosen:
         if name in cases:
             rows += measure(cases[name](), options.repeats)
+    for path in options.launch or ():
+        rows += measure(saved(path), options.repeats)
     document = {
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -84,19 +99,20 @@ def main() -> int:
 def measure(case: kernels.Case, repeats: int) -> list[dict[str, Any]]:
     """The rows of one kernel: without and with the check."""
     _progress(f"{case.name}: {case.about}")
-    started = time.perf_counter()
-    module = api.load(case.text)
+    started = time.process_time()
+    setup = getattr(case, "setup", None)
+    module = api.load(case.text) if setup is None else setup.module
     first = case.launch(module, check=False)
-    seconds_first = time.perf_counter() - started
+    seconds_first = time.process_time() - started
     case.verify()
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repeats):
         for check in (False, True):
-            started = time.perf_counter()
+            started = time.process_time()
             result = case.launch(module, check=check)
-            seconds[check].append(time.perf_counter() - started)
+            seconds[check].append(time.process_time() - started)
             faults = [f.message for f in result.findings if f.level != "note"]
-            if faults:
+            if faults and setup is None:
                 sys.exit(f"{case.name}: the check found {faults[0]}")
             case.verify()
     return [
@@ -109,6 +125,7 @@ def measure(case: kernels.Case, repeats: int) -> list[dict[str, Any]]:
             "seconds_first": round(seconds_first, 4),
             "seconds_median": round(statistics.median(seconds[check]), 4),
             "seconds_min": round(min(seconds[check]), 4),
+            "peak_mib": round(_peak_mib(case, module, check=check), 1),
             "warp_instructions_per_second": round(
                 first.warp_instructions / statistics.median(seconds[check])
             ),
@@ -117,15 +134,42 @@ def measure(case: kernels.Case, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
+def _peak_mib(case: kernels.Case, module: api.Module, *, check: bool) -> float:
+    """The most memory that Python and NumPy hold for one more launch, MiB."""
+    tracemalloc.start()
+    case.launch(module, check=check)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / 2**20
+
+
+def saved(path: Path) -> kernels.Case:
+    """A saved launch as a case; nothing is verified."""
+    setup = load_launch(path)
+    return SavedCase(path.stem, str(path), "", 1, 1, 1, [], lambda: None, setup=setup)
+
+
+@dataclass(frozen=True)
+class SavedCase(kernels.Case):
+    """A launch from a file."""
+
+    setup: LaunchSetup | None = None
+
+    def launch(self, module: api.Module, *, check: bool) -> api.LaunchResult:
+        """Run it on the memory that the last run left."""
+        assert self.setup is not None
+        return self.setup.launch(module=module, check=check)
+
+
 def parse(repeats: int) -> dict[str, Any]:
     """Seconds to parse a module of at least PARSED_LINES lines."""
     text = large_module(PARSED_LINES)
     _progress("parse: a module of kernels with line information")
     seconds = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = time.process_time()
         module = parse_module(text)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     lines = text.count("\n")
     median = statistics.median(seconds)
     return {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu import isa
+from ptxemu import isa, machine_code
 from ptxemu.check import Checker, Finding
 from ptxemu.errors import ExecutionError, IllegalInstructionError, LaunchError
 from ptxemu.events import Observer
@@ -100,7 +100,9 @@ class Module:
             problems = check_kernel(self._function(kernel), self.syntax.target)
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
-            self._programs[kernel] = Program(self._function(kernel), registry.decode)
+            self._programs[kernel] = Program(
+                self._function(kernel), registry.decode, machine_code.accelerator()
+            )
         return self._programs[kernel]
 
     def _function(self, kernel: str) -> Function:

@@ -7,20 +7,41 @@ decoding, masks or dictionaries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.decoded import PureOp
-from ptxemu.machine.lanes import Mask
-from ptxemu.syntax.ast import Instruction, NegatedRegister, Register
+from ptxemu.machine.lanes import FULL, Mask
+from ptxemu.syntax.ast import Guard, Instruction, NegatedRegister, Register
+
+FastFunction: TypeAlias = Callable[[Any, Mask, int], int]
+"""A block on a warp's lanes of a mask; a loop at most so many rounds: gives the number done."""
+HOT_LOOP_RUNS = 32
+"""Rounds of a loop after which it becomes machine code: it may go on for long."""
+HOT_RUNS, HOT_INSTRUCTIONS = 200, 8000
+"""Of other blocks: the runs, and executed instructions besides, that pay for making it."""
+
+
+class Accelerator(Protocol):
+    """Makes machine code of blocks."""
+
+    def __call__(self, block: Block, *, masked: bool) -> FastFunction | None:
+        """The block as machine code, or None."""
+        ...
 
 
 class Block:
     """Pure instructions [first, end) of a kernel, with no label inside."""
 
-    def __init__(self, code: Sequence[tuple[Instruction, PureOp]]) -> None:
+    def __init__(
+        self,
+        code: Sequence[tuple[Instruction, PureOp]],
+        accelerator: Accelerator | None = None,
+        hot_runs: int | None = None,
+    ) -> None:
+        """`accelerator` makes machine code of it at its `hot_runs`-th run; None: when it pays."""
         self.code = tuple(code)
         self.first = code[0][0].pc
         self.end = code[-1][0].pc + 1
@@ -28,8 +49,25 @@ class Block:
         """Number of instructions."""
         self.temporaries: frozenset[int] = frozenset()
         """Slots of registers whose value nobody needs after the block."""
+        self._accelerator = accelerator
+        self._hot_runs = hot_runs or HOT_RUNS + HOT_INSTRUCTIONS // self.count
+        self._is_hot = False
+        self._runs = 0
         self._full: BlockFunction | None = None
         self._masked: BlockFunction | None = None
+        self._fast_full: FastFunction | None = None
+        self._fast_masked: FastFunction | None = None
+        self._loop: Guard | None = None
+
+    @property
+    def loop(self) -> Guard | None:
+        """The guard of a branch behind the block back to its start."""
+        return self._loop
+
+    @loop.setter
+    def loop(self, guard: Guard | None) -> None:
+        self._loop = guard
+        self._hot_runs = min(self._hot_runs, HOT_LOOP_RUNS)
 
     @cached_property
     def registers(self) -> frozenset[int]:
@@ -45,14 +83,32 @@ class Block:
                     slots.add(operand.register.slot)
         return frozenset(slots)
 
-    def run_full(self, warp: Any, mask: Mask) -> None:
-        """Execute with all lanes active."""
-        if self._full is None:
-            self._full = compile_block(self.code, self.temporaries, masked=False)
-        self._full(warp, mask)
+    def run(self, warp: Any, mask: Mask, rounds: int) -> int:
+        """Execute with the lanes of `mask`; the others keep their registers.
 
-    def run_masked(self, warp: Any, mask: Mask) -> None:
-        """Execute with the lanes of `mask`; the others keep their registers."""
+        A loop may go on while its branch is taken by all lanes, for at most `rounds` rounds.
+
+        Returns:
+            how often the block was executed.
+        """
+        self._runs += 1
+        if self._runs == self._hot_runs and self._accelerator is not None:
+            self._fast_full = self._accelerator(self, masked=False)
+            self._is_hot = self._fast_full is not None
+        if mask is FULL:
+            if self._fast_full is not None:
+                return self._fast_full(warp, mask, rounds)
+            if self._full is None:
+                self._full = compile_block(self.code, self.temporaries, masked=False)
+            self._full(warp, mask)
+            return 1
+        if self._is_hot:
+            if self._fast_masked is None:
+                assert self._accelerator is not None
+                self._fast_masked = self._accelerator(self, masked=True)
+            if self._fast_masked is not None:
+                return self._fast_masked(warp, mask, rounds)
         if self._masked is None:
             self._masked = compile_block(self.code, self.temporaries, masked=True)
         self._masked(warp, mask)
+        return 1

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ptxemu.errors import UnsupportedInstructionError
-from ptxemu.machine.blocks import Block
+from ptxemu.machine.blocks import Accelerator, Block
 from ptxemu.machine.convergence import Together, together
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
@@ -72,8 +72,17 @@ class Program:
     `nodes[pc]` is the node that starts at pc; None inside a block. Every label starts a node.
     """
 
-    def __init__(self, function: Function, decode: Callable[[Instruction], PureOp | Step]) -> None:
+    def __init__(
+        self,
+        function: Function,
+        decode: Callable[[Instruction], PureOp | Step],
+        accelerator: Accelerator | None = None,
+        hot_runs: int | None = None,
+    ) -> None:
+        """`accelerator` makes machine code of hot blocks (`Block`)."""
         self.function = function
+        self._accelerator = accelerator
+        self._hot_runs = hot_runs
         self._decode_instruction = decode
         self.initial_registers: list[Lanes] = [
             _ZEROS[register.type]
@@ -90,7 +99,7 @@ class Program:
 
         def close() -> None:
             if run:
-                self.nodes[run[0][0].pc] = Block(run)
+                self.nodes[run[0][0].pc] = Block(run, self._accelerator, self._hot_runs)
                 run.clear()
 
         for instruction in self.function.instructions:
@@ -115,6 +124,10 @@ class Program:
             )
         blocks = [node for node in self.nodes if isinstance(node, Block)]
         mark_temporaries(self.function.instructions, blocks)
+        for block in blocks:
+            behind = self.nodes[block.end]
+            if isinstance(behind, BranchNode) and behind.target == block.first:
+                block.loop = behind.guard
 
     def _decode_one(self, instruction: Instruction) -> PureOp | Node:
         name = instruction.modifiers[0]

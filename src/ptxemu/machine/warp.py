@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Guard
 
 
+LOOP_ROUNDS = 64
+"""Rounds of a loop of pure instructions after which other warps have their turn."""
+
+
 class Status(Enum):
     """What a call of `Warp.advance` came to."""
 
@@ -112,18 +116,23 @@ class Warp:
             return Status.EXITED if not self.groups else Status.BLOCKED
         self.group = group
         nodes = self.program.nodes
+        left = LOOP_ROUNDS
         while True:
             node = nodes[group.pc]
             if type(node) is Block:
-                self._run_block(node, group)
+                left -= self._run_block(node, group, left) - 1
                 if len(self.groups) > 1 and self._other_goes_first(group):
                     return Status.MOVED
             elif type(node) is StepNode:
                 return self._run_step(node, group)
             elif type(node) is BranchNode:
                 backward = self._run_branch(node, group)
-                if backward or len(self.groups) > 1:
+                if len(self.groups) > 1:
                     return Status.MOVED
+                if backward:
+                    left -= 1
+                    if left <= 0 or not self._is_loop(group, node):
+                        return Status.MOVED
             elif type(node) is SwitchNode:
                 self._run_switch(node, group)
                 return Status.MOVED
@@ -270,18 +279,24 @@ class Warp:
     def _other_goes_first(self, group: Group) -> bool:
         return any(g is not group and g.blocked is None and g.pc <= group.pc for g in self.groups)
 
-    def _run_block(self, block: Block, group: Group) -> None:
+    def _run_block(self, block: Block, group: Group, most: int) -> int:
+        """Run a block, a loop on itself maybe up to `most` times; returns how often."""
         if self.in_flight:
             touch_block(self, block)
-        if group.mask is FULL:
-            block.run_full(self, FULL)
-        else:
-            block.run_masked(self, group.mask)
-        self.instruction_count += block.count
+            most = 1
+        rounds = block.run(self, group.mask, most if len(self.groups) == 1 else 1)
+        self.instruction_count += rounds * (block.count + 1) - 1
         observer = self.cta.machine.observer
         if observer is not None:
-            observer.block_executed(self, block.first, block.count, count_lanes(group.mask))
+            for _ in range(rounds):
+                observer.block_executed(self, block.first, block.count, count_lanes(group.mask))
         group.pc = block.end
+        return rounds
+
+    def _is_loop(self, group: Group, branch: BranchNode) -> bool:
+        """Whether the branch just taken closes a loop of one block."""
+        block = self.program.nodes[group.pc]
+        return isinstance(block, Block) and self.program.nodes[block.end] is branch
 
     def _guarded(self, guard: Guard | None, mask: Mask) -> Mask:
         if guard is None:

@@ -100,10 +100,10 @@ def test_a_block_equals_its_instructions_one_by_one(seed, is_masked):
     apart = SimpleNamespace(registers=list(first))
     with np.errstate(all="ignore"):
         block = Block(code)
-        (block.run_masked if is_masked else block.run_full)(together, mask)
+        block.run(together, mask, 1)
         for pair in code:
             single = Block([pair])
-            (single.run_masked if is_masked else single.run_full)(apart, mask)
+            single.run(apart, mask, 1)
     for register, a, b, old, kept in zip(
         function.registers, together.registers, apart.registers, before, first, strict=True
     ):
@@ -122,7 +122,7 @@ def test_special_registers_and_symbols_are_read_when_the_block_runs():
         "%laneid": np.arange(32, dtype=np.uint32),
     }
     warp = SimpleNamespace(registers=[np.zeros(32, np.uint32)] * 2, special=lanes.__getitem__)
-    Block(code).run_full(warp, FULL)
+    Block(code).run(warp, FULL, 1)
     assert warp.registers[0].tolist() == list(range(64, 96))
     assert warp.registers[1].tolist() == list(range(32))
 

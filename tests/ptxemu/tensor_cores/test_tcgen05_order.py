@@ -183,7 +183,7 @@ def test_a_peer_that_has_exited_is_reported() -> None:
   mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %p0, %r3, 0;
   @%p0 bra DONE;
   mov.u32 %r11, 0;
-LOOP: add.u32 %r11, %r11, 1; setp.lt.u32 %p5, %r11, 200; @%p5 bra LOOP;
+LOOP: add.u32 %r11, %r11, 1; setp.lt.u32 %p5, %r11, 20000; @%p5 bra LOOP;
   mov.u32 %r2, %tid.x; setp.eq.u32 %p1, %r2, 0;
   @!%p1 bra DONE;
   {issue}
