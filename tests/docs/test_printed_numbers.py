@@ -1,0 +1,121 @@
+"""Numbers that the documents share with a command are those that the command prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.cli.main import cli
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def rows_under(page: str, heading: str) -> dict[str, list[str]]:
+    """The table whose header begins with `heading`: cells of each row by the first one."""
+    text = (DOCS / page).read_text()
+    start = text.index(f"| {heading} |")
+    table = re.split(r"\n\n", text[start:])[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {first: rest for first, *rest in cells}
+
+
+@pytest.fixture(scope="module")
+def model() -> dict[str, Any]:
+    """What `flashdsa model --json` prints."""
+    document: dict[str, Any] = json.loads(CliRunner().invoke(cli, ["model", "--json"]).stdout)
+    return document
+
+
+def number(cell: str) -> float:
+    return float(cell.replace("*", "").replace(",", "").replace("%", ""))
+
+
+def test_bounds_of_the_backward(model: dict[str, Any]) -> None:
+    ours = model["backward"]["predictions"][0]
+    demands = ours["demands_cycles_a_unit"]
+    most = ours["tflops"] * ours["cycles_a_unit"]
+    names = {"MMAs, each with its operands": "tensor core"}
+    for bound, (clocks, tflops) in rows_under("concepts/performance-model.md", "bound").items():
+        wanted = demands[names.get(bound, bound)]
+        assert number(clocks) == round(wanted), bound
+        assert number(tflops) == round(most / wanted), bound
+
+
+def test_ways_out_of_the_backward(model: dict[str, Any]) -> None:
+    backward = model["backward"]
+    wanted = [
+        *backward["predictions"],
+        backward["with_bulk_reads_at_full_rate"],
+        backward["with_dsmem_at_half_rate"],
+    ]
+    written = rows_under("concepts/performance-model.md", "dKV leaves by")
+    assert [[number(cell) for cell in row] for row in written.values()] == [
+        [round(one["cycles_a_unit"]), round(one["tflops"])] for one in wanted
+    ]
+
+
+def test_a_block_of_the_backward(model: dict[str, Any]) -> None:
+    block = model["backward"]["a_block_and_cta"]
+    text = " ".join((DOCS / "concepts/performance-model.md").read_text().split())
+    for name, words in (
+        ("tensor_core_cycles", "{} clocks of the tensor core"),
+        ("operand_bytes", "{} operand bytes"),
+        ("other_shared_memory_bytes", "{} other bytes of shared memory"),
+        ("bulk_read_bytes", "{} bytes read by bulk reductions"),
+        ("dsmem_bytes", "{} over DSMEM"),
+        ("gathered_bytes", "{} gathered"),
+        ("reduced_bytes", "{} added"),
+    ):
+        assert words.format(f"{int(block[name]):,}") in text
+
+
+def test_errors_of_the_model(model: dict[str, Any]) -> None:
+    by_group: dict[str, list[float]] = {}
+    for one in model["comparisons"]:
+        by_group.setdefault(one["group"], []).append(one["error"])
+    written = rows_under("concepts/performance-model.md", "group")
+    assert len(written) == len(by_group)
+    for group, errors in by_group.items():
+        (row,) = (cells for name, cells in written.items() if name.startswith(group))
+        mean = sum(abs(error) for error in errors) / len(errors)
+        worst = max(errors, key=abs)
+        assert [number(cell) for cell in row[:3]] == [
+            len(errors),
+            round(100 * mean),
+            round(100 * worst),
+        ]
+
+
+def test_the_errors_of_large_logits_are_those_of_the_page() -> None:
+    written = "1.7e-3 with logits of standard deviation 1, and 5e-3 to 1.3e-2 with logits 10 to 100"
+    assert written in " ".join((DOCS / "concepts" / "dsa.md").read_text().split())
+    assert chain_error(1) == pytest.approx(1.7e-3, rel=0.1)
+    for size in (10, 30, 100):
+        assert 4e-3 < chain_error(size) < 1.5e-2
+
+
+def chain_error(size: int) -> float:
+    """Of dQ against float64 from the unrounded O, relative; logits have that standard deviation."""
+    generator = torch.Generator().manual_seed(0)
+    q = (size * torch.randn(2, 32, 576, generator=generator)).bfloat16()
+    kv = torch.randn(1000, 576, generator=generator).bfloat16()
+    dO = torch.randn(2, 32, 512, generator=generator).bfloat16()
+    indices = torch.stack([torch.randperm(1000, generator=generator)[:512] for _ in range(2)]).int()
+    O, lse = flashdsa.sparse_mla_fwd(q, kv, indices)
+    dQ = flashdsa.mla_bwd(q, kv, dO, lse, O, indices)[0].double()
+    exact = reference.mla_bwd(
+        q,
+        kv,
+        dO,
+        *reversed(reference.sparse_mla_fwd(q, kv, indices, d_v=512)),
+        indices,
+    )[0]
+    return float((dQ - exact).norm() / exact.norm())
