@@ -69,14 +69,15 @@ class Races:
         actor, reads, suspects = event.actor, state.reads, state.suspects
         if not state.initialised and not any(s.instruction is event.instruction for s in suspects):
             suspects = (*suspects[1 - MAX_SUSPECTS :], event)
-        for write in _to_judge(state.writes, event, spot.space):
-            self._judge(write, event, state, spot)
+        if state.writes:
+            for write in _to_judge(state.writes, event, spot.space):
+                self._judge(write, event, state, spot)
         if len(reads) == 1:
             only = reads[0]
             if only.actor is actor and only.clock == event.clock and only.proxy is event.proxy:
                 return state
         # A write that knows this event knows the reads that this event knows.
-        kept = tuple(read for read in reads if not actor.knows(read))
+        kept = [read for read in reads if not actor.knows(read)] if reads else []
         if len(kept) >= MAX_READS:
             kept = kept[1 - MAX_READS :]
         return State(state.writes, (*kept, event), initialised=state.initialised, suspects=suspects)

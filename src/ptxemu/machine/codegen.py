@@ -9,6 +9,7 @@ not active are computed like the others and left out then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ def compile_block(
     for number, (instruction, op) in enumerate(code):
         generator.emit(number, instruction, op)
     return generator.finish(f"<block {code[0][0].pc}>", temporaries)
+
+
+@cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """Its name; NumPy takes long to make one up."""
+    return dtype.name
 
 
 class _Generator:
@@ -115,7 +122,7 @@ class _Generator:
         return variable
 
     def _dtype(self, dtype: np.dtype[Any]) -> str:
-        name = f"d_{dtype.name}"
+        name = f"d_{name_of(dtype)}"
         self._names[name] = dtype
         return name
 
@@ -135,21 +142,23 @@ class _Generator:
         forms = self._forms.get(register.slot)
         if forms is None:
             loaded = self._assign(f"R[{register.slot}]")
-            forms = self._forms[register.slot] = {STORAGE[register.type].name: loaded}
+            forms = self._forms[register.slot] = {name_of(STORAGE[register.type]): loaded}
         return forms
 
     def _form(self, register: Register, dtype: np.dtype[Any]) -> str:
         """The variable that holds a register viewed as a type of its width."""
         forms = self._load(register)
-        if dtype.name in forms:
-            return forms[dtype.name]
+        if name_of(dtype) in forms:
+            return forms[name_of(dtype)]
         storage = STORAGE[register.type]
-        if storage.name not in forms:
+        if name_of(storage) not in forms:
             value, some = next(iter(forms.items()))
-            forms[storage.name] = self._bits(value, some, storage)
-        if dtype.name not in forms:
-            forms[dtype.name] = self._assign(f"{forms[storage.name]}.view({self._dtype(dtype)})")
-        return forms[dtype.name]
+            forms[name_of(storage)] = self._bits(value, some, storage)
+        if name_of(dtype) not in forms:
+            forms[name_of(dtype)] = self._assign(
+                f"{forms[name_of(storage)]}.view({self._dtype(dtype)})"
+            )
+        return forms[name_of(dtype)]
 
     def _bits(self, value: str, variable: str, storage: np.dtype[Any]) -> str:
         """A result's bits. INVARIANT: a float form without them is a result, whose NaN are not yet
@@ -166,12 +175,12 @@ class _Generator:
             result, value = self._assign(f"{result}.astype({self._dtype(storage)})"), storage
         if guard is not None:
             forms = self._load(register)
-            if value != storage and (value.name not in forms or storage.name in forms):
-                result, value = self._bits(value.name, result, storage), storage
+            if value != storage and (name_of(value) not in forms or name_of(storage) in forms):
+                result, value = self._bits(name_of(value), result, storage), storage
             condition = self._form(guard.register, np.dtype(np.bool_))
             condition = f"~{condition}" if guard.negated else condition
             result = self._merged(condition, result, self._form(register, value), register)
-        self._forms[register.slot] = {value.name: result}
+        self._forms[register.slot] = {name_of(value): result}
         self._written[register.slot] = register
 
     def _merged(self, condition: str, new: str, old: str, register: Register) -> str:
