@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.vector_clock import GENERIC, NOTHING, TCGEN05, Knowledge
-from ptxemu.events import Access, AccessKind, Proxy
+from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, TCGEN05, Knowledge
+from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.shadow import State
     from ptxemu.syntax.ast import Instruction
 
+CTA, CLUSTER, GPU = 1, 2, 3
+"""How far a scope reaches."""
+TMEM_ROW_BYTES = 2048
 COMMIT = "tcgen05.commit"
 """The operation that completes when those before it have; a commit includes the one before it."""
 MMA = "tcgen05.mma"
 ARRIVAL = "cp.async.mbarrier.arrive"
 """The operation that completes when a thread's cp.async have; waiting for it waits for them."""
-EventKey: TypeAlias = tuple[int, AccessKind, Proxy, bool, bool]
-"""id of the instruction, kind, proxy, is strong, is silent."""
+EventKey: TypeAlias = tuple[int, AccessKind, Proxy, int, bool]
+"""id of the instruction, kind, proxy, reach, is silent."""
 _NO_EVENTS: dict[EventKey, Event] = {}
 _NO_INITS: set[Event] = set()
 
@@ -31,24 +34,26 @@ class Event:
     __slots__ = (
         "actor",
         "clock",
+        "columns",
         "instruction",
         "is_mbarrier",
         "is_silent",
         "kind",
         "proxy",
-        "strong",
+        "reach",
         "time",
         "write_state",
     )
 
-    def __init__(self, actor: Actor, access: Access, strong: bool, time: int) -> None:
+    def __init__(self, actor: Actor, access: Access, reach: int, time: int) -> None:
         self.actor = actor
         self.clock = actor.clock
         self.instruction: Instruction = access.instruction
         self.kind = access.kind
         self.proxy = access.proxy
-        self.strong = strong
-        """Atomic, or with a memory order: no data race with another strong access."""
+        self.reach = reach
+        """How far the scope of an atomic, or of an access with a memory order, reaches
+        (`check.flags`); 0 of a weak access."""
         self.time = time
         """Its place in the run, to tell which of two unordered accesses came first here."""
         self.is_silent = access.is_silent
@@ -57,6 +62,28 @@ class Event:
         """It initialised an mbarrier in these bytes."""
         self.write_state: State | None = None
         """The state of bytes that this event was the last to write and nobody read since."""
+        self.columns: tuple[int, int] | None = None
+        """In TMEM: the first column and the one behind the last."""
+
+    def cover(self, access: Access) -> None:
+        """Note the columns of TMEM that the event is of."""
+        columns = access.starts % TMEM_ROW_BYTES
+        first, end = int(columns.min()) >> 2, int(columns.max()) + access.size >> 2
+        if self.columns is not None:
+            first, end = min(first, self.columns[0]), max(end, self.columns[1])
+        self.columns = first, end
+
+    @property
+    def is_non_coherent(self) -> bool:
+        """Whether it reads through the path that sees no write of the same kernel."""
+        return self.kind is AccessKind.READ and "nc" in self.instruction.modifiers
+
+    def is_strong_with(self, other: Event) -> bool:
+        """Whether the two are morally strong: each is in the scope of the other."""
+        reach = min(self.reach, other.reach)
+        if reach == CTA:
+            return self.actor.cta == other.actor.cta
+        return reach == GPU or (reach == CLUSTER and self.actor.home == other.actor.home)
 
     @property
     def action(self) -> str:
@@ -113,12 +140,14 @@ class Actor:
         """For people."""
         raise NotImplementedError
 
-    def event(self, access: Access, strong: bool, time: int) -> Event:
+    def event(self, access: Access, reach: int, time: int) -> Event:
         """The event that `access` is, or belongs to."""
-        key = (id(access.instruction), access.kind, access.proxy, strong, access.is_silent)
+        key = (id(access.instruction), access.kind, access.proxy, reach, access.is_silent)
         event = self.events.get(key)
         if event is None or event.clock != self.clock:
-            event = self.events[key] = Event(self, access, strong, time)
+            event = self.events[key] = Event(self, access, reach, time)
+        if access.space is Space.TMEM:
+            event.cover(access)
         return event
 
     def knows(self, event: Event, row: int = GENERIC) -> bool:
@@ -136,6 +165,13 @@ class Actor:
         if part.done >> first.slot & 1:
             return True
         return event.kind is AccessKind.READ and bool(part.reads >> first.slot & 1)
+
+    def knows_by_relaxed(self, event: Event) -> bool:
+        """Whether a relaxed barrier of the cluster stands between the warp's `event` and now."""
+        part = self.know.parts.get(event.actor.home)
+        if part is None or not event.actor.is_warp:
+            return False
+        return bool(part.clocks.item(RELAXED, event.actor.slot) >= event.clock)
 
     def knows_past(self, other: Actor, clock: int) -> bool:
         """Whether what `other` did until its `clock` happened before what this agent does now."""

@@ -10,7 +10,7 @@ import numpy as np
 from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import Actor, OperationActor, WarpActor
 from ptxemu.check.findings import Finding, Findings
-from ptxemu.check.flags import Flags
+from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.races import Races, Spot
@@ -150,7 +150,7 @@ class Checker(Observer):
         actor = self._actors[access.agent.agent_id]
         self._time += 1
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
-        event = actor.event(access, strong, self._time)
+        event = actor.event(access, reach_of(access.scope) if strong else 0, self._time)
         if strong and isinstance(actor, WarpActor):
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
@@ -246,7 +246,7 @@ class Checker(Observer):
             return
         kind = fence.kind
         if kind is FenceKind.MEMORY:
-            self._flags.fenced(actor, fence.scope)
+            self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:
             relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
         elif kind is FenceKind.TCGEN05_AFTER:

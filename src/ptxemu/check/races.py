@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ MAX_SUSPECTS = 4
 """Reads of a granule before any write that are remembered."""
 MAX_ATOMICS = 8
 """Unordered atomics of a granule that are remembered."""
+MAX_HIDDEN = 8
+"""Weak accesses behind strong ones of a granule that are remembered."""
 MAX_EQUAL = 32
 """Unordered writes of one value that are remembered."""
 
@@ -70,17 +73,36 @@ class Races:
         if not state.initialised and not any(s.instruction is event.instruction for s in suspects):
             suspects = (*suspects[1 - MAX_SUSPECTS :], event)
         if state.writes:
+            if event.is_non_coherent and not state.writes[0].is_mbarrier:
+                self._non_coherent(state.writes[-1], event, state, spot)
             for write in _to_judge(state.writes, event, spot.space):
+                self._judge(write, event, state, spot)
+        for write in state.hidden:
+            if write.kind is not AccessKind.READ and _is_other(write, event):
                 self._judge(write, event, state, spot)
         if len(reads) == 1:
             only = reads[0]
-            if only.actor is actor and only.clock == event.clock and only.proxy is event.proxy:
+            if (
+                only.actor is actor
+                and only.clock == event.clock
+                and only.proxy is event.proxy
+                and only.reach <= event.reach
+            ):
                 return state
         # A write that knows this event knows the reads that this event knows.
         kept = [read for read in reads if not actor.knows(read)] if reads else []
+        hidden = state.hidden
+        if event.reach:
+            hidden = _united(hidden, (r for r in reads if r.reach < event.reach and r not in kept))
         if len(kept) >= MAX_READS:
             kept = kept[1 - MAX_READS :]
-        return State(state.writes, (*kept, event), initialised=state.initialised, suspects=suspects)
+        return State(
+            state.writes,
+            (*kept, event),
+            initialised=state.initialised,
+            suspects=suspects,
+            hidden=hidden,
+        )
 
     def _write(self, state: State, event: Event, spot: Spot) -> State:
         actor, is_atomic = event.actor, event.kind is AccessKind.ATOMIC
@@ -92,37 +114,34 @@ class Races:
                 suspects = (*suspects, read)
             elif actor.knows(read):
                 self._uninitialised(state, read, spot)
-        for first in state.writes:
-            if first.actor is not actor or first.proxy is not event.proxy or first.is_mbarrier:
+        for first in (*state.writes, *state.reads, *state.hidden):
+            if _is_other(first, event):
                 self._judge(first, event, state, spot)
-        for first in state.reads:
-            if first.actor is not actor or first.proxy is not event.proxy:
-                self._judge(first, event, state, spot)
+        if spot.space is Space.TMEM and state.writes and not state.reads:
+            self._overlap(state.writes[-1], event, state, spot)
+        kept: tuple[Event, ...] = ()
         if is_atomic:
             kept = tuple(
                 write
                 for write in state.writes
                 if write.kind is AccessKind.ATOMIC and not actor.knows(write)
-            )
-            if kept:
-                return State((*kept[1 - MAX_ATOMICS :], event), ())
+            )[1 - MAX_ATOMICS :]
         elif event.is_silent:
             kept = tuple(
                 write
                 for write in state.writes
-                if _write_the_same(write, event) and not actor.knows(write)
-            )
-            if kept:
-                return State((*kept[1 - MAX_EQUAL :], event), (), suspects=suspects)
-        if suspects:
-            return State((event,), (), suspects=suspects)
+                if _nobody_can_tell(write, event) and not actor.knows(write)
+            )[1 - MAX_EQUAL :]
+        hidden = _hidden_behind(event, state, kept)
+        if kept or hidden or suspects:
+            return State((*kept, event), (), suspects=suspects, hidden=hidden)
         if event.write_state is None:
             event.write_state = State((event,), ())
         return event.write_state
 
     def _judge(self, first: Event, second: Event, state: State, spot: Spot) -> None:
         """Report `first` then `second`, of which one writes, unless the order allows it."""
-        if first.strong and second.strong:
+        if first.is_strong_with(second):
             return
         if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
             self._mbarrier_access(first, second, state, spot)
@@ -137,8 +156,8 @@ class Races:
                 if note is not None:
                     self._report(note[0], first, second, note[1], state, spot)
             return
-        if _write_the_same(first, second) and state.initialised:
-            edge = "harmless, since the second writes what was there already"
+        if _nobody_can_tell(first, second) and state.initialised:
+            edge = "harmless, since one of them writes what was there already"
             self._report("same-value-race", first, second, edge, state, spot)
             return
         # Of two unordered accesses the one whose operation was issued first is named first, but
@@ -160,6 +179,26 @@ class Races:
 
         now = max(first.time, second.time)
         self._findings.add(code, place(first), place(second), message, instance=now)
+
+    def _non_coherent(self, write: Event, read: Event, state: State, spot: Spot) -> None:
+        edge = (
+            "ld.global.nc reads through a cache that no write of the same kernel reaches: needs a "
+            "load without .nc"
+        )
+        self._report("non-coherent-read", write, read, edge, state, spot)
+
+    def _overlap(self, write: Event, event: Event, state: State, spot: Spot) -> None:
+        """TMEM that was written and that nobody has read is written as part of something else."""
+        old, new = write.columns, event.columns
+        if old == new or old is None or new is None or write.actor is event.actor:
+            return
+        if event.actor.is_warp or not event.actor.knows(write):  # tcgen05.dealloc is a warp's
+            return
+        edge = (
+            f"columns {new[0]} to {new[1] - 1} overlap columns {old[0]} to {old[1] - 1}, which "
+            "nobody has read since"
+        )
+        self._report("tmem-overlap", write, event, edge, state, spot)
 
     def _mbarrier_access(self, first: Event, second: Event, state: State, spot: Spot) -> None:
         def message(a: Site | None, b: Site | None) -> str:
@@ -194,11 +233,7 @@ class Races:
 def _to_judge(writes: tuple[Event, ...], event: Event, space: Space) -> list[Event]:
     """The last writes that a read is to be judged against; of equal ones one that it may see will
     do."""
-    others = [
-        write
-        for write in writes
-        if write.actor is not event.actor or write.proxy is not event.proxy or write.is_mbarrier
-    ]
+    others = [write for write in writes if _is_other(write, event)]
     if len(writes) < 2 or writes[0].kind is AccessKind.ATOMIC:
         return others
     for write in writes:
@@ -211,23 +246,59 @@ def _to_judge(writes: tuple[Event, ...], event: Event, space: Space) -> list[Eve
     return others
 
 
-def _write_the_same(first: Event, second: Event) -> bool:
-    """Whether nobody can tell in which order `first` and the write `second` came.
+def _is_other(first: Event, second: Event) -> bool:
+    """Whether the two may conflict: not one agent's accesses in its own order."""
+    return first.actor is not second.actor or first.proxy is not second.proxy or first.is_mbarrier
 
-    The second wrote what was there already. Of asynchronous operations that counts only where
+
+def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple[Event, ...]:
+    """What a later access may conflict with though it does not with the write `event`.
+
+    Whoever conflicts with what came before a plain write conflicts with the write too.
+    """
+    if event.reach == 0 and not event.is_silent:
+        return ()
+    before = (*state.writes, *state.reads) if event.reach else state.writes
+    return _united(
+        state.hidden,
+        (
+            one
+            for one in before
+            if one not in kept
+            and not one.is_silent
+            and (event.is_silent or one.reach < event.reach)
+        ),
+    )
+
+
+def _united(hidden: tuple[Event, ...], more: Iterable[Event]) -> tuple[Event, ...]:
+    """`hidden` with what is not in it yet; of one agent's at one instruction the latest."""
+    for one in more:
+        others = tuple(
+            h for h in hidden if h.actor is not one.actor or h.instruction is not one.instruction
+        )
+        hidden = (*others[1 - MAX_HIDDEN :], one)
+    return hidden
+
+
+def _nobody_can_tell(first: Event, second: Event) -> bool:
+    """Whether nobody can tell in which order `first` and `second` came.
+
+    One of them wrote what was there already. Of asynchronous operations that counts only where
     several warps issue the same copy: the data of a test may be the same by chance, as in a
     buffer that is filled again too early.
     """
-    if not second.is_silent:
-        return False
     one, other = first.actor, second.actor
+    if one.is_warp and other.is_warp:
+        return second.is_silent or (first.is_silent and second.kind is AccessKind.READ)
     if isinstance(one, OperationActor) and isinstance(other, OperationActor):
         return (
-            first.instruction is second.instruction
+            second.is_silent
+            and first.instruction is second.instruction
             and first.kind is AccessKind.WRITE
             and (one.home, one.issuer_slot) != (other.home, other.issuer_slot)
         )
-    return one.is_warp and other.is_warp
+    return False
 
 
 def _is_plain(event: Event) -> bool:
@@ -258,8 +329,18 @@ def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
         elif isinstance(second.actor, OperationActor):
             wait = completion(second, second.actor)
             edge += f" (or, if the read is of what the second writes, {wait} before it)"
-    if (first.strong or second.strong) and space is Space.GLOBAL:
-        return "mixed-race", edge
+    if second.actor.knows_by_relaxed(first):
+        return "relaxed-barrier-race", (
+            "only a relaxed barrier.cluster.arrive stands between them, which orders no memory: "
+            "needs .release"
+        )
+    if first.reach and second.reach:
+        return "scope-race", f"neither scope reaches the other CTA: {edge}"
+    if first.reach or second.reach:
+        if _writes(first) and _writes(second):
+            return "lost-update", f"one of the two updates may be lost: {edge}"
+        if space is Space.GLOBAL:
+            return "mixed-race", edge
     return "race", edge
 
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxemu.check.vector_clock import ARRIVED, GENERIC, MBARRIER_INIT, TCGEN05, Knowledge
+from ptxemu.check.vector_clock import (
+    ARRIVED,
+    GENERIC,
+    MBARRIER_INIT,
+    RELAXED,
+    TCGEN05,
+    Knowledge,
+)
 
 if TYPE_CHECKING:
     from ptxemu.check.actors import WarpActor
@@ -28,6 +35,10 @@ def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
     """
     held.unite_row(warp.know, MBARRIER_INIT)
     held.unite_row(warp.know, TCGEN05)
+    if not at_mbarrier:
+        for home, part in warp.know.parts.items():
+            seen = held.part(home, part.clocks.shape[1]).clocks[RELAXED]
+            np.maximum(seen, part.clocks[[GENERIC, RELAXED]].max(axis=0), out=seen)
     mine, left = warp.know.parts[warp.home], held.parts[warp.home]
     left.done |= mine.tcgen05
     left.handed_on |= mine.tcgen05

@@ -25,7 +25,16 @@ TMEM_ROW_WORDS = 512
 class State:
     """What happened to a granule: unordered last writes (atomics: several), reads since."""
 
-    __slots__ = ("id", "initialised", "next_event", "next_state", "reads", "suspects", "writes")
+    __slots__ = (
+        "hidden",
+        "id",
+        "initialised",
+        "next_event",
+        "next_state",
+        "reads",
+        "suspects",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -34,6 +43,7 @@ class State:
         *,
         initialised: bool = True,
         suspects: tuple[Event, ...] = (),
+        hidden: tuple[Event, ...] = (),
     ) -> None:
         self.id = -1
         self.writes = writes
@@ -41,6 +51,9 @@ class State:
         self.initialised = initialised
         self.suspects = suspects
         """Reads before any write; they race instead if a write comes that does not know them."""
+        self.hidden = hidden
+        """Accesses that ones which conflict with less came behind: weak ones behind strong ones,
+        writes behind one that changed nothing."""
         self.next_event: Event | None = None
         """The event that was last applied to this state, with its outcome."""
         self.next_state: State | None = None

@@ -26,7 +26,13 @@ TCGEN05 = 6
 tcgen05 instructions (PTX ISA, "Canonical Synchronization Patterns" of tcgen05)."""
 ARRIVED = 7
 """Relaxed arrivals that were left at a token: they order nothing, but have happened."""
-ROWS = 8
+SC_RELEASED = 8
+"""Generic accesses that came before a fence.sc which happened before; see `check.flags`."""
+SC_SEEN = 9
+"""Generic accesses that the next fence.sc acquires."""
+RELAXED = 10
+"""Generic accesses that only a relaxed barrier of the cluster separates: the ISA orders nothing."""
+ROWS = 11
 
 
 class Part:
@@ -36,7 +42,18 @@ class Part:
     one event, known when its bit is set.
     """
 
-    __slots__ = ("clocks", "done", "fenced", "handed_on", "reads", "tcgen05", "touched", "used")
+    __slots__ = (
+        "clocks",
+        "done",
+        "fenced",
+        "handed_on",
+        "reads",
+        "sc_released",
+        "sc_seen",
+        "tcgen05",
+        "touched",
+        "used",
+    )
 
     def __init__(self, width: int) -> None:
         self.clocks: NDArray[np.int32] = np.zeros((ROWS, width), dtype=np.int32)
@@ -54,6 +71,8 @@ class Part:
         """Those and what others let this agent know of theirs."""
         self.fenced = 0
         """Operations done whose generic-proxy writes are ordered for the async proxy too."""
+        self.sc_released = self.sc_seen = 0
+        """Operations, as the clocks of SC_RELEASED and SC_SEEN."""
 
     def copy(self) -> Part:
         """A copy that may change on its own."""
@@ -62,6 +81,7 @@ class Part:
         new.done, new.reads, new.fenced = self.done, self.reads, self.fenced
         new.touched, new.used = self.touched, self.used
         new.tcgen05, new.handed_on = self.tcgen05, self.handed_on
+        new.sc_released, new.sc_seen = self.sc_released, self.sc_seen
         return new
 
     def unite(self, other: Part) -> None:
@@ -73,6 +93,8 @@ class Part:
         self.touched |= other.touched
         self.used |= other.used
         self.handed_on |= other.handed_on
+        self.sc_released |= other.sc_released
+        self.sc_seen |= other.sc_seen
 
 
 class Knowledge:

@@ -185,9 +185,7 @@ class TmemAllocator:
             return
         where = f"TMEM columns {column} to {column + columns - 1} of cta {self._cta.ctaid}"
         if self._ever_owned[column : column + columns].all():
-            # Harmless while nobody else allocates; kernels that ship do it at their end.
-            self._cta.machine.complain(
-                "warning",
+            self._complain(
                 "tmem-deallocated",
                 f"{instruction.opcode} of {where} after tcgen05.dealloc",
                 agent,

@@ -19,11 +19,15 @@ import numpy as np
 from ptxemu.check.actors import Actor, OperationActor, WarpActor
 from ptxemu.check.checker import Checker
 from ptxemu.check.vector_clock import (
+    ARRIVED,
     ASYNC_GLOBAL,
     ASYNC_SHARED,
     GENERIC,
     MBARRIER_INIT,
     ROWS,
+    TCGEN05,
+    TENSORMAP,
+    TENSORMAP_RELEASED,
     Knowledge,
 )
 from ptxemu.check.wgmma_fences import WgmmaFences
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 _ARRIVALS = ROWS
 """Row of `_happened` for arrivals; the others are those of the clocks."""
 _WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
-_ALL_ROWS = (GENERIC, *range(MBARRIER_INIT + 1, ROWS))
+_ALL_ROWS = (GENERIC, TENSORMAP, TENSORMAP_RELEASED, TCGEN05, ARRIVED)
 
 
 class Effects(NamedTuple):

@@ -339,7 +339,8 @@ def test_a_relaxed_cluster_barrier_orders_nothing_else() -> None:
     run.cluster_barrier(relaxed=True)
     run.read(b, 0x800, owner=0)
     run.wait(a)
-    assert run.codes[0] == "race"
+    assert run.codes[0] == "relaxed-barrier-race"
+    assert run.findings[0].kind == "isa"
 
 
 def test_using_an_mbarrier_without_barrier_behind_its_init_is_a_race(run: FakeRun) -> None:

@@ -236,7 +236,7 @@ def test_weak_and_atomic_accesses_of_shared_memory_are_an_error(run: FakeRun) ->
     a, b = run.warps
     run.write(a, 0x400)
     run.access(b, "atom.add", "atomic", 0x400, order="relaxed", scope="cta")
-    assert [(f.code, f.level) for f in run.findings] == [("race", "error")]
+    assert [(f.code, f.level) for f in run.findings] == [("lost-update", "error")]
 
 
 def test_clusters_know_each_other_only_through_global_memory() -> None:

@@ -193,19 +193,19 @@ def test_reading_shared_memory_that_nobody_writes_is_reported_when_its_cluster_i
     assert run.codes == ["race"]
     run.exit(run.ctas[0])
     run.checker.async_completed(operation)
-    assert ("uninitialised-read", "warning") in levels(run)
+    assert ("uninitialised-read", "error") in levels(run)
     assert ("uninitialised-async-read", "warning") in levels(run)
     assert all("0x500" in f.message for f in run.findings if "uninit" in f.code)
 
 
-def test_dealloc_while_another_warp_still_loads_is_a_warning(run: FakeRun) -> None:
+def test_dealloc_while_another_warp_still_loads_is_an_error(run: FakeRun) -> None:
     a, b = run.warps
     run.access(a, "tcgen05.st", "write", ROWS, 128, space=TMEM)
     run.barrier(a, b)
     load = tmem_load(run, b)
     run.join(b, load)
     run.access(a, "tcgen05.dealloc [d], 32", "write", ROWS, 128, space=TMEM)
-    assert ("tmem-dealloc-race", "warning") in levels(run)
+    assert ("tmem-dealloc-race", "error") in levels(run)
 
 
 def test_lanes_of_tmem_are_told_apart(run: FakeRun) -> None:

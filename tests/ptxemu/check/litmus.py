@@ -1,0 +1,173 @@
+"""Litmus tests of classical CUDA: the PTX memory model's verdict of a program, and ptxemu's.
+
+Each thread of a program is a CTA's (or a warp's) first. `x` and `y` are data, `f` and `g` flags;
+all are 0 at first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Litmus(NamedTuple):
+    """One program."""
+
+    name: str
+    threads: tuple[str, ...]
+    """PTX of each thread."""
+    model: str
+    """The PTX model's verdict: ordered, race, or what outcome is allowed."""
+    codes: frozenset[str]
+    """ptxemu's errors and warnings."""
+    warps: bool = False
+    """The threads are warps of one CTA, not CTAs."""
+    block: int = 32
+
+
+def codes(*names: str) -> frozenset[str]:
+    """A set of codes."""
+    return frozenset(names)
+
+
+CLEAN = codes()
+RACE = codes("race")
+
+
+def spin(load: str = "ld.acquire.gpu.global.b32", flag: str = "f", value: int = 1) -> str:
+    """Wait until a flag has a value; the label is made unique later."""
+    return f"SPIN@: {load} %r5, [%rd_{flag}];\nsetp.ne.u32 %p1, %r5, {value};\n@%p1 bra SPIN@;\n"
+
+
+WRITE = "st.global.b32 [%rd_x], 7;\n"
+READ = "ld.global.b32 %r6, [%rd_x];\n"
+RELEASE = "st.release.gpu.global.b32 [%rd_f], 1;\n"
+RELAXED = "st.relaxed.gpu.global.b32 [%rd_f], 1;\n"
+SPIN_RELAXED = spin("ld.relaxed.gpu.global.b32")
+FENCE = "fence.acq_rel.gpu;\n"
+MEMBAR = "membar.gl;\n"
+BAR = "bar.sync 0;\n"
+FIRST = "@!%p0 bra SKIP@;\n"
+SKIP = "SKIP@:\n"
+TICKET = "atom.global.add.u32 %r5, [%rd_f], 1;\n"
+LAST = (
+    "mov.u32 %r8, smem;\n"
+    + FIRST
+    + TICKET
+    + "st.shared.b32 [%r8], %r5;\n"
+    + SKIP
+    + BAR
+    + "ld.shared.b32 %r5, [%r8];\nsetp.eq.u32 %p2, %r5, 0;\n@%p2 bra OUT@;\n"
+)
+"""Thread 0 takes a ticket; the CTA with the first one leaves."""
+
+
+def last_block(fence: str, behind: str = "", *, after: str) -> tuple[str, str]:
+    """Every thread writes, `fence`; barrier; `behind` by thread 0, its ticket; the last reads.
+
+    Args:
+        after: the fence before the last block reads what the others wrote.
+    """
+    write = "shl.b32 %r1, %r0, 2;\nadd.u32 %r1, %r1, {0};\ncvt.u64.u32 %rd0, %r1;\n"
+    write += "add.s64 %rd1, %rd_x, %rd0;\nst.global.b32 [%rd1], %r0;\n"
+    read = "".join(f"ld.global.b32 %r6, [%rd_x+{4 * n}];\n" for n in range(0, 128, 16))
+    rest = fence + BAR + behind + LAST + after + read + "OUT@:\n"
+    return write.format(0) + rest, write.format(256) + rest
+
+
+def lock(take: str, behind: str, before: str, give: str) -> str:
+    """A spin lock around an increment of x."""
+    return (
+        f"TAKE@: {take} %r5, [%rd_f], 0, 1;\nsetp.ne.u32 %p1, %r5, 0;\n@%p1 bra TAKE@;\n{behind}"
+        f"ld.global.b32 %r6, [%rd_x];\nadd.u32 %r6, %r6, 1;\nst.global.b32 [%rd_x], %r6;\n"
+        f"{before}{give}\n"
+    )
+
+
+CAS = "atom.global.cas.b32"
+EXCHANGE = "atom.global.exch.b32 %r7, [%rd_f], 0;"
+SB = "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n{2}ld.relaxed.gpu.global.b32 %r5, [%rd_{1}];\n"
+LB = "ld.relaxed.gpu.global.b32 %r5, [%rd_{1}];\nst.relaxed.gpu.global.b32 [%rd_{0}], 1;\n"
+
+TABLE = [
+    Litmus("message passing, plain flag", (WRITE + "st.global.b32 [%rd_f], 1;\n",
+           spin("ld.volatile.global.b32") + READ), "race", codes("race", "mixed-race")),
+    Litmus("message passing, relaxed flag, no fence", (WRITE + RELAXED, SPIN_RELAXED + READ),
+           "race", RACE),
+    Litmus("message passing, release and acquire", (WRITE + RELEASE, spin() + READ),
+           "ordered", CLEAN),
+    Litmus("message passing, release without acquire", (WRITE + RELEASE, SPIN_RELAXED + READ),
+           "race", RACE),
+    Litmus("message passing, relaxed flag between fences",
+           (WRITE + FENCE + RELAXED, SPIN_RELAXED + FENCE + READ), "ordered", CLEAN),
+    Litmus("message passing, volatile flag between membar's",
+           (WRITE + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
+            spin("ld.volatile.global.b32") + MEMBAR + READ), "ordered", CLEAN),
+    Litmus("message passing, .cta scope between CTAs",
+           (WRITE + RELEASE.replace("gpu", "cta"), spin("ld.acquire.cta.global.b32") + READ),
+           "race", codes("race", "scope-race")),
+    Litmus("message passing, .cta scope between warps",
+           (WRITE + RELEASE.replace("gpu", "cta"), spin("ld.acquire.cta.global.b32") + READ),
+           "ordered", CLEAN, warps=True),
+    Litmus("release sequence: an atomic between release and acquire",
+           (WRITE + RELEASE, SPIN_RELAXED + "red.relaxed.gpu.global.add.u32 [%rd_f], 1;\n",
+            spin(value=2) + READ), "ordered", CLEAN),
+    Litmus("no release sequence: a store between release and acquire",
+           (WRITE + RELEASE, SPIN_RELAXED + "st.relaxed.gpu.global.b32 [%rd_f], 2;\n",
+            spin("ld.relaxed.gpu.global.b32", value=2) + "ld.acquire.gpu.global.b32 %r5, [%rd_f];\n"
+            + READ), "race", RACE),
+    Litmus("three threads, release and acquire twice",
+           (WRITE + RELEASE, spin() + RELEASE.replace("rd_f", "rd_g"), spin(flag="g") + READ),
+           "ordered", CLEAN),
+    Litmus("last block: membar.gl, barrier, atomic; barrier, membar.gl",
+           last_block(MEMBAR, after=MEMBAR), "ordered", CLEAN, block=64),
+    Litmus("last block: fence.acq_rel before the barrier only",
+           last_block(FENCE, after=FENCE), "race", RACE, block=64),
+    Litmus("last block: fence.acq_rel by thread 0 behind the barrier",
+           last_block("", FENCE, after=FENCE), "race", RACE, block=64),
+    Litmus("last block: the same with membar.gl, read behind membar.gl",
+           last_block("", MEMBAR, after=MEMBAR), "ordered", CLEAN, block=64),
+    Litmus("last block: no fence", last_block("", after=MEMBAR), "race", RACE, block=64),
+    Litmus("last block: no fence before the reads", last_block(MEMBAR, after=""), "race", RACE,
+           block=64),
+    Litmus("spin lock, acquire and release",
+           (lock("atom.acquire.gpu.global.cas.b32", "", "",
+                 "atom.release.gpu.global.exch.b32 %r7, [%rd_f], 0;"),) * 2, "ordered", CLEAN),
+    Litmus("spin lock, relaxed between membar's", (lock(CAS, MEMBAR, MEMBAR, EXCHANGE),) * 2,
+           "ordered", CLEAN),
+    Litmus("spin lock, no membar before it is given back", (lock(CAS, MEMBAR, "", EXCHANGE),) * 2,
+           "race", RACE),
+    Litmus("spin lock, no membar behind its taking", (lock(CAS, "", MEMBAR, EXCHANGE),) * 2,
+           "race", RACE),
+    Litmus("store buffering, relaxed", (SB.format("x", "y", ""), SB.format("y", "x", "")),
+           "both may read 0", CLEAN),
+    Litmus("store buffering, fence.sc", (SB.format("x", "y", "fence.sc.gpu;\n"),
+           SB.format("y", "x", "fence.sc.gpu;\n")), "ordered", CLEAN),
+    Litmus("load buffering, relaxed", (LB.format("x", "y"), LB.format("y", "x")),
+           "both may read 1", CLEAN),
+    Litmus("store buffering, plain",
+           tuple(SB.format(*names, "").replace(".relaxed.gpu", "") for names in ("xy", "yx")),
+           "race", RACE),
+    Litmus("a plain store and atomics on one word",
+           ("st.global.b32 [%rd_x], 0;\nred.global.add.u32 [%rd_x], 1;\n",
+            "red.global.add.u32 [%rd_x], 1;\n"), "race", codes("lost-update")),
+    Litmus("atomics of .cta scope from two CTAs",
+           ("red.relaxed.cta.global.add.u32 [%rd_x], 1;\n",) * 2, "race", codes("scope-race")),
+    Litmus("ld.global.nc of what the kernel wrote",
+           (WRITE + RELEASE, spin() + READ.replace("global", "global.nc")), "undefined",
+           codes("non-coherent-read")),
+]  # fmt: skip
+
+
+def program(test: Litmus) -> str:
+    """The body (`kernel_run.source`) of all threads."""
+    which = "%r9" if test.warps else "%ctaid.x"
+    body = ["mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 0;\nshr.u32 %r9, %r0, 5;\n"]
+    body.append(f"mov.u32 %r10, {which};\n")
+    for number, thread in enumerate(test.threads):
+        body.append(f"setp.ne.u32 %p3, %r10, {number};\n@%p3 bra NEXT{number};\n")
+        # One lane of each thread's warp, but for programs of whole CTAs.
+        if test.block == 32:
+            body.append("mov.u32 %r11, %laneid;\nsetp.ne.u32 %p4, %r11, 0;\n@%p4 bra END;\n")
+        body.append(thread.replace("@:", f"_{number}:").replace("@;", f"_{number};"))
+        body.append(f"bra END;\nNEXT{number}:\n")
+    return "".join(body) + "END:\n"
