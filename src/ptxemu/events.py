@@ -155,6 +155,12 @@ class Observer:
     def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
         """`agent` has learnt what was released into `token` (a wait that succeeded)."""
 
+    def phase_seen(
+        self, agent: Agent, owner: int, offset: int, phase: int, instruction: Instruction
+    ) -> None:
+        """A warp's wait has seen phase `phase` of an mbarrier complete, -1 of a fresh one; `owner`:
+        index of the CTA. What it has learnt by that is told with `acquired`."""
+
     def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """A warp executed a fence."""
 

@@ -13,6 +13,8 @@ from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
+from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
+from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.shadow import ShadowRegion, States, distinct
 from ptxemu.check.vector_clock import NOTHING, Knowledge, Part
@@ -58,6 +60,8 @@ class Checker(Observer):
         as bits."""
         self._cta_names: dict[int, str] = {}
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
+        self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
+        self._barrier_users = BarrierUsers()
         self._leaving: dict[int, tuple[int, Any]] = {}
         """Clusters that have exited, with their operations in flight, by index."""
         self._gone: set[int] = set()
@@ -75,6 +79,7 @@ class Checker(Observer):
         for key in list(self._regions):
             self._drop(key)
         self._lifetimes.finish()
+        self._collected.explain(self._barrier_users.explanation)
 
     def cta_started(self, cta: Any) -> None:
         """A CTA became resident: its warps get their columns in the cluster's clocks."""
@@ -83,6 +88,7 @@ class Checker(Observer):
         name = f"cta ({','.join(map(str, cta.ctaid))})"
         self._cta_names[cta.index] = name
         self._lifetimes.started(cta)
+        self._barrier_users.started(cta)
         if cta.index == 0:
             self._wgmma = WgmmaFences.of(getattr(cta.warps[0], "program", None))
         first = cta.rank * len(cta.warps)
@@ -115,6 +121,7 @@ class Checker(Observer):
         for cta in cluster.ctas:
             self._gone.add(cta.index)
             self._mbarriers.forget(cta.index)
+            self._phases.forget(cta.index)
             self._drop((Space.SHARED, cta.index))
             self._drop((Space.TMEM, cta.index))
 
@@ -130,7 +137,10 @@ class Checker(Observer):
 
     def instruction_executed(self, agent: Agent, instruction: Instruction, lanes: int) -> None:
         """Remember what the agent is at: synchronisation calls name no instruction."""
-        self._actors[agent.agent_id].instruction = instruction
+        actor = self._actors[agent.agent_id]
+        actor.instruction = instruction
+        if instruction.modifiers[0] in BARRIERS:
+            self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:
             self._wgmma.executed(agent.agent_id, instruction.pc)
 
@@ -158,6 +168,9 @@ class Checker(Observer):
             if access.owner in self._gone:
                 return
         is_mbarrier = access.instruction.modifiers[0] == "mbarrier"
+        if is_mbarrier and access.instruction.modifiers[1] == "init":
+            for start in access.starts.tolist():
+                self._phases.initialised(access.owner, start)
         if not is_mbarrier or self._mbarriers.accessed(access, event):
             self._apply(access, event)
 
@@ -200,8 +213,10 @@ class Checker(Observer):
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """Leave the agent's knowledge at the token."""
         actor = self._actors[agent.agent_id]
-        self._signal(actor, token, arrives=True)
         tokens = self._tokens.setdefault(actor.home, {})
+        self._signal(actor, token, arrives=True)
+        if _is_mbarrier(token):
+            self._arrived(actor, token, scope, tokens)
         held = tokens.get(token)
         if held is None:
             held = tokens[token] = _new_token(tokens, token)
@@ -238,6 +253,40 @@ class Checker(Observer):
             self._lifetimes.signalled(cta, actor, (actor, instruction, action))
         if cta not in self._gone:
             self._mbarriers.used(actor, instruction, cta, offset, action)
+
+    def _arrived(
+        self, actor: Actor, token: Any, scope: str, tokens: dict[Hashable, Knowledge]
+    ) -> None:
+        """An arrival at an mbarrier: it belongs to a phase, and the one before is complete."""
+        _, cta, offset, phase = token
+        if cta in self._gone:
+            return
+        is_relaxed = scope in ("", "relaxed") and actor.is_warp
+        before = tokens.get(("mbarrier", cta, offset, phase - 1))
+        self._phases.arrived(actor, cta, offset, phase, is_relaxed=is_relaxed, before=before)
+
+    def phase_seen(
+        self, agent: Agent, owner: int, offset: int, phase: int, instruction: Instruction
+    ) -> None:
+        """A wait for an mbarrier came true: the phase is complete and the next one is not."""
+        warp = self._actors[agent.agent_id]
+        assert isinstance(warp, WarpActor)
+        tokens = self._tokens.get(warp.home, {})
+        held = tokens.get(("mbarrier", owner, offset, phase))
+        self._phases.completed(owner, offset, phase, held)
+        self._phases.waited(warp, owner, offset, phase, instruction)
+
+    def _operations_of(self, home: int, bits: int) -> list[OperationActor]:
+        """The operations of a cluster whose bits are set, the latest first."""
+        found: list[OperationActor] = []
+        issued = self._operations.get(home, [])
+        while bits:
+            slot = bits.bit_length() - 1
+            bits ^= 1 << slot
+            actor = self._actors[issued[slot]]
+            if isinstance(actor, OperationActor):
+                found.append(actor)
+        return found
 
     def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """A fence of a warp."""

@@ -26,6 +26,7 @@ LEVELS: dict[str, str] = {
     "missing-tensormap-fence": "error",
     "missing-mbarrier-init-fence": "error",
     "mbarrier-access": "error",
+    "mbarrier-overrun": "error",
     "mbarrier-tx-left": "warning",
     "mbarrier-arrivals-left": "warning",
     "unordered-mma": "error",
@@ -216,6 +217,13 @@ class Findings:
         sites = self._site(first), self._site(second)
         text = f"{code}: kernel {self._kernel}: {message(*sites)}"
         self._entries[key] = _Entry(level, code, text, *sites, instance, count)
+
+    def explain(self, explanation: Callable[[str, Site, Site], str]) -> None:
+        """Add what `explanation` says of the code and both sites to each finding of a missing
+        order."""
+        for entry in self._entries.values():
+            if entry.code in UNORDERED and entry.first is not None and entry.second is not None:
+                entry.message += explanation(entry.code, entry.first, entry.second)
 
     def all(self) -> list[Finding]:
         """The findings in the order in which they arose."""

@@ -175,4 +175,6 @@ class Lifetimes:
                 "waits for it"
             )
 
-        self._findings.add("signal-after-exit", place, None, message)
+        # Into another CTA the memory may be another cluster's by then.
+        level = "error" if actor.cta != cta else None
+        self._findings.add("signal-after-exit", place, None, message, level=level)

@@ -240,6 +240,8 @@ def arrive(instruction: Instruction) -> Step:
         for some, barriers, offset, _ in target.groups(warp, mask, _ONE_GROUP):
             is_remote = barriers.cta is not warp.cta
             reach = "cluster" if is_remote and scope != "relaxed" else scope
+            if is_remote and scope == "cta":
+                _complain_of_scope(warp, instruction)
             method = barriers.arrive_drop if drops else barriers.arrive
             for lanes in _at_once(barriers, offset, some, None if expects else values):
                 mine = values[lanes]
@@ -259,6 +261,21 @@ def arrive(instruction: Instruction) -> Step:
         write(warp, states, mask)
 
     return step
+
+
+def _complain_of_scope(warp: Warp, instruction: Instruction) -> None:
+    """The ISA orders nothing for the other CTA then, though hardware does: CUTLASS's remote
+    arrivals name no scope, and the default is .cta."""
+    is_written = "cta" in instruction.modifiers
+    warp.cta.machine.complain(
+        "error" if is_written else "note",
+        "remote-mbarrier-scope",
+        "an arrival at another CTA's mbarrier with the scope .cta"
+        + ("" if is_written else ", which is the default")
+        + ": needs .release.cluster",
+        warp,
+        instruction,
+    )
 
 
 def _at_once(

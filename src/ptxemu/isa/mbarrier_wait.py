@@ -131,6 +131,8 @@ def _succeeded(warp: Warp, wait: _Wait, scope: str, target: Target) -> None:
     seen[key] = (barrier, matched if last is None else max(matched, last))
     if machine.observer is None:
         return
+    owner = barriers.cta.index
+    machine.observer.phase_seen(warp, owner, offset, matched, target.instruction)
     for phase in range(0 if last is None else last + 1, matched + 1):
         machine.observer.acquired(warp, barriers.token(offset, phase), scope)
     if last is not None and last == matched:

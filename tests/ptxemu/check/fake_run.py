@@ -220,6 +220,12 @@ class FakeRun:
         """A successful wait on an mbarrier."""
         self.checker.acquired(warp, ("mbarrier", cta, offset, phase), "cta")
 
+    def see(self, warp: FakeWarp, *, offset: int = 0, phase: int = 0, cta: int = 0) -> None:
+        """A wait on an mbarrier that has seen the phase complete."""
+        instruction = self.instruction(f"mbarrier.try_wait of warp {warp.agent_id}")
+        self.checker.phase_seen(warp, cta, offset, phase, instruction)
+        self.wait(warp, offset=offset, phase=phase, cta=cta)
+
     def fence(self, warp: FakeWarp, kind: str) -> None:
         """A fence, one of FENCES."""
         self.checker.fenced(warp, FENCES[kind], self.instruction(f"fence.{kind}"))

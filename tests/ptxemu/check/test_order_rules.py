@@ -181,7 +181,9 @@ def test_global_memory_of_the_arguments_is_initialised_and_checked(run: FakeRun)
     assert finding.code == "race" and "global memory 0x7f0000000000" in finding.message
 
 
-@pytest.mark.parametrize("scope, codes", [("gpu", []), ("cluster", []), ("cta", ["race"])])
+@pytest.mark.parametrize(
+    "scope, codes", [("gpu", []), ("cluster", []), ("cta", ["scope-race", "race"])]
+)
 def test_release_store_and_acquire_load_order_within_their_scope(
     scope: str, codes: list[str]
 ) -> None:

@@ -88,7 +88,7 @@ def test_a_relaxed_arrival_that_was_seen_came_before_the_exit(waited: bool) -> N
     if waited:
         relaxed_wait(run, owner)
     run.exit(run.ctas[0])
-    assert levels(run) == ([] if waited else [("signal-after-exit", "warning")])
+    assert levels(run) == ([] if waited else [("signal-after-exit", "error")])
 
 
 @pytest.mark.parametrize("relaxed", [True, False])
@@ -99,4 +99,4 @@ def test_a_relaxed_cluster_barrier_does_not_order_arrivals_before_the_exit(relax
     run.arrive(peer)
     run.cluster_barrier(relaxed=relaxed)
     run.exit(run.ctas[0])
-    assert levels(run) == ([("signal-after-exit", "warning")] if relaxed else [])
+    assert levels(run) == ([("signal-after-exit", "error")] if relaxed else [])

@@ -1,0 +1,56 @@
+"""Barriers that only some warps of a CTA execute: what is unordered there has one all the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import Actor
+    from ptxemu.check.findings import Site
+    from ptxemu.syntax.ast import Instruction
+
+BARRIERS = ("bar", "barrier")
+"""Opcodes; barrier.cluster, which all threads execute or none, is not meant."""
+
+
+class BarrierUsers:
+    """Which warps of each CTA have executed which barrier."""
+
+    def __init__(self) -> None:
+        self._users: dict[tuple[int, ...], dict[int, set[int]]] = {}
+        """By CTA and pc."""
+        self._warps: dict[tuple[int, ...], set[int]] = {}
+        self._instructions: dict[int, Instruction] = {}
+
+    def started(self, cta: Any) -> None:
+        """A CTA became resident."""
+        self._warps[cta.ctaid] = {warp.index for warp in cta.warps}
+
+    def executed(self, warp: Actor, instruction: Instruction) -> None:
+        """A warp executes a barrier."""
+        if "cluster" in instruction.modifiers:
+            return
+        self._instructions[instruction.pc] = instruction
+        self._users.setdefault(warp.ctaid, {}).setdefault(instruction.pc, set()).add(warp.warp)
+
+    def explanation(self, code: str, first: Site, second: Site) -> str:
+        """For two unordered accesses of one CTA: the barriers that one of the warps skips."""
+        if first.cta is None or first.cta != second.cta or first.warp == second.warp:
+            return ""
+        pcs = sorted(site.pc for site in (first, second) if site.pc is not None)
+        skipped = [
+            (pc, users)
+            for pc, users in self._users.get(first.cta, {}).items()
+            if (first.warp in users) != (second.warp in users)
+        ]
+        # The one between the two accesses is meant, where there is one.
+        skipped.sort(key=lambda one: not (len(pcs) == 2 and pcs[0] < one[0] < pcs[1]))
+        for pc, users in skipped[:1]:
+            instruction = self._instructions[pc]
+            absent = ", ".join(map(str, sorted(self._warps[first.cta] - users)))
+            return (
+                f"; the barrier at {instruction.span} does not order them: only warps "
+                f"{', '.join(map(str, sorted(users)))} of the CTA execute it, and warps {absent} "
+                "do not"
+            )
+        return ""

@@ -1,0 +1,110 @@
+"""Phases of mbarriers that may be overrun: the next one completes before a wait has seen this one.
+
+A wait names a parity. If phase n + 1 completes before a warp's wait for phase n looks, the wait
+sees the parity of n again and blocks, or takes a later phase for its own. So every wait for phase n
+must have happened before phase n + 1 completes: one of its arrivals must come after the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from ptxemu.check.actors import OperationActor, WarpActor
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import Actor
+    from ptxemu.check.findings import Findings, Place, Site
+    from ptxemu.check.vector_clock import Knowledge
+    from ptxemu.syntax.ast import Instruction
+
+Object: TypeAlias = tuple[int, int]
+"""An mbarrier: index of its CTA and offset."""
+OperationsOf = Callable[[int, int], list[OperationActor]]
+"""A cluster's operations of a set of bits."""
+
+
+class Phases:
+    """Waits for phases of mbarriers, until the next phase is complete."""
+
+    def __init__(
+        self, findings: Findings, name: Callable[[int], str], operations: OperationsOf
+    ) -> None:
+        """`name` gives a CTA's name."""
+        self._findings = findings
+        self._name = name
+        self._operations = operations
+        self._waits: dict[Object, dict[int, dict[WarpActor, tuple[int, Instruction]]]] = {}
+        self._arrivals: dict[Object, dict[int, Place | None]] = {}
+        """By phase the last arrival; None where one was relaxed, which tells of nothing."""
+
+    def forget(self, cta: int) -> None:
+        """A CTA is gone."""
+        for objects in (self._waits, self._arrivals):
+            for key in [key for key in objects if key[0] == cta]:
+                del objects[key]
+
+    def initialised(self, cta: int, offset: int) -> None:
+        """An object begins, with phase 0."""
+        self._waits.pop((cta, offset), None)
+        self._arrivals.pop((cta, offset), None)
+
+    def waited(
+        self, warp: WarpActor, cta: int, offset: int, phase: int, instruction: Instruction
+    ) -> None:
+        """A warp's wait has seen that `phase` is complete, and the next one is not."""
+        waits = self._waits.setdefault((cta, offset), {})
+        waits.setdefault(phase, {})[warp] = warp.clock, instruction
+
+    def arrived(
+        self,
+        actor: Actor,
+        cta: int,
+        offset: int,
+        phase: int,
+        *,
+        is_relaxed: bool,
+        before: Knowledge | None,
+    ) -> None:
+        """An arrival in `phase`; `before`: what was released in the phase before, now complete."""
+        arrivals = self._arrivals.setdefault((cta, offset), {})
+        if phase not in arrivals:
+            self.completed(cta, offset, phase - 1, before)
+            arrivals[phase] = actor, actor.instruction, "arrival"
+        if is_relaxed:
+            arrivals[phase] = None
+        elif arrivals[phase] is not None:
+            arrivals[phase] = actor, actor.instruction, "arrival"
+
+    def completed(self, cta: int, offset: int, phase: int, released: Knowledge | None) -> None:
+        """`phase` is complete: do its arrivals know of the waits for the phase before?"""
+        waits = self._waits.get((cta, offset), {}).pop(phase - 1, {})
+        arrival = self._arrivals.get((cta, offset), {}).pop(phase, None)
+        if released is None or arrival is None:
+            return
+        for warp, (clock, instruction) in waits.items():
+            if not self._is_known(released, warp, clock):
+                self._report(cta, offset, phase, (warp, instruction, "wait"), arrival)
+
+    def _is_known(self, released: Knowledge, warp: WarpActor, clock: int) -> bool:
+        """Whether the warp's wait, or what it issued behind it, is known to an arrival."""
+        if released.has_seen(warp.home, warp.slot, clock):
+            return True
+        part = released.parts.get(warp.home)
+        if part is None:
+            return False
+        return any(
+            operation.issuer_slot == warp.slot and operation.issuer_clock >= clock
+            for operation in self._operations(warp.home, part.done | part.reads)
+        )
+
+    def _report(self, cta: int, offset: int, phase: int, wait: Place, arrival: Place) -> None:
+        def message(a: Site | None, b: Site | None) -> str:
+            return (
+                f"{a} for a phase of the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and "
+                f"{b} in the next phase: nothing keeps the next phase from completing before the "
+                "wait has seen this one (the phase is overrun): needs an arrival of the next phase "
+                "behind the wait"
+            )
+
+        self._findings.add("mbarrier-overrun", wait, arrival, message)

@@ -1,0 +1,97 @@
+"""Phases of mbarriers that may be overrun are found on every schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxemu.errors import DeadlockError
+from ptxemu.sched.policy import Policy
+from tests.ptxemu.check.checked_run import POLICIES, check, errors, on_all_schedules
+from tests.ptxemu.check.fake_run import FakeRun
+from tests.ptxemu.kernel_run import TID
+
+HEAD = (
+    TID
+    + """
+shr.u32 %r9, %r0, 5;
+and.b32 %r8, %r0, 31;
+mov.u32 %r1, smem;
+setp.ne.u32 %p0, %r0, 0;
+@%p0 bra READY;
+mbarrier.init.shared.b64 [%r1], 1;
+mbarrier.init.shared.b64 [%r1+8], 1;
+READY: bar.sync 0;
+setp.ne.u32 %p1, %r8, 0;
+setp.eq.u32 %p2, %r9, 0;
+@%p2 bra PRODUCER;
+mov.u32 %r2, 0;
+"""
+)
+WAIT = """W{0}: mbarrier.try_wait.parity.shared.b64 %p9, [%r1{1}], {2};
+@!%p9 bra W{0};
+"""
+LOOP = """
+add.u32 %r2, %r2, 1;
+setp.lt.u32 %p3, %r2, 4;
+@%p3 bra {0};
+"""
+CONSUMER = (
+    "C: and.b32 %r3, %r2, 1;\n"
+    + WAIT.format(1, "", "%r3")
+    + "@%p1 bra C2;\nRELEASE\nC2:\n"
+    + LOOP.format("C")
+    + "bra END;\n"
+)
+PRODUCER = (
+    "PRODUCER: mov.u32 %r2, 0;\nP: and.b32 %r3, %r2, 1;\nxor.b32 %r3, %r3, 1;\nACQUIRE\n"
+    + "@%p1 bra P2;\nmbarrier.arrive.shared.b64 _, [%r1];\nP2:\n"
+    + LOOP.format("P")
+    + "END:\n"
+)
+RELEASE = "mbarrier.arrive.shared.b64 _, [%r1+8];"
+
+
+def ring(*, waits: bool) -> str:
+    """Warp 0 fills, warp 1 empties, four times; `waits`: for the emptied buffer."""
+    acquire = WAIT.format(2, "+8", "%r3") if waits else ""
+    return (HEAD + CONSUMER + PRODUCER).replace("RELEASE", RELEASE).replace("ACQUIRE", acquire)
+
+
+def test_a_ring_whose_producer_waits_is_sound() -> None:
+    how = {"shared": 1024}
+    assert on_all_schedules(ring(waits=True), block=64, how=how) == {()}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_without_the_wait_the_full_barrier_is_overrun_on_every_schedule(policy: Policy) -> None:
+    """Where the wait came too late in the run, the consumer hangs instead."""
+    try:
+        found = errors(check(ring(waits=False), block=64, how={"shared": 1024}, policy=policy))
+    except DeadlockError:
+        return
+    assert found == {"mbarrier-overrun"}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_next_phase_must_come_behind_the_wait(run: FakeRun, ordered: bool) -> None:
+    consumer, producer = run.warps
+    run.arrive(producer, phase=0)
+    run.see(consumer, phase=0)
+    if ordered:
+        run.arrive(consumer, offset=8)
+        run.see(producer, offset=8)
+    run.arrive(producer, phase=1)
+    run.see(consumer, phase=1)
+    assert run.codes == ([] if ordered else ["mbarrier-overrun"])
+
+
+def test_a_product_issued_behind_the_wait_tells_of_it(run: FakeRun) -> None:
+    """One warp of a warpgroup arrives for all: it has waited for their common products."""
+    consumer, producer = run.warps
+    run.arrive(producer, phase=0)
+    run.see(consumer, phase=0)
+    product = run.issue(consumer, "wgmma.mma_async", kind="wgmma")
+    run.join(producer, product)
+    run.arrive(producer, phase=1)
+    run.see(consumer, phase=1)
+    assert run.codes == []
