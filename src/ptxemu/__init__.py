@@ -16,6 +16,8 @@ from ptxemu.errors import (
     LaunchError,
     PtxEmuError,
     PtxSyntaxError,
+    StepLimitError,
+    UnknownDeviceError,
     UnsupportedInstructionError,
 )
 from ptxemu.saved_launch import load_launch, save_launch
@@ -33,6 +35,8 @@ __all__ = [
     "Policy",
     "PtxEmuError",
     "PtxSyntaxError",
+    "StepLimitError",
+    "UnknownDeviceError",
     "UnsupportedInstructionError",
     "load",
     "load_launch",

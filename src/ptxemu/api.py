@@ -285,6 +285,16 @@ def _host_bytes(address: int, size: int, owner: object) -> NDArray[np.uint8]:
 
 def _check_launch(launch: Launch, layout: Layout, function: Function, device: Device) -> None:
     """What the driver refuses, in its words."""
+    for what, extent, most in (
+        ("grid", launch.grid, device.max_grid),
+        ("block", launch.block, device.max_block),
+    ):
+        for axis in range(3):
+            if extent[axis] > most[axis]:
+                raise LaunchError(
+                    f"{what}: at most {most[axis]} along {'xyz'[axis]}; got {extent[axis]} "
+                    "(CUDA_ERROR_INVALID_VALUE)"
+                )
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     if threads > device.max_threads_per_cta:
         raise LaunchError(

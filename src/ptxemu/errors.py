@@ -50,6 +50,10 @@ class IllegalInstructionError(PtxEmuError, ValueError):
         self.span = span
 
 
+class UnknownDeviceError(PtxEmuError, ValueError):
+    """An architecture that ptxemu does not emulate."""
+
+
 class LaunchError(PtxEmuError, ValueError):
     """A launch that the driver would refuse: shared memory, cluster, block or arguments."""
 
@@ -59,6 +63,10 @@ class ExecutionError(PtxEmuError, RuntimeError):
 
     findings: Sequence[Any] = ()
     """With the check on: what it had found until then."""
+
+
+class StepLimitError(ExecutionError):
+    """The run was stopped because it had executed as many instructions as it may."""
 
 
 class DeadlockError(ExecutionError):

@@ -169,6 +169,7 @@ class Checker(Observer):
                 return
         is_mbarrier = access.instruction.modifiers[0] == "mbarrier"
         if is_mbarrier and access.instruction.modifiers[1] == "init":
+            assert access.owner is not None
             for start in access.starts.tolist():
                 self._phases.initialised(access.owner, start)
         if not is_mbarrier or self._mbarriers.accessed(access, event):

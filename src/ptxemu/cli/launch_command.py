@@ -20,7 +20,7 @@ from ptxemu.errors import ExecutionError, LaunchError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
-from ptxemu.sched.policy import Policy
+from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
 
 PTX_HELP = "a PTX file, or a saved launch (ptxemu exec --save), which needs no launch options"
 _LAUNCH_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg", "arch", "sms")
@@ -85,6 +85,13 @@ def add_schedule_options(parser: argparse.ArgumentParser) -> None:
         help="when asynchronous work happens (default random)",
     )
     parser.add_argument(
+        "--step-limit",
+        type=int,
+        default=DEFAULT_LIMIT,
+        metavar="N",
+        help=f"stop after N warp instructions (default {DEFAULT_LIMIT:,})",
+    )
+    parser.add_argument(
         "--sms",
         type=int,
         metavar="N",
@@ -119,7 +126,7 @@ def limit_of(options: argparse.Namespace) -> int | None:
 
 def policy_of(options: argparse.Namespace) -> Policy:
     """The schedule that the options ask for."""
-    return Policy(asynchronous=options.asynchronous, seed=options.seed)
+    return Policy(asynchronous=options.asynchronous, seed=options.seed, limit=options.step_limit)
 
 
 def prepare(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:

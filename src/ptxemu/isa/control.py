@@ -37,7 +37,12 @@ def call(instruction: Instruction) -> Step:
     returns, target, arguments = instruction.operands[:3]
     function = _FUNCTIONS.get(target.name) if isinstance(target, Symbol) else None
     if function is None:
-        unsupported(instruction, f"only {', '.join(_FUNCTIONS)} and the module's own can be called")
+        name = f"{target.name}: " if isinstance(target, Symbol) else ""
+        unsupported(
+            instruction,
+            f"{name}calls are inlined, so that a function cannot call itself (recursion), not even "
+            f"through others; of functions outside the module there are {', '.join(_FUNCTIONS)}",
+        )
     names = _names(instruction, arguments)
     results = _names(instruction, returns)
 

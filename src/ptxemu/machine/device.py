@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ptxemu.errors import UnknownDeviceError
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -20,6 +22,10 @@ class Device:
     """Largest portable cluster; 16 where the kernel allows non-portable sizes."""
     max_nonportable_cluster: int = 16
     has_tmem: bool = False
+    max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    """CTAs along x, y and z."""
+    max_block: tuple[int, int, int] = (1024, 1024, 64)
+    """Threads of a CTA along x, y and z."""
 
 
 SM_90A = Device("sm_90a", (9, 0), num_sms=132, shared_bytes_per_cta=232448)
@@ -52,9 +58,12 @@ def device_for(target: str) -> Device:
     """The device that runs PTX of `.target` (its first word).
 
     Raises:
-        ValueError: an architecture that ptxemu does not emulate.
+        UnknownDeviceError: an architecture that ptxemu does not emulate.
     """
     device = _DEVICES.get(target)
     if device is None:
-        raise ValueError(f"target: expected one of {', '.join(_DEVICES)}; got {target!r}")
+        raise UnknownDeviceError(
+            f"target: ptxemu emulates {', '.join(_DEVICES)}; got {target!r}. PTX for an older "
+            "target runs on these too: say which with arch='sm_90a' (--arch sm_90a)"
+        )
     return device if _num_sms is None else replace(device, num_sms=_num_sms)

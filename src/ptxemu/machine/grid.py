@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 NANOSECONDS_PER_INSTRUCTION = 1
+FIRST_SKIP = 1000
+MOST_SKIPS = 50
+"""Skips of time, each twice as long, after which a wait for a clock is one that never ends."""
 _GRID_WORKSPACE_BYTES = 8
 """Its size and the barrier, a number of 32 bits each."""
 _ALIGNMENT = 256
@@ -78,6 +81,11 @@ class Machine:
         """Instructions of the warps that have exited."""
         self.async_operations = 0
         self._num_agents = 0
+        self._clock_was_read = False
+        self._skipped_time = 0
+        """Added to clocks that count instructions: time that passed while nobody could go on."""
+        self._skips, self._skips_since = 0, -1
+        """How often time was skipped since `progress` had the second value."""
         self.printed: list[str] = []
         """What the kernel's calls of vprintf wrote, one string a thread's call."""
         self.elect: Callable[[Mask], int] = first_lane
@@ -159,7 +167,8 @@ class Machine:
 
     def dynamic_special(self, warp: Warp, name: str) -> Lanes:
         """Special registers whose value changes: clocks count the warp's instructions."""
-        ticks = warp.instruction_count * NANOSECONDS_PER_INSTRUCTION
+        ticks = warp.instruction_count * NANOSECONDS_PER_INSTRUCTION + self._skipped_time
+        self._clock_was_read = self._clock_was_read or name.startswith(("%clock", "%globaltimer"))
         if name in ("%clock", "%clock_hi"):
             return np.full(WARP_SIZE, ticks & 0xFFFFFFFF if name == "%clock" else 0, np.uint32)
         if name in ("%clock64", "%globaltimer"):
@@ -169,6 +178,17 @@ class Machine:
         if name.startswith("%envreg"):
             return np.full(WARP_SIZE, self._environment(int(name[7:])), np.uint32)
         raise ExecutionError(f"special register {name} is not known")
+
+    def skip_time(self) -> bool:
+        """Let time pass where warps only look at a clock; False where it would help nobody."""
+        if self.progress != self._skips_since:
+            self._skips, self._skips_since = 0, self.progress
+        if not self._clock_was_read or self._skips == MOST_SKIPS:
+            return False
+        self._clock_was_read = False
+        self._skips += 1
+        self._skipped_time = 2 * self._skipped_time + FIRST_SKIP
+        return True
 
     def _environment(self, number: int) -> int:
         """%envreg1 and 2 hold the address of the workspace of cooperative groups' grid barrier."""

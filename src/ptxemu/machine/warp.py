@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 LOOP_ROUNDS = 64
 """Rounds of a loop of pure instructions after which other warps have their turn."""
+PATIENCE, LEAST_PATIENCE = 256, 4
+"""Times that lanes go round a loop, nothing changing, before the other lanes of the warp run: at
+first, and when that has happened often."""
 
 
 class Status(Enum):
@@ -47,7 +50,16 @@ class Status(Enum):
 class Group:
     """Lanes of a warp at the same pc."""
 
-    __slots__ = ("awaited", "blocked", "mask", "may_diverge", "pc")
+    __slots__ = (
+        "awaited",
+        "blocked",
+        "is_tired",
+        "loops",
+        "loops_since",
+        "mask",
+        "may_diverge",
+        "pc",
+    )
 
     def __init__(self, pc: int, mask: Mask) -> None:
         self.pc = pc
@@ -57,13 +69,26 @@ class Group:
         """Lanes that the instruction at `pc` waits for (see `machine.convergence`)."""
         self.may_diverge = False
         """The next instruction executes although lanes are missing that can never come."""
+        self.loops, self.loops_since = 0, -1
+        """Times it went back since `Machine.progress` had the second value."""
+        self.is_tired = False
+        """It has gone round for long, and others of the warp go first: it may wait for them."""
+
+    def goes_back(self, progress: int, patience: int) -> None:
+        """It takes a branch backwards while others of the warp could run."""
+        if progress != self.loops_since:
+            self.loops, self.loops_since = 0, progress
+        self.loops += 1
+        self.is_tired = self.loops >= patience
 
 
 class Warp:
     """One warp of a CTA.
 
     Lanes that diverge form groups; of the groups that can run the one with the smallest pc goes
-    first, and groups that meet at a pc merge (reconvergence at the latest where code is common).
+    first, and groups that meet at a pc merge (reconvergence at the latest where code is common). A
+    group that goes round without anything changing, as one that spins on a lock which other lanes
+    hold, lets the others go first.
     """
 
     def __init__(self, agent_id: int, cta: Cta, index: int, num_lanes: int) -> None:
@@ -87,6 +112,7 @@ class Warp:
         self.in_flight: dict[int, Claim] = {}
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
         self._special: dict[str, Lanes] = {}
+        self._patience = PATIENCE
 
     @property
     def label(self) -> str:
@@ -210,11 +236,14 @@ class Warp:
                 self._tell_unblocked(group)
             if group.awaited is not None and not self._gathered(group):
                 continue
-            if best is None or group.pc < best.pc:
+            if best is None or (group.is_tired, group.pc) < (best.is_tired, best.pc):
                 best = group
         if best is None and self.groups and all(g.blocked is None for g in self.groups):
             best = self._diverged()
         if best is not None:
+            if best.is_tired:  # all are: they take turns again
+                for group in self.groups:
+                    group.is_tired, group.loops = False, 0
             best.awaited = None
             if len(self.groups) > 1:
                 self._merge(best)
@@ -339,6 +368,10 @@ class Warp:
         here = group.pc
         if taken is group.mask:
             group.pc = node.target
+            if node.target <= here and len(self.groups) > 1:
+                group.goes_back(self.cta.machine.progress, self._patience)
+                if group.is_tired:
+                    self._patience = max(self._patience // 2, LEAST_PATIENCE)
             return node.target <= here
         if taken is NOBODY:
             group.pc = here + 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_LIMIT = 1_000_000_000
+"""Some hours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -17,6 +20,7 @@ class Policy:
         probability: with "random", that an asynchronous step is taken after a warp's step.
         timeouts: that after a warp's step some warp's wait with a time limit
             (mbarrier.try_wait) gives up, as it may at any time; without, only where all wait.
+        limit: warp instructions after which the run is stopped with a StepLimitError.
     """
 
     asynchronous: str = "random"
@@ -24,6 +28,7 @@ class Policy:
     seed: int = 0
     probability: float = 0.2
     timeouts: float = 0.0
+    limit: int = DEFAULT_LIMIT
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from math import prod
 
-from ptxemu.errors import DeadlockError
+from ptxemu.errors import DeadlockError, StepLimitError
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
 from ptxemu.machine.occupancy import ctas_per_sm
@@ -15,6 +15,8 @@ from ptxemu.machine.warp import Status, Warp
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.resident_warps import ResidentWarps
 
+STEPS_BETWEEN_COUNTS = 1024
+"""Steps after which the instructions are counted against the limit."""
 SPINNING_STEPS_PER_WARP = 64
 """Steps of every warp without any progress after which asynchronous work is forced."""
 LIVELOCK_ROUNDS = 50
@@ -52,6 +54,7 @@ class Scheduler:
 
         Raises:
             DeadlockError: nothing can go on.
+            StepLimitError: the policy's limit was reached.
         """
         self._waiting = self._machine.clusters()
         self._start_clusters()
@@ -66,6 +69,8 @@ class Scheduler:
                 self._step_async()
             if self._policy.timeouts:
                 self._time_out()
+            if not self.steps % STEPS_BETWEEN_COUNTS:
+                self._check_limit()
             if self._machine.progress != seen:
                 spinning, seen, idle_rounds = 0, self._machine.progress, 0
                 continue
@@ -77,6 +82,9 @@ class Scheduler:
                     idle_rounds = 0
                     continue
                 idle_rounds = 0 if self._is_new_state() else idle_rounds + 1
+                if moved and idle_rounds and self._machine.skip_time():
+                    idle_rounds = 0
+                    continue
                 if (idle_rounds or not moved) and self._make_room():
                     idle_rounds = 0
                     continue
@@ -196,14 +204,28 @@ class Scheduler:
         while ready:
             self._machine.take_step(ready[0])
 
-    def _deadlock(self, *, spins: bool) -> None:
-        reasons = [reason for warp in self._warps for reason in warp.blocked_reasons()]
-        spinning = [
-            f"{warp.label} spins near {warp.program.function.instructions[group.pc].span}"
+    def _check_limit(self) -> None:
+        count = self._machine.warp_instructions + sum(w.instruction_count for w in self._warps)
+        limit = self._policy.limit
+        if count > limit:
+            where = "\n  ".join(self._whereabouts()[:10])
+            raise StepLimitError(
+                f"stopped after {count:,} warp instructions, the limit is {limit:,} (Policy(limit="
+                f"...), --step-limit): a loop that never ends, or a problem too large?\n  {where}"
+            )
+
+    def _whereabouts(self) -> list[str]:
+        """Where the warps that can run are."""
+        return [
+            f"{warp.label} is near {warp.program.function.instructions[group.pc].span}"
             for warp in self._warps
             for group in warp.groups
-            if group.blocked is None
+            if group.blocked is None and group.pc < len(warp.program.function.instructions)
         ]
+
+    def _deadlock(self, *, spins: bool) -> None:
+        reasons = [reason for warp in self._warps for reason in warp.blocked_reasons()]
+        spinning = [where.replace(" is near", " spins near") for where in self._whereabouts()]
         kind = "livelock" if spins else "deadlock"
         lines = "\n  ".join((reasons + spinning)[:40] + self._not_started())
         raise DeadlockError(f"{kind}: nothing can go on.\n  {lines}")
