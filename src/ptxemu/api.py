@@ -169,10 +169,12 @@ class Module:
         checker = Checker(kernel) if check else None
         if checker is not None:
             observer = checker if observer is None else FanOut(observer, checker)
-        machine = Machine(self.program(kernel), layout, launch, self.device, memory, observer)
+        policy = policy or Policy()
+        program = self.program(kernel)
+        machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
         try:
             with np.errstate(all="ignore"):
-                Scheduler(machine, policy or Policy(), on_progress=on_progress).run()
+                Scheduler(machine, policy, on_progress=on_progress).run()
         except ExecutionError as error:
             error.findings = checker.findings if checker is not None else []
             raise

@@ -38,7 +38,7 @@ LEVELS: dict[str, str] = {
     "late-tmem-read": "error",
     "tmem-read-by-register": "error",
     "mma-order-in-practice": "note",
-    "uninitialised-read": "error",
+    "uninitialised-read": "warning",
     "uninitialised-tmem-read": "error",
     "uninitialised-async-read": "warning",
     "async-after-exit": "error",

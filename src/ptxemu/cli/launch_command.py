@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
 PTX_HELP = "a PTX file, or a saved launch (ptxemu exec --save), which needs no launch options"
 _LAUNCH_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg", "arch", "sms")
 _SHOWN_ELEMENTS = 6
+OTHER_FILL = 0xFF
+"""The byte of uninitialised memory in a second run, which shows whether a result depends on it."""
 
 _HELP = {
     "run": "Launch a kernel on random, seeded inputs and show what it did to its arrays.",
@@ -180,7 +183,7 @@ def carry_out(options: argparse.Namespace) -> int:
             on_progress=lambda done, total: progress(kernel, done, total),
         )
         launches.append(result)
-        findings = result.findings
+        findings = [*result.findings, *_of_uninitialised_results(setup, arguments, result, options)]
     except ExecutionError as error:
         failure, findings = f"kernel {kernel}: {error}", error.findings
     finally:
@@ -205,6 +208,36 @@ def carry_out(options: argparse.Namespace) -> int:
         sys.stdout.write("\n".join(lines) + "\n")
     is_failure = failure is not None or report.is_failure(findings, options.fail_on)
     return 1 if is_failure else 0
+
+
+def _of_uninitialised_results(
+    setup: LaunchSetup,
+    arguments: list[Argument],
+    result: api.LaunchResult,
+    options: argparse.Namespace,
+) -> list[Finding]:
+    """Whether what nobody wrote reached the arrays: the launch again, with other bytes there."""
+    reads = [f for f in result.findings if f.code.startswith("uninitialised")]
+    arrays = [(a.array, a.before) for a in arguments if a.array is not None]
+    if not reads:
+        return []
+    after = [array.copy() for array, _ in arrays]
+    for array, before in arrays:
+        array[...] = before
+    setup.launch(policy=replace(policy_of(options), fill=OTHER_FILL))
+    differs = []
+    for (array, _), data in zip(arrays, after, strict=True):
+        differs.append(array.tobytes() != data.tobytes())
+        array[...] = data
+    if not any(differs):
+        return []
+    first = reads[0]
+    text = first.message.split(": ", 2)[-1]
+    message = (
+        f"uninitialised-result: kernel {setup.kernel}: argument {differs.index(True)} depends on "
+        f"memory that nobody wrote; the first read of it: {text}"
+    )
+    return [replace(first, level="error", code="uninitialised-result", message=message)]
 
 
 def _dim3(text: str) -> tuple[int, int, int]:

@@ -53,7 +53,7 @@ class Cta:
         self.index = ctaid[0] + gx * (ctaid[1] + gy * ctaid[2])
         """CTA number in the grid."""
         size = SHARED_BASE + machine.layout.shared_bytes
-        whole = np.zeros(-(-size // WORD_BYTES) * WORD_BYTES, dtype=np.uint8)
+        whole = np.full(-(-size // WORD_BYTES) * WORD_BYTES, machine.fill, dtype=np.uint8)
         self.shared: NDArray[np.uint8] = whole[:size]
         """Bytes by CTA-relative shared address; the first SHARED_BASE are reserved."""
         self.shared_words: NDArray[np.uint32] = whole.view(np.uint32)
@@ -70,7 +70,8 @@ class Cta:
     def tmem(self) -> NDArray[np.uint32]:
         """Tensor memory (128 lanes, 512 columns) of 32-bit cells."""
         if self._tmem is None:
-            self._tmem = np.zeros((TMEM_LANES, TMEM_COLUMNS), dtype=np.uint32)
+            word = self.machine.fill * 0x01010101
+            self._tmem = np.full((TMEM_LANES, TMEM_COLUMNS), word, dtype=np.uint32)
         return self._tmem
 
     @property

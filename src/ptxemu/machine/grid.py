@@ -64,6 +64,7 @@ class Machine:
         device: Device,
         memory: GlobalMemory,
         observer: Observer | None = None,
+        fill: int = 0,
     ) -> None:
         self.program = program
         self.layout = layout
@@ -71,6 +72,8 @@ class Machine:
         self.device = device
         self.memory = memory
         self.observer = observer
+        self.fill = fill
+        """The byte that shared memory and TMEM hold at first."""
         self.pending = PendingOperations()
         self.woken: list[Warp] = []
         """Warps whose sleep ended, for the scheduler to take out."""

@@ -20,6 +20,8 @@ class Policy:
         probability: with "random", that an asynchronous step is taken after a warp's step.
         timeouts: that after a warp's step some warp's wait with a time limit
             (mbarrier.try_wait) gives up, as it may at any time; without, only where all wait.
+        fill: the byte that shared memory and TMEM hold at first; a result that depends on it
+            depends on memory that nobody wrote.
         limit: warp instructions after which the run is stopped with a StepLimitError.
     """
 
@@ -29,6 +31,7 @@ class Policy:
     probability: float = 0.2
     timeouts: float = 0.0
     limit: int = DEFAULT_LIMIT
+    fill: int = 0
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""

@@ -8,7 +8,7 @@ from ptxemu.cli.main import main
 from ptxemu.cli.report import finding_lines, is_failure, summary_line
 from tests.ptxemu.check.checked_run import check
 from tests.ptxemu.check.test_tmem_loads import ALLOC, END, USES
-from tests.ptxemu.kernel_run import TID, source
+from tests.ptxemu.kernel_run import TID, source, store
 
 ENDS_BADLY = {
     "an illegal address": ("st.global.b32 [%rd_x+1048576], %r0;", "0x"),
@@ -57,3 +57,18 @@ def test_findings_of_one_pair_of_lines_are_one_line() -> None:
     assert len([f for f in found if f.level == "error"]) >= 10
     (line,) = finding_lines([f for f in found if f.code == "race"], with_notes=False)
     assert "such pairs of instructions in these lines" in line
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_uninitialised_shared_memory_is_an_error_where_it_reaches_a_result(
+    masked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "mov.u32 %r1, smem;\nld.shared.b32 %r2, [%r1];\n"
+    body += "and.b32 %r2, %r2, 0;\n" if masked else ""
+    path = tmp_path / "kernel.ptx"
+    path.write_text(source(TID + body + store("x", "%r2"), ["x"], shared=1024))
+    code = main(["check", str(path), "--block", "32", "--arg", "u32[32]=zeros", "--quiet"])
+    out = capsys.readouterr().out
+    assert code == (0 if masked else 1)
+    assert ("error: uninitialised-result: " in out) != masked
+    assert "warning: uninitialised-read: " in out
