@@ -17,7 +17,8 @@ from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.shadow import ShadowRegion, States, distinct
-from ptxemu.check.vector_clock import NOTHING, Knowledge, Part
+from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token
+from ptxemu.check.vector_clock import NOTHING, Part
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
@@ -28,11 +29,8 @@ if TYPE_CHECKING:
 GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18
 TMEM_BITS = 18
-KEPT_GENERATIONS = 4
-"""Phases of a barrier whose knowledge is kept; nobody can wait for older ones."""
 STATES_BEFORE_COMPACTION = 200_000
-SUPERSEDED = ("exited-cta", "mbarrier-overwritten")
-"""Complaints of the machine about what the check tells itself, and tells more of."""
+SUPERSEDED = ("exited-cta", "mbarrier-overwritten")  # the check tells more of these itself
 CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 
 
@@ -49,7 +47,7 @@ class Checker(Observer):
         self._compact_at = STATES_BEFORE_COMPACTION
         self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
         self._actors: dict[int, Actor] = {}
-        self._tokens: dict[int, dict[Hashable, Knowledge]] = {}
+        self._tokens: dict[int, Tokens] = {}
         """What was left at tokens, by cluster: nobody of another cluster gets at them."""
         self._widths: dict[int, int] = {}
         self._operations: dict[int, list[int]] = {}
@@ -216,14 +214,14 @@ class Checker(Observer):
         actor = self._actors[agent.agent_id]
         tokens = self._tokens.setdefault(actor.home, {})
         self._signal(actor, token, arrives=True)
-        if _is_mbarrier(token):
+        if is_mbarrier_token(token):
             self._arrived(actor, token, scope, tokens)
         held = tokens.get(token)
         if held is None:
-            held = tokens[token] = _new_token(tokens, token)
+            held = tokens[token] = new_token(tokens, token)
         if scope in ("", "relaxed"):
             if isinstance(actor, WarpActor):
-                relaxed.release(actor, held, at_mbarrier=_is_mbarrier(token))
+                relaxed.release(actor, held, at_mbarrier=is_mbarrier_token(token))
             return
         held.unite(actor.know)
         if isinstance(actor, WarpActor):
@@ -244,7 +242,7 @@ class Checker(Observer):
 
     def _signal(self, actor: Actor, token: Hashable, *, arrives: bool) -> None:
         """An arrival at an mbarrier or a wait for it: may the agent use the object?"""
-        if not _is_mbarrier(token):
+        if not is_mbarrier_token(token):
             return
         assert isinstance(token, tuple)
         _, cta, offset, _ = token
@@ -255,16 +253,13 @@ class Checker(Observer):
         if cta not in self._gone:
             self._mbarriers.used(actor, instruction, cta, offset, action)
 
-    def _arrived(
-        self, actor: Actor, token: Any, scope: str, tokens: dict[Hashable, Knowledge]
-    ) -> None:
+    def _arrived(self, actor: Actor, token: Any, scope: str, tokens: Tokens) -> None:
         """An arrival at an mbarrier: it belongs to a phase, and the one before is complete."""
         _, cta, offset, phase = token
-        if cta in self._gone:
-            return
-        is_relaxed = scope in ("", "relaxed") and actor.is_warp
-        before = tokens.get(("mbarrier", cta, offset, phase - 1))
-        self._phases.arrived(actor, cta, offset, phase, is_relaxed=is_relaxed, before=before)
+        if cta not in self._gone:
+            is_relaxed = scope in ("", "relaxed") and actor.is_warp
+            before = tokens.get(("mbarrier", cta, offset, phase - 1))
+            self._phases.arrived(actor, cta, offset, phase, is_relaxed=is_relaxed, before=before)
 
     def phase_seen(
         self, agent: Agent, owner: int, offset: int, phase: int, instruction: Instruction
@@ -278,16 +273,10 @@ class Checker(Observer):
         self._phases.waited(warp, owner, offset, phase, instruction)
 
     def _operations_of(self, home: int, bits: int) -> list[OperationActor]:
-        """The operations of a cluster whose bits are set, the latest first."""
-        found: list[OperationActor] = []
-        issued = self._operations.get(home, [])
-        while bits:
-            slot = bits.bit_length() - 1
-            bits ^= 1 << slot
-            actor = self._actors[issued[slot]]
-            if isinstance(actor, OperationActor):
-                found.append(actor)
-        return found
+        """The operations of a cluster whose bits are set."""
+        issued = enumerate(self._operations.get(home, ()))
+        actors = (self._actors[agent_id] for slot, agent_id in issued if bits >> slot & 1)
+        return [actor for actor in actors if isinstance(actor, OperationActor)]
 
     def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """A fence of a warp."""
@@ -409,21 +398,3 @@ class Checker(Observer):
             level=level,
             about="" if instruction is not None else message,
         )
-
-
-def _is_mbarrier(token: Hashable) -> bool:
-    return isinstance(token, tuple) and token[0] == "mbarrier"
-
-
-def _new_token(tokens: dict[Hashable, Knowledge], token: Hashable) -> Knowledge:
-    """What a token starts with; forgets the use of the same barrier long before this one.
-
-    Arrivals at an mbarrier are read-modify-writes of one object, so that whoever sees a phase
-    complete also knows what was released in the phases before.
-    """
-    if not isinstance(token, tuple) or not isinstance(token[-1], int):
-        return Knowledge()
-    *family, use = token
-    tokens.pop((*family, use - KEPT_GENERATIONS), None)
-    before = tokens.get((*family, use - 1)) if token[0] == "mbarrier" else None
-    return Knowledge() if before is None else before.copy()

@@ -192,7 +192,10 @@ class Races:
         old, new = write.columns, event.columns
         if old == new or old is None or new is None or write.actor is event.actor:
             return
-        if event.actor.is_warp or not event.actor.knows(write):  # tcgen05.dealloc is a warp's
+        # tcgen05.st may fill what is never used; tcgen05.dealloc is a warp's.
+        if not tcgen05_order.kind_of(write.actor).startswith(("tcgen05.mma", "tcgen05.cp")):
+            return
+        if event.actor.is_warp or not event.actor.knows(write):
             return
         edge = (
             f"columns {new[0]} to {new[1] - 1} overlap columns {old[0]} to {old[1] - 1}, which "

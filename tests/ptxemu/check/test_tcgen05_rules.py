@@ -294,3 +294,22 @@ def test_a_peer_waits_for_each_commit_that_arrives_in_its_shared_memory(waited: 
     for cta in run.ctas:
         run.exit(cta)
     assert run.codes == ([] if waited else ["signal-after-exit"])
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_product_over_part_of_a_result_that_nobody_has_read_is_a_finding(
+    run: FakeRun, read: bool
+) -> None:
+    issuer = run.warps[0]
+    product = mma(run, issuer)
+    run.checker.async_completed(product)
+    commit(run, issuer, [product])
+    run.wait(issuer)
+    if read:
+        everything = run.issue(issuer, "tcgen05.ld of all [d]", kind="tcgen05.ld")
+        run.read(everything, ROWS, 256, space=TMEM)
+        run.join(issuer, everything)
+    other = run.issue(issuer, "tcgen05.mma to column 32", kind="tcgen05.mma")
+    run.write(other, [row + 128 for row in ROWS], 256, space=TMEM)
+    found = [level for level in levels(run) if level[0] == "tmem-overlap"]
+    assert found == ([] if read else [("tmem-overlap", "warning")])

@@ -1,4 +1,5 @@
-"""Kernels that nobody here wrote, compiled by their own code: right results and no finding.
+"""Kernels that nobody here wrote, compiled by their own code: right results, nothing that would be
+wrong on hardware. Against the ISA's letter some of them use registers of tcgen05.ld early.
 
 They come from the registry (`make test-peers` installs them) and are not copied. Each script runs
 through `ptxemu exec` as a user would run it, and asserts its own result.
@@ -51,9 +52,9 @@ def test_result_is_right_and_nothing_is_found(case: tuple[str, ...], tmp_path: P
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: make test-peers installs it")
     report = tmp_path / "report.json"
-    ptxemu = [sys.executable, "-m", "ptxemu", "exec", "--quiet", "--json", str(report)]
+    ptxemu = [sys.executable, "-m", "ptxemu", "exec", "--quiet", "--fail-on", "hardware"]
     run = subprocess.run(
-        [*ptxemu, "--arch", arch, str(SCRIPTS / script), *arguments],
+        [*ptxemu, "--json", str(report), "--arch", arch, str(SCRIPTS / script), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "QUACK_CACHE_ENABLED": "0"},
         capture_output=True,
         text=True,
@@ -62,4 +63,4 @@ def test_result_is_right_and_nothing_is_found(case: tuple[str, ...], tmp_path: P
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     document = json.loads(report.read_text())
     assert document["launches"], "no kernel was launched"
-    assert [f["message"] for f in document["findings"] if f["level"] == "error"] == []
+    assert [f["message"] for f in document["findings"] if f["kind"] == "hardware"] == []
