@@ -37,6 +37,7 @@ class Event:
         "columns",
         "instruction",
         "is_mbarrier",
+        "is_non_coherent",
         "is_silent",
         "kind",
         "proxy",
@@ -58,6 +59,8 @@ class Event:
         """Its place in the run, to tell which of two unordered accesses came first here."""
         self.is_silent = access.is_silent
         """It wrote what was there already."""
+        self.is_non_coherent = "nc" in access.instruction.modifiers
+        """It reads through the path that sees no write of the same kernel."""
         self.is_mbarrier = False
         """It initialised an mbarrier in these bytes."""
         self.write_state: State | None = None
@@ -72,11 +75,6 @@ class Event:
         if self.columns is not None:
             first, end = min(first, self.columns[0]), max(end, self.columns[1])
         self.columns = first, end
-
-    @property
-    def is_non_coherent(self) -> bool:
-        """Whether it reads through the path that sees no write of the same kernel."""
-        return self.kind is AccessKind.READ and "nc" in self.instruction.modifiers
 
     def is_strong_with(self, other: Event) -> bool:
         """Whether the two are morally strong: each is in the scope of the other."""
