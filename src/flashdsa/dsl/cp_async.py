@@ -1,0 +1,38 @@
+"""cp.async: 16-byte copies by single threads from device memory into swizzled tiles."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import cute
+
+COPY_BYTES = 16
+
+
+def copy_units(to: Any, source: Any, row: Any, places: Sequence[tuple[int, int]]) -> None:
+    """16 bytes for each of `places`.
+
+    Args:
+        to: shared memory address. source: pointer to device memory.
+        row: where it is negative zeros come, and `source` is not accessed.
+        places: offsets in bytes from `to` and from `source`.
+    """
+    copies = "".join(
+        f"cp.async.cg.shared.global.L2::256B [{{$r0}} + {target}], [{{$r1}} + {offset}], "
+        f"{COPY_BYTES}, none; "
+        for target, offset in places
+    )
+    cute.arch.inline_ptx(
+        f"{{ .reg .pred none; setp.lt.s32 none, {{$r2}}, 0; {copies}}}",
+        read_only_args=[to, source, row],
+    )
+
+
+def arrive_when_copied(barrier: Any) -> None:
+    """An arrival of this thread as soon as all its copies so far have come; does not wait.
+
+    The copies are writes of the generic proxy, of which the arrival tells: who reads them through
+    the asynchronous proxy (wgmma) fences it behind the wait.
+    """
+    cute.arch.inline_ptx(
+        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{$r0}];", read_only_args=[barrier]
+    )

@@ -1,0 +1,1 @@
+"""Sparse MLA for Hopper."""

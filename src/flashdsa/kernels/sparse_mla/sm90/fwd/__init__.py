@@ -1,0 +1,1 @@
+"""The forward: O and lse of sparse MLA."""

@@ -1,0 +1,49 @@
+"""What every role knows: the plan, shared memory, the CTA's work."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+
+SCORES_DONE, P_FREE, MERGE = 1, 2, 3
+"""Named barriers; 0 is the CTA's."""
+
+
+class Context(NamedTuple):
+    """One CTA's place in the launch. Its work items are first_item, first_item + num_ctas, ...
+
+    An item is 64 rows of Q: of a group of queries, or of `blocks` items of one query each.
+    """
+
+    arena: Arena
+    first_item: Int32
+    num_ctas: Int32
+    num_items: Int32
+    blocks: Int32
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> FwdPlan:
+        """The budgets, known when the kernel is compiled."""
+        return self.arena.plan
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+    def phase(self, step: Any) -> Int32:
+        """The phase that step number `step` of the CTA completes, of every barrier but Q's."""
+        return self.barriers("p0_full").state(step).phase
+
+
+@cute.jit
+def arrive_warp(c: Context, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
+    """One arrival for the warp: what its lanes did before is done for whoever waits."""
+    cute.arch.sync_warp()
+    if c.thread % WARP_SIZE == 0:
+        c.barriers(name).arrive(stage)

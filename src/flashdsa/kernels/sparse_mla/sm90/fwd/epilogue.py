@@ -1,0 +1,154 @@
+"""The end of a work item: both consumers' sums merged, O and lse to device memory."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import MERGE, Context
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, HALF_DIMS, ROWS
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import OF_OUT
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
+    THREAD_ROWS,
+    Rows,
+    Scale,
+    exp2,
+    pack,
+    quad_reduce,
+    row_of_thread,
+)
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+BLOCK_DIMS = 32
+"""Dims that four lanes exchange and store at once, 8 each."""
+
+
+class Output(NamedTuple):
+    """Where results go."""
+
+    c: Context
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+
+class Place(NamedTuple):
+    """Of an item's rows in the results, which are numbered over queries and heads."""
+
+    first: Int64  # number of the item's first row
+    count: Int32  # rows that there are, of 64
+    head: Int32  # of this thread's first row
+    row: Int32  # this thread's first row in the item
+
+
+@cute.jit
+def place_of(w: Output, item: Int32) -> Place:
+    """The item's rows."""
+    c = w.c
+    row = row_of_thread(c.thread)
+    if cutlass.const_expr(c.plan.group > 1):
+        first = item * ROWS
+        count = Int32(w.lse.shape[0]) * c.plan.group_heads - first
+        return Place(Int64(first), count, row % c.plan.group_heads, row)
+    num_heads = Int32(w.lse.shape[1])
+    query = item // c.blocks
+    head = (item - query * c.blocks) * ROWS
+    return Place(Int64(query) * num_heads + head, num_heads - head, head + row, row)
+
+
+@cute.jit
+def write_item(
+    w: Output, out: cute.Tensor, rows: Rows, item: Int32, side: cutlass.Constexpr
+) -> None:
+    """A consumer's half of O, divided by the rows' sums; side 0 writes lse besides."""
+    c = w.c
+    sums = merge_sums(c, rows, w.scale, side)
+    place = place_of(w, item)
+    factors = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        total, head = sums[h], place.head
+        if cutlass.const_expr(c.plan.group_heads > 8):
+            head += 8 * h
+        present = place.row + 8 * h < place.count
+        factor, lse = Float32(0.0), Float32(float("inf"))
+        if total != 0.0:
+            top = rows.out_max[h] * w.scale.factor
+            lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
+            factor = cute.arch.rcp_approx(total)
+            if w.attn_sink.shape[0] > 0 and present:
+                sink = (w.attn_sink.iterator + head).load()
+                factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
+                if sink == float("inf"):
+                    factor = Float32(0.0)  # of a sum that is NaN too
+        if cutlass.const_expr(side == 0):
+            if present and c.thread % 4 == 0:
+                (w.lse.iterator + (place.first + place.row + 8 * h)).store(lse)
+        factors.append(factor)
+    for i in cutlass.range_constexpr(OF_OUT):
+        factor = factors[i // 2 % THREAD_ROWS]
+        out[i] = out[i] * factor if factor != 0.0 else Float32(0.0)
+    store_rows(w, out, place, side)
+
+
+@cute.jit
+def merge_sums(
+    c: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr
+) -> list[Float32]:
+    """The rows' sums over both consumers' tiles, against O's maxima."""
+    shared = c.arena.array("row_sum", Float32, 2 * 2 * ROWS)
+    row = row_of_thread(c.thread)
+    own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
+    # MERGE: both consumers have read what the item before left.
+    cute.arch.barrier(barrier_id=MERGE, number_of_threads=2 * WARPGROUP_SIZE)
+    if c.thread % 4 == 0:
+        for h in cutlass.range_constexpr(THREAD_ROWS):
+            shared[(side * 2) * ROWS + row + 8 * h] = own[h]
+            shared[(side * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
+    # MERGE: both have written.
+    cute.arch.barrier(barrier_id=MERGE, number_of_threads=2 * WARPGROUP_SIZE)
+    sums = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        others = shared[(1 - side) * 2 * ROWS + row + 8 * h]
+        others_max = shared[((1 - side) * 2 + 1) * ROWS + row + 8 * h]
+        sums.append(
+            own[h] * exp2((rows.row_max[h] - rows.out_max[h]) * scale.factor)
+            + others * exp2((others_max - rows.out_max[h]) * scale.factor)
+        )
+    return sums
+
+
+@cute.jit
+def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexpr) -> None:
+    """O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8 dims."""
+    quad = w.c.thread % 4
+    odd, upper = quad % 2 == 1, quad // 2 == 1
+    row = (place.first + place.row) * D_V + side * HALF_DIMS
+    at = w.out.iterator + (row + quad * 8)
+    for block in cutlass.range_constexpr(HALF_DIMS // BLOCK_DIMS):
+        for h in cutlass.range_constexpr(THREAD_ROWS):
+            first = OF_OUT * BLOCK_DIMS // HALF_DIMS * block + 2 * h
+            words = [pack(out[first + 4 * i], out[first + 4 * i + 1]) for i in range(4)]
+            words = transpose_quad(words, odd, upper)
+            if place.row + 8 * h < place.count:
+                cute.arch.inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[at + (h * 8 * D_V + block * BLOCK_DIMS), *words],
+                )
+
+
+@cute.jit
+def transpose_quad(words: list[Any], odd: Any, upper: Any) -> list[Any]:
+    """Word i of lane j of four becomes word j of lane i."""
+    a, b, c, d = words
+    x = cute.arch.shuffle_sync_bfly(a if odd else b, 1)
+    y = cute.arch.shuffle_sync_bfly(c if odd else d, 1)
+    a, b = (x if odd else a), (b if odd else x)
+    c, d = (y if odd else c), (d if odd else y)
+    x = cute.arch.shuffle_sync_bfly(a if upper else c, 2)
+    y = cute.arch.shuffle_sync_bfly(b if upper else d, 2)
+    a, b = (x if upper else a), (y if upper else b)
+    c, d = (c if upper else x), (d if upper else y)
+    return [a, b, c, d]

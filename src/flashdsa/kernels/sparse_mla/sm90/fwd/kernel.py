@@ -1,0 +1,159 @@
+"""The forward of sparse MLA for Hopper: a CTA takes 64 rows of Q, a work item, at a time.
+
+Steps of two tiles of 64 keys; halves of the tiles are freed, and come again, as they have been read.
+
+gather                | left                        | right
+--------------------- | --------------------------- | ---------------------------------------
+Q, both tiles         | S0 = Q K0^T                 |
+                      | P0 = exp2(S0) -> shared     | S1 = Q K1^T
+                      | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
+tile 0 left, right    |                             |     P1 = exp2(S1) -> shared
+                      | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
+tile 1 right, left    |     and behind it the       |
+                      |     next step's S0          |
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, Int32, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import Context
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E, Output
+from flashdsa.kernels.sparse_mla.sm90.fwd.gather import Gatherer, gather_all
+from flashdsa.kernels.sparse_mla.sm90.fwd.left import Left, consume_left
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, D_QK, ROWS
+from flashdsa.kernels.sparse_mla.sm90.fwd.right import Right, consume_right
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import make_scale
+from flashdsa.kernels.sparse_mla.sm90.fwd.union import Lists, launch_union
+
+GATHER, LEFT, RIGHT = range(3)
+"""Warpgroups, in the plan's order of roles."""
+
+
+@cute.kernel
+def forward_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    kv: cute.Tensor,
+    slots: cute.Tensor,
+    num_slots: cute.Tensor,
+    members: Any,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_forward`."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    initialise_barriers(arena, thread)
+    cute.arch.sync_threads()
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role finds its place for itself: what all share would be live in every role.
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        c = locate(lse, arena)
+        gather_all(Gatherer(c, q_map.get_ptr(), kv, slots, num_slots, members))
+    elif group == LEFT:
+        cute.arch.setmaxregister_increase(plan.left.registers)
+        c = locate(lse, arena)
+        scale = make_scale(sm_scale * LOG2_E)
+        consume_left(Left(c, Output(c, out, lse, attn_sink, scale), scale))
+    else:
+        cute.arch.setmaxregister_increase(plan.right.registers)
+        c = locate(lse, arena)
+        scale = make_scale(sm_scale * LOG2_E)
+        consume_right(Right(c, Output(c, out, lse, attn_sink, scale), scale))
+
+
+@cute.jit
+def locate(lse: cute.Tensor, arena: Arena) -> Context:
+    """This thread's context."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    queries = Int32(lse.shape[0])
+    group = arena.plan.group
+    if cutlass.const_expr(group > 1):
+        blocks = Int32(1)
+        num_items = (queries + group - 1) // group
+    else:
+        blocks = (Int32(lse.shape[1]) + ROWS - 1) // ROWS
+        num_items = queries * blocks
+    return Context(arena, cta, num_ctas, num_items, blocks, thread % WARPGROUP_SIZE)
+
+
+@cute.jit
+def launch_forward(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        q: (S, H, 576) bf16. kv: (S_kv, 576) bf16. indices: (S, topk) int32.
+        topk_length: (S,) int32, or (0,): every slot counts.
+        attn_sink: (H,) fp32, or (0,): none.
+        out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
+        num_ctas: at most the work items, S * ceil(H / 64); best so many as run at once.
+    """
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        q,
+        box_dims=(1, ROWS, CHUNK),
+        stride_order=(2, 1, 0),
+        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    )
+    forward_kernel(
+        q_map, kv, indices, topk_length, None, attn_sink, out, lse, sm_scale, plan
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+
+
+@cute.jit
+def launch_grouped_forward(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    rows: cute.Tensor,
+    members: cute.Tensor,
+    counts: cute.Tensor,
+    sm_scale: Float32,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the kernel for the groups' unions, then the forward, on `stream`.
+
+    Args:
+        q: (S, H, 576) bf16 with H = plan.group_heads. The others as in `launch_forward`, and
+        rows, members: (groups, plan.group * topk) int32 and uint8, written. counts: (groups,).
+        num_ctas: at most the groups.
+    """
+    launch_union(
+        indices, topk_length, Lists(rows, members, counts), Int32(kv.shape[0]), plan.group, stream
+    )
+    flat = cute.make_tensor(
+        q.iterator, cute.make_layout((q.shape[0] * plan.group_heads, D_QK), stride=(D_QK, 1))
+    )
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        flat, box_dims=(ROWS, CHUNK), swizzle=tensor_map.TensorMapSwizzle.s128b
+    )
+    forward_kernel(q_map, kv, rows, counts, members, attn_sink, out, lse, sm_scale, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )

@@ -1,0 +1,133 @@
+"""Role left: S and P of tile 0, and O's dims 0-255 of both tiles."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import (
+    P_FREE,
+    SCORES_DONE,
+    Context,
+    arrive_warp,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output, write_item
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    CHUNK_BYTES,
+    CHUNKS,
+    LAST_OF_ALL,
+    LAST_OF_ITEM,
+    LEFT_PIECES,
+    RIGHT_PIECES,
+    TILE_BYTES,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
+    OF_OUT,
+    OF_SCORES,
+    P_WORDS,
+    along_k,
+    along_n,
+    multiply_others,
+    multiply_own,
+    multiply_scores,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
+    Scale,
+    exponentiate,
+    mask_scores,
+    new_rows,
+    read_flags,
+    rescale_to_others,
+    rescale_to_own,
+    restart,
+    store_p,
+)
+
+
+class Left(NamedTuple):
+    """Reads tile 0, the left half of tile 1, q, P of tile 1. Writes P of tile 0, and results."""
+
+    c: Context
+    output: Output
+    scale: Scale
+
+
+@cute.jit
+def issue_scores(
+    r: Left, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
+) -> None:
+    """Pieces of S of tile 0 as one group. A step that is not `there` gives numbers without use:
+    a branch around wgmmas would make ptxas wait for each of them."""
+    c = r.c
+    q, k = along_k(c.arena.address("q")), along_k(c.arena.address("k"))
+    if there:
+        for piece in pieces:
+            # k0_full: the piece has been copied by threads; the fence shows it to wgmma.
+            c.barriers("k0_full").wait(c.phase(step), piece)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    for piece in pieces:
+        multiply_scores(s, q, k, piece, piece == 0)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def finish_scores(c: Context, step: Int32) -> None:
+    """All of the step's S is there: tile 1's may come, and after the item's last step its Q."""
+    cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+    c.barriers("notes").wait(c.phase(step), 0)
+    if read_flags(c, 0) != 0:
+        arrive_warp(c, "q_free")
+
+
+@cute.jit
+def consume_left(r: Left) -> None:
+    """Every step of the CTA; S of the next step is issued behind this one's last product."""
+    c = r.c
+    k0 = c.arena.address("k")
+    v0, v1 = along_n(k0), along_n(k0 + TILE_BYTES)
+    p1 = along_k(c.arena.address("p"))
+    s = cute.make_rmem_tensor(OF_SCORES, Float32)
+    p = cute.make_rmem_tensor(P_WORDS, Int32)
+    out = cute.make_rmem_tensor(OF_OUT, Float32)
+    out.fill(0.0)
+    rows = new_rows()
+    step, items = Int32(0), Int32(0)
+
+    c.barriers("q_full").wait_for(items)
+    issue_scores(r, s, step, True, LEFT_PIECES + RIGHT_PIECES)
+    warpgroup.wait_group(0)
+    finish_scores(c, step)
+    more = Boolean(True)
+    while more:
+        flags = read_flags(c, 0)
+        more = flags & LAST_OF_ALL == 0
+        mask_scores(c, s, r.scale, 0)
+        exponentiate(s, p, rows, r.scale, c.plan.lazy_log2)
+        # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
+        cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
+        store_p(c, p, rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
+        arrive_warp(c, "p0_full")
+        rescale_to_own(out, rows, r.scale)
+        multiply_own(out, p, v0)
+        warpgroup.wait_group(0)
+        arrive_warp(c, "left_free", 0)
+        c.barriers("p1_full").wait_for(step)
+        rescale_to_others(c, out, rows, r.scale, 1)
+        multiply_others(out, p1, v1)
+        step += 1
+        if flags == LAST_OF_ITEM:
+            c.barriers("q_full").wait_for(items + 1)
+        issue_scores(r, s, step, more, LEFT_PIECES)
+        warpgroup.wait_group(1)
+        arrive_warp(c, "left_free", 1)
+        issue_scores(r, s, step, more, RIGHT_PIECES)
+        warpgroup.wait_group(0)
+        if more:
+            finish_scores(c, step)
+        if flags != 0:
+            write_item(r.output, out, rows, c.first_item + items * c.num_ctas, 0)
+            restart(rows)
+            out.fill(0.0)
+            items += 1

@@ -1,0 +1,179 @@
+"""Tiles, budgets, barriers and roles of the Hopper forward, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemPlan,
+    SmemRegion,
+    check_barriers,
+    check_registers,
+    plan_smem,
+)
+
+ROWS = 64
+"""(query, head) pairs of a work item: the M of a wgmma."""
+TILE_KEYS = 64
+TILES = 2
+"""Key tiles of a step: one for each consumer's scores."""
+STEP_KEYS = TILES * TILE_KEYS
+D_QK = 576
+D_V = 512
+BF16 = 2
+FP32 = 4
+CHUNK = 64
+"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
+CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
+CHUNKS = D_QK // CHUNK
+TILE_BYTES = CHUNKS * CHUNK_BYTES
+LEFT_CHUNKS = D_V // CHUNK // 2
+"""Chunks of a tile's left half; the right half has as many values, and the RoPE chunk."""
+HALF_DIMS = D_V // 2
+"""Value dims of a consumer."""
+PIECE_CHUNKS = 2
+PIECES = -(-CHUNKS // PIECE_CHUNKS)
+"""Of a tile: each is announced, and its scores are computed, as soon as it is there."""
+LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
+RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
+MASK_WORDS = TILE_KEYS // 32
+LAST_OF_ITEM = 1
+"""Flag of a step: no step of its work item follows."""
+LAST_OF_ALL = 2
+"""Flag of a step: none of the CTA's follows."""
+GROUPS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class FwdPlan:
+    """One compiled forward: choices first, then what follows from them.
+
+    Attributes:
+        group: neighbouring queries whose 64 / group heads share the rows of a work item, over the
+            union of their keys; 1: an item is 64 heads of one query.
+        gather_registers, consumer_registers: of a thread.
+        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+    """
+
+    group: int = 1
+    gather_registers: int = 72
+    consumer_registers: int = 216
+    lazy_log2: float = 8.0
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.group not in GROUPS:
+            raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
+        check_registers(self.roles, SM90.registers)
+        check_barriers(self.barriers, self.roles)
+        _ = self.smem
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return "mla_fwd" + (f"_group{self.group}" if self.group > 1 else "")
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def group_heads(self) -> int:
+        """Heads of each query of a group."""
+        return ROWS // self.group
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        masks = TILES * self.group * MASK_WORDS * 4
+        return [
+            SmemRegion("q", TILE_BYTES, 1024, "Q of an item, 9 x [64, 64] SW128"),
+            SmemRegion(
+                "k", TILES * TILE_BYTES, 1024, "keys of a step likewise; P of tile 0 besides"
+            ),
+            SmemRegion("p", ROWS * TILE_KEYS * BF16, 1024, "P of tile 1, bf16, [64, 64] SW128"),
+            SmemRegion("masks", masks, 16, "valid keys: a bit each, a tile and query"),
+            SmemRegion("flags", TILES * 4, 8, "what follows the step, a tile"),
+            SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
+            SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
+            SmemRegion("barriers", barriers, 8, "mbarriers"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows, Q"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def left(self) -> Role:
+        """Warpgroup 1."""
+        does = "S and P of tile 0, O's dims 0-255, lse"
+        return Role("left", WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def right(self) -> Role:
+        """Warpgroup 2."""
+        does = "S and P of tile 1, O's dims 256-511"
+        return Role("right", WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warpgroups, in the order of their threads."""
+        return self.gather, self.left, self.right
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region.
+
+        Those of Q complete a phase an item, all others a phase a step.
+        """
+        gather, left, right = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        return (
+            Barrier("k0_full", PIECES, gather, every, left, 0, "a piece of tile 0 is there"),
+            Barrier("k1_full", PIECES, gather, every, right, 0, "a piece of tile 1 is there"),
+            Barrier(
+                "notes", TILES, gather, one, left, 0, "a tile's masks and flags are there",
+                also_awaited_by=(right,),
+            ),
+            Barrier("left_free", TILES, left, warps, gather, 0, "a tile's left half has been read"),
+            Barrier(
+                "right_free", TILES, right, warps, gather, 0, "a tile's right half has been read"
+            ),
+            Barrier(
+                "q_full", 1, gather, one, left, TILE_BYTES, "Q is there", also_awaited_by=(right,)
+            ),
+            Barrier(
+                "q_free", 1, left, warps, gather, 0, "the item's scores are computed",
+                also_produced_by=right,
+            ),
+            Barrier("p0_full", 1, left, warps, right, 0, "P of tile 0 and its maxima are there"),
+            Barrier("p1_full", 1, right, warps, left, 0, "P of tile 1 and its maxima are there"),
+        )  # fmt: skip

@@ -1,0 +1,93 @@
+"""The wgmmas of both consumers: S = Q K^T and O += P V.
+
+Every operand is made of chunks [64 rows][64 columns] with the 128-byte swizzle. A row's columns are
+along K of the product where it is a row of Q, K or P. Of V they are along N, and the keys along K.
+"""
+
+from typing import Any
+
+from cutlass import Int32, Int64, Uint32
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    BF16,
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKS,
+    HALF_DIMS,
+    PIECE_CHUNKS,
+    TILE_KEYS,
+)
+
+MMA_K = 16
+ATOM_BYTES = 1024
+"""Eight rows of 128 bytes: the stride between a chunk's swizzle atoms."""
+SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32.bf16.bf16"
+VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32.bf16.bf16"
+OF_SCORES = TILE_KEYS // 2
+"""fp32 of S in a thread."""
+OF_OUT = HALF_DIMS // 2
+"""fp32 of a consumer's O in a thread."""
+P_WORDS = OF_SCORES // 2
+"""Words of P in a thread, two bf16 each."""
+
+
+def along_k(address: Any) -> Any:
+    """Low word of the descriptor of Q, K or P at a shared memory address."""
+    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
+
+
+def along_n(address: Any) -> Any:
+    """Low word of the descriptor of V at a shared memory address."""
+    return Int32(matrix_descriptor(address, CHUNK_BYTES, ATOM_BYTES, "SW128"))
+
+
+def descriptor(low: Any, offset: int) -> Any:
+    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
+    high = (ATOM_BYTES >> 4 | 1 << 30) << 32
+    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
+
+
+def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool) -> None:
+    """S += Q K^T over the columns of a piece; with `clear` S = Q K^T."""
+    warpgroup.fence()
+    q, k = opaque(q), opaque(k)
+    for chunk in range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS)):
+        for step in range(CHUNK // MMA_K):
+            offset = chunk * CHUNK_BYTES + step * MMA_K * BF16
+            accumulate = not clear or (chunk, step) != (piece * PIECE_CHUNKS, 0)
+            a, b = descriptor(q, offset), descriptor(k, offset)
+            _multiply(SCORES, s, a, b, accumulate, (0, 0))
+
+
+def multiply_own(out: Any, p: Any, v: Any) -> None:
+    """O += P V as one group; P from this thread's registers."""
+    warpgroup.fence()
+    v = opaque(v)
+    for step in range(TILE_KEYS // MMA_K):
+        a = [p[4 * step + i] for i in range(4)]
+        _multiply(VALUES, out, a, descriptor(v, step * MMA_K * CHUNK * BF16), True, (1,))
+    warpgroup.commit_group()
+
+
+def multiply_others(out: Any, p: Any, v: Any) -> None:
+    """O += P V as one group; P from shared memory."""
+    warpgroup.fence()
+    p, v = opaque(p), opaque(v)
+    for step in range(TILE_KEYS // MMA_K):
+        a = descriptor(p, step * MMA_K * BF16)
+        _multiply(VALUES, out, a, descriptor(v, step * MMA_K * CHUNK * BF16), True, (0, 1))
+    warpgroup.commit_group()
+
+
+def _multiply(
+    opcode: str, d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, ...]
+) -> None:
+    count = OF_OUT if opcode is VALUES else OF_SCORES
+    values = mma_async(
+        opcode, [d[i] for i in range(count)], a, b, accumulate=accumulate, transposes=transposes
+    )
+    for i in range(count):
+        d[i] = values[i]

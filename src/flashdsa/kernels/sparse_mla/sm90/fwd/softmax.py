@@ -1,0 +1,207 @@
+"""From S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base 2.
+
+A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that O is rarely
+rescaled. P is at most that, and what was left out cancels between O and the row's sum.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import Context
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    CHUNK,
+    MASK_WORDS,
+    ROWS,
+    TILE_KEYS,
+    TILES,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import OF_OUT, OF_SCORES, P_WORDS
+
+NO_KEY = -float("inf")
+"""The score of a slot that is not valid."""
+LEAST = -3.0e38
+"""The maximum of a row without a key: below every score, and minus itself it is 0."""
+LEAST_SCALE = 2.0**-124
+"""In place of 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
+THREAD_ROWS = 2
+MMA_ROWS = 16
+"""Rows of a warp in a wgmma."""
+
+
+class Scale(NamedTuple):
+    """From scores to logits in base 2."""
+
+    factor: Float32  # positive
+    negative: Boolean  # whether scores are to be negated first
+
+
+class Rows(NamedTuple):
+    """This thread's two rows, `row_of_thread` and 8 below, in registers."""
+
+    row_max: cute.Tensor  # (2,) fp32, a score: that row_sum is against
+    row_sum: cute.Tensor  # (2,) fp32: over this thread's columns of this consumer's tiles
+    out_max: cute.Tensor  # (2,) fp32, a score: that O is against
+
+
+def make_scale(sm_scale: Float32) -> Scale:
+    """The scale of logits, log2: any finite number."""
+    magnitude = cute.arch.fmax(sm_scale, -sm_scale)
+    return Scale(cute.arch.fmax(magnitude, Float32(LEAST_SCALE)), sm_scale < 0.0)
+
+
+def new_rows() -> Rows:
+    """Rows without a key."""
+    rows = Rows(*(cute.make_rmem_tensor(THREAD_ROWS, Float32) for _ in Rows._fields))
+    restart(rows)
+    return rows
+
+
+def restart(rows: Rows) -> None:
+    """Forget every key."""
+    rows.row_max.fill(LEAST)
+    rows.row_sum.fill(0.0)
+    rows.out_max.fill(LEAST)
+
+
+def row_of_thread(thread: Any) -> Any:
+    """The first of the thread's two rows in an accumulator."""
+    return thread // WARP_SIZE * MMA_ROWS + thread % WARP_SIZE // 4
+
+
+def exp2(value: Any) -> Any:
+    """2^value; 0 of -inf."""
+    return cute.math.exp2(value, fastmath=True)
+
+
+def quad_reduce(value: Any, combine: Any) -> Any:
+    """Over the four lanes that share a row, in all of them."""
+    for offset in (1, 2):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
+    return value
+
+
+def read_masks(c: Context, tile: int) -> list[list[Int32]]:
+    """Bits of the tile's valid keys, for each of the thread's rows."""
+    group = c.plan.group
+    masks = c.arena.array("masks", Int32, TILES * group * MASK_WORDS)
+    found: list[list[Int32]] = []
+    for h in range(THREAD_ROWS):
+        query = (row_of_thread(c.thread) + 8 * h) // c.plan.group_heads if group > 1 else 0
+        first = (tile * group + query) * MASK_WORDS
+        if h > 0 and c.plan.group_heads >= MMA_ROWS:
+            found.append(found[0])  # both rows are of one query
+        else:
+            found.append([masks[first + word] for word in range(MASK_WORDS)])
+    return found
+
+
+def read_flags(c: Context, tile: int) -> Any:
+    """What follows the step: LAST_OF_ITEM, LAST_OF_ALL."""
+    return c.arena.array("flags", Int32, TILES)[tile]
+
+
+@cute.jit
+def mask_scores(c: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
+    """NO_KEY for keys that are not valid; the scale's sign."""
+    if scale.negative:
+        for i in cutlass.range_constexpr(OF_SCORES):
+            s[i] = -s[i]
+    masks = read_masks(c, tile)
+    every = Int32(-1)
+    for words in masks:
+        for word in words:
+            every = every & word
+    if every != -1:
+        first = c.thread % 4 * 2
+        for i in cutlass.range_constexpr(OF_SCORES):
+            column = i // 4 * 8 + i % 2
+            word = masks[i // 2 % THREAD_ROWS][column // 32]
+            if (word >> (first + column % 32)) & 1 == 0:
+                s[i] = Float32(NO_KEY)
+
+
+@cute.jit
+def exponentiate(
+    s: cute.Tensor, p: cute.Tensor, rows: Rows, scale: Scale, lazy_log2: cutlass.Constexpr
+) -> None:
+    """P in bf16 words, against each row's maximum, which may move; the sums follow.
+
+    Differences are scaled, not scores: they are exact near the maximum, however large it is.
+    """
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        of_row = [i for i in range(OF_SCORES) if i // 2 % THREAD_ROWS == h]
+        top = s[of_row[0]]
+        for i in of_row[1:]:
+            top = cute.arch.fmax(top, s[i])
+        top = quad_reduce(top, cute.arch.fmax)
+        old = rows.row_max[h]
+        new = top if (top - old) * scale.factor > lazy_log2 else old
+        total = rows.row_sum[h] * exp2((old - new) * scale.factor)
+        for i in of_row:
+            s[i] = exp2((s[i] - new) * scale.factor)
+            total += s[i]
+        rows.row_max[h], rows.row_sum[h] = new, total
+    for word in cutlass.range_constexpr(P_WORDS):
+        p[word] = pack(s[2 * word], s[2 * word + 1])
+
+
+def pack(low: Any, high: Any) -> Any:
+    """Two fp32 as two bf16 in a word."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};",
+        write_only_types=[Int32],
+        read_only_args=[low, high],
+    )
+
+
+@cute.jit
+def store_p(c: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
+    """P to a swizzled chunk in shared memory, and the maxima that it is against."""
+    lane = c.thread % WARP_SIZE
+    row = c.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
+    for block in cutlass.range_constexpr(TILE_KEYS // MMA_ROWS):
+        unit = (2 * block + lane // MMA_ROWS) ^ (lane % 8)
+        cute.arch.inline_ptx(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            read_only_args=[
+                address + row * (CHUNK * 2) + unit * 16,
+                *(p[4 * block + i] for i in range(4)),
+            ],
+        )
+    if lane % 4 == 0:
+        maxima = c.arena.array("row_max", Float32, TILES * ROWS)
+        for h in cutlass.range_constexpr(THREAD_ROWS):
+            maxima[tile * ROWS + row_of_thread(c.thread) + 8 * h] = rows.row_max[h]
+    # wgmma of the other consumer reads P: the generic proxy's writes are fenced by who wrote them.
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
+    """O against the maxima `new` of a P that it is to get; they are never below its own."""
+    factors = [exp2((rows.out_max[h] - new[h]) * scale.factor) for h in range(THREAD_ROWS)]
+    if cute.arch.vote_any_sync((factors[0] != 1.0) | (factors[1] != 1.0)):
+        for i in cutlass.range_constexpr(OF_OUT):
+            out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        rows.out_max[h] = new[h]
+
+
+def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
+    """O against this consumer's maxima."""
+    rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
+
+
+def rescale_to_others(c: Context, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
+    """O against the maxima of the other consumer's tile; this one's are no less from here on."""
+    maxima = c.arena.array("row_max", Float32, TILES * ROWS)
+    first = tile * ROWS + row_of_thread(c.thread)
+    theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]
+    rescale(out, rows, theirs, scale)
+    for h in range(THREAD_ROWS):
+        new = cute.arch.fmax(rows.row_max[h], theirs[h])
+        rows.row_sum[h] = rows.row_sum[h] * exp2((rows.row_max[h] - new) * scale.factor)
+        rows.row_max[h] = new

@@ -1,0 +1,252 @@
+"""The union of the kv rows that a group of neighbouring queries names, before the forward.
+
+A CTA a group. Each row of a range has a byte in shared memory, a bit a query; those that are not 0
+come out in ascending order. Where a query names a row again, the row comes again behind them, in
+order too, so that a group's list is the same every time. Where very many do, the group gets all its
+queries' slots one after another.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, Uint8, cute
+from cutlass.memory import SmemAllocator
+
+from flashdsa.dsl.warp import neighbours_sum, prefix_sum
+from flashdsa.hw import WARP_SIZE
+
+THREADS = 512
+WARPS = THREADS // WARP_SIZE
+RANGE = 65_536
+"""Rows at a time: their bytes leave room for three CTAs on an SM."""
+WORD_ROWS = 4
+"""Rows of a 32-bit word."""
+MOST_REPEATS = 1024
+STEP_WORDS = WARP_SIZE
+"""Words that a warp looks at together."""
+
+
+class Slots(NamedTuple):
+    """What the group's queries name."""
+
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    num_keys: Int32
+    first_query: Int32
+    group: cutlass.Constexpr  # queries
+
+
+class Shared(NamedTuple):
+    """Shared memory."""
+
+    words: cute.Tensor  # (RANGE / 4,) Int32: the rows' bytes
+    counts: cute.Tensor  # (WARPS,) Int32: rows that each warp found
+    repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
+    num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
+
+
+class Lists(NamedTuple):
+    """Where the union goes, row `group` of each."""
+
+    rows: cute.Tensor  # (groups, group * topk) int32
+    members: cute.Tensor  # (groups, group * topk) uint8: bit i: query i of the group names it
+    counts: cute.Tensor  # (groups,) int32
+
+
+@cute.jit
+def length_of(x: Slots, query: Int32) -> Int32:
+    """Slots of the query that may be valid; 0 behind the last query."""
+    count = Int32(0)
+    if query < x.indices.shape[0]:
+        count = Int32(x.indices.shape[1])
+        if x.topk_length.shape[0] > 0:
+            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
+    return count
+
+
+@cute.jit
+def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
+    """Set the bits of the rows from `base` on that the queries name."""
+    for member in cutlass.range_constexpr(x.group):
+        query = x.first_query + member
+        line = x.indices.iterator + Int64(query) * x.indices.shape[1]
+        for slot in cutlass.range(thread, length_of(x, query), THREADS, unroll=4):
+            row = (line + slot).load()
+            place = row - base
+            if row >= 0 and row < x.num_keys and place >= 0 and place < RANGE:
+                bit = Int32(1) << (place % WORD_ROWS * 8 + member)
+                word = shared.words.iterator + place // WORD_ROWS
+                old = cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
+                if (old & bit) != 0:
+                    at = cute.arch.atomic_add(
+                        shared.num_repeats.iterator, Int32(1), sem="relaxed", scope="cta"
+                    )
+                    if at < MOST_REPEATS:
+                        shared.repeats[at, 0] = row
+                        shared.repeats[at, 1] = Int32(1 << member)
+
+
+@cute.jit
+def rows_in(word: Int32) -> Int32:
+    """How many of the word's rows are named."""
+    count = Int32(0)
+    for i in cutlass.range_constexpr(WORD_ROWS):
+        if (word >> (8 * i)) & 255 != 0:
+            count += 1
+    return count
+
+
+@cute.jit
+def write_range(
+    shared: Shared, lists: Lists, base: Int32, num_words: Int32, before: Int32, thread: Int32
+) -> Int32:
+    """The range's rows behind the `before` that there are; returns how many there are then.
+
+    Each warp has an equal part of the words, so that its rows follow those of the warps before.
+    """
+    group, _, _ = cute.arch.block_idx()
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
+    share = (num_words + THREADS - 1) // THREADS * STEP_WORDS
+    first = warp * share
+    last = cutlass.min(first + share, num_words)
+    mine = Int32(0)
+    for at in cutlass.range(first + lane, last, STEP_WORDS, unroll=1):
+        mine += rows_in(shared.words[at])
+    total = neighbours_sum(mine, WARP_SIZE)
+    if lane == 0:
+        shared.counts[warp] = total
+    cute.arch.sync_threads()
+    place, end = before, before
+    for other in cutlass.range_constexpr(WARPS):
+        count = shared.counts[other]
+        end += count
+        if other < warp:
+            place += count
+    line = Int64(group) * lists.rows.shape[1]
+    for start in cutlass.range(first, last, STEP_WORDS, unroll=1):
+        word = Int32(0)
+        if start + lane < last:
+            word = shared.words[start + lane]
+        count = rows_in(word)
+        upto = prefix_sum(count, lane)
+        to = place + upto - count
+        for i in cutlass.range_constexpr(WORD_ROWS):
+            members = (word >> (8 * i)) & 255
+            if members != 0:
+                row = base + (start + lane) * WORD_ROWS + i
+                (lists.rows.iterator + (line + to)).store(row)
+                (lists.members.iterator + (line + to)).store(Uint8(members))
+                to += 1
+        place += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
+    cute.arch.sync_threads()
+    return end
+
+
+@cute.jit
+def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) -> Int32:
+    """The repeats behind the `before` rows that there are, by row and query; returns how many
+    there are then."""
+    group, _, _ = cute.arch.block_idx()
+    line = Int64(group) * lists.rows.shape[1] + before
+    count = shared.num_repeats[0]
+    for own in cutlass.range(thread, count, THREADS, unroll=1):
+        row, members = shared.repeats[own, 0], shared.repeats[own, 1]
+        place = Int32(0)
+        for other in cutlass.range(count, unroll=4):
+            other_row, other_members = shared.repeats[other, 0], shared.repeats[other, 1]
+            if other_row < row:
+                place += 1
+            if other_row == row and other_members < members:
+                place += 1
+            if other_row == row and other_members == members and other < own:
+                place += 1
+        (lists.rows.iterator + (line + place)).store(row)
+        (lists.members.iterator + (line + place)).store(Uint8(members))
+    return before + count
+
+
+@cute.jit
+def write_all_slots(x: Slots, lists: Lists, thread: Int32) -> Int32:
+    """Every slot of the group's queries, each of one member; returns how many."""
+    group, _, _ = cute.arch.block_idx()
+    line = Int64(group) * lists.rows.shape[1]
+    before = Int32(0)
+    for member in cutlass.range_constexpr(x.group):
+        query = x.first_query + member
+        length = length_of(x, query)
+        at = x.indices.iterator + Int64(query) * x.indices.shape[1]
+        for slot in cutlass.range(thread, length, THREADS, unroll=1):
+            row = (at + slot).load()
+            members = Int32(1 << member)
+            if row < 0 or row >= x.num_keys:
+                row, members = Int32(-1), Int32(0)
+            (lists.rows.iterator + (line + before + slot)).store(row)
+            (lists.members.iterator + (line + before + slot)).store(Uint8(members))
+        before += length
+    return before
+
+
+def allocate_shared() -> Shared:
+    """The kernel's shared memory."""
+    allocator = SmemAllocator()
+
+    def words(*shape: int) -> Any:
+        pointer = allocator.allocate_array(Int32, math.prod(shape))
+        order = tuple(reversed(range(len(shape))))
+        return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
+
+    return Shared(words(RANGE // WORD_ROWS), words(WARPS), words(MOST_REPEATS, 2), words(1))
+
+
+@cute.kernel
+def union_kernel(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    lists: Lists,
+    num_keys: Int32,
+    group: cutlass.Constexpr,
+):
+    """One group; arguments as in `launch_union`."""
+    thread, _, _ = cute.arch.thread_idx()
+    number, _, _ = cute.arch.block_idx()
+    shared = allocate_shared()
+    x = Slots(indices, topk_length, num_keys, number * group, group)
+    if thread == 0:
+        shared.num_repeats[0] = Int32(0)
+    count = Int32(0)
+    for base in cutlass.range(0, num_keys, RANGE, unroll=1):
+        num_rows = cutlass.min(num_keys - base, Int32(RANGE))
+        num_words = (num_rows + WORD_ROWS - 1) // WORD_ROWS
+        for at in cutlass.range(thread, num_words, THREADS, unroll=4):
+            shared.words[at] = Int32(0)
+        cute.arch.sync_threads()
+        mark(x, shared, Int32(base), thread)
+        cute.arch.sync_threads()
+        count = write_range(shared, lists, Int32(base), num_words, count, thread)
+    if shared.num_repeats[0] > MOST_REPEATS:
+        count = write_all_slots(x, lists, thread)
+    elif shared.num_repeats[0] > 0:
+        count = write_repeats(shared, lists, count, thread)
+    if thread == 0:
+        lists.counts[number] = count
+
+
+@cute.jit
+def launch_union(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    lists: Lists,
+    num_keys: Int32,
+    group: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
+        num_keys: S_kv, at least 1. group: queries of a group, 2 to 8.
+    """
+    union_kernel(indices, topk_length, lists, num_keys, group).launch(
+        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
