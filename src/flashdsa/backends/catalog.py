@@ -52,8 +52,18 @@ _SM90_INDEXER = Features(
     deterministic=True,
     sorted=True,
 )
+_SM90_FORWARD = Features(
+    devices=("cuda",),
+    dtypes=("bfloat16",),
+    d_qk=OneOf((576,)),
+    d_v=OneOf((512,)),
+    attn_sink=True,
+    topk_length=True,
+    deterministic=True,
+)
 _SM90_SCORES = replace(_CPU_SCORES, topk=_SM90_INDEXER.topk)
 _SM90 = {
+    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _SM90_INDEXER),
     Operation.INDEXER_LOGITS: ("logits:logits", replace(_SM90_INDEXER, topk=ANY)),
     Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),

@@ -12,6 +12,7 @@ from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.plan import NUM_HEADS, TOPK, IndexerPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
@@ -111,8 +112,27 @@ MLA_BWD = KernelSpec(
     timeline="flashdsa.kernels.sparse_mla.sm100.bwd.timeline:TIMELINE",
 )
 
-KERNELS = (INDEXER, INDEXER_LOGITS, TOPK_INDICES, QUANTIZE_INDEX, WRITE_INDEX_K_CACHE, MLA_BWD)
-"""All rows. dq.py of the backward is in none of its roles: two of them run it."""
+SPARSE_MLA_FWD = KernelSpec(
+    name="mla_fwd",
+    arch=SM90.name,
+    operations=(Operation.SPARSE_MLA_FWD,),
+    plans=tuple(FwdPlan(group) for group in GROUPS),
+    build="flashdsa.kernels.sparse_mla.sm90.fwd.build:compile_forward",
+    entry="forward_kernel",
+    sources={"gather": ("gather.py", "cp_async.py"), "left": ("left.py",), "right": ("right.py",)},
+)
+
+KERNELS = (
+    INDEXER,
+    INDEXER_LOGITS,
+    TOPK_INDICES,
+    QUANTIZE_INDEX,
+    WRITE_INDEX_K_CACHE,
+    SPARSE_MLA_FWD,
+    MLA_BWD,
+)
+"""All rows. Files that several roles of a kernel run, as the forward's softmax.py and the backward's
+dq.py, are in none of them."""
 BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
 """Those that run compiled kernels, each from a shared object of its name."""
 

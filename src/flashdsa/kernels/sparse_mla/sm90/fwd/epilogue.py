@@ -14,6 +14,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     Rows,
     Scale,
     exp2,
+    multiply_rows,
     pack,
     quad_reduce,
     row_of_thread,
@@ -87,10 +88,22 @@ def write_item(
             if present and c.thread % 4 == 0:
                 (w.lse.iterator + (place.first + place.row + 8 * h)).store(lse)
         factors.append(factor)
-    for i in cutlass.range_constexpr(OF_OUT):
-        factor = factors[i // 2 % THREAD_ROWS]
-        out[i] = out[i] * factor if factor != 0.0 else Float32(0.0)
+    multiply_rows(out, factors)
+    if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
+        clear_rows(out, factors)
     store_rows(w, out, place, side)
+
+
+def clear_rows(out: Any, factors: Any) -> None:
+    """0 where the factor is: O may be NaN there."""
+    for i in range(OF_OUT):
+        out[i] = select(factors[i // 2 % THREAD_ROWS] == 0.0, Float32(0.0), out[i])
+
+
+@cute.jit
+def select(condition: Any, yes: Any, no: Any) -> Any:
+    """One of two values."""
+    return yes if condition else no
 
 
 @cute.jit

@@ -179,13 +179,18 @@ def store_p(c: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexp
     cute.arch.fence_proxy("async.shared", space="cta")
 
 
+def multiply_rows(out: Any, factors: Any) -> None:
+    """O times a factor for each of the thread's rows."""
+    for i in range(OF_OUT):
+        out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
+
+
 @cute.jit
 def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
     """O against the maxima `new` of a P that it is to get; they are never below its own."""
     factors = [exp2((rows.out_max[h] - new[h]) * scale.factor) for h in range(THREAD_ROWS)]
     if cute.arch.vote_any_sync((factors[0] != 1.0) | (factors[1] != 1.0)):
-        for i in cutlass.range_constexpr(OF_OUT):
-            out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
+        multiply_rows(out, factors)
     for h in cutlass.range_constexpr(THREAD_ROWS):
         rows.out_max[h] = new[h]
 

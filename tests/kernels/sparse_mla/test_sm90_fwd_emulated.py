@@ -1,0 +1,188 @@
+"""The Hopper forward's compiled kernels on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm90.sparse_mla import launch
+from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.catalog import SPARSE_MLA_FWD
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.plan import Barrier
+from flashdsa.toolchain.ptxas import find_assembler
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from ptxemu import Policy
+
+TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
+GROUP = SparseMlaCase("a group and a half", 5, 90, 16, 70, invalid=True, topk_length=True)
+EVERY_FEATURE = SparseMlaCase(
+    "every feature",
+    3,
+    60,
+    20,
+    140,
+    duplicates=True,
+    invalid=True,
+    empty_rows=True,
+    topk_length=True,
+    attn_sink="infinite",
+    poison=True,
+    strided=True,
+    kv_3d=True,
+    indices_3d=True,
+)
+
+
+def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emulator:
+    """The case by that plan; its results are judged, and nothing may be found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    operands = SparseMlaOperands(
+        inputs.q,
+        inputs.kv.view(-1, case.d_qk),
+        inputs.indices,
+        inputs.topk_length,
+        inputs.attn_sink,
+    )
+    emulator = Emulator(policy=policy, on_finding="collect")
+    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse = emulator.empty(*inputs.q.shape[:2], dtype=torch.float32)
+    function = emulator.function(SPARSE_MLA_FWD, plan)
+    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    with emulator.launching():
+        launch(emulator, function, plan, operands, out, lse, scale)
+    assert failures(judge_forward(inputs, out, lse)) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return emulator
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
+    run(TWO_STEPS, FwdPlan(), Policy(asynchronous=when, seed=3))
+
+
+def test_the_public_operation_takes_every_feature() -> None:
+    """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
+    inputs = make_sparse_mla_inputs(EVERY_FEATURE, 0, "cpu")
+    assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+def test_any_finite_scale(scale: float) -> None:
+    run(SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True), FwdPlan())
+
+
+def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
+    run(SparseMlaCase("huge", 1, 50, 8, 130, logit_scale=1e30), FwdPlan())
+
+
+def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
+    """Five queries of 16 heads: a whole group, and one that has one query."""
+    run(GROUP, FwdPlan(group=4))
+
+
+def test_rows_that_a_query_of_a_group_names_again_count_again() -> None:
+    repeats = SparseMlaCase("repeats", 4, 40, 16, 70, duplicates=True, attn_sink="finite")
+    run(repeats, FwdPlan(group=4))
+
+
+def test_nothing_to_do() -> None:
+    for case in (
+        SparseMlaCase("no key", 2, 0, 64, 32),
+        SparseMlaCase("no query", 0, 9, 64, 32),
+    ):
+        inputs = make_sparse_mla_inputs(case, 0, "cpu")
+        assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+def test_the_launch_is_what_the_plan_says() -> None:
+    plan = FwdPlan()
+    (setup,) = run(SparseMlaCase("one step", 1, 50, 64, 64), plan).setups
+    assert setup.smem == plan.smem.total
+    assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
+
+
+@pytest.mark.slow
+def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's counts are the kernel's: one too many, and the CTA waits for ever."""
+    right = Barrier.arrivals.fget
+    assert right is not None
+    monkeypatch.setattr(
+        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "p1_full"))
+    )
+    with pytest.raises(Exception, match=r"(?i)deadlock"):
+        run(SparseMlaCase("one step", 1, 50, 64, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
+
+
+def ptx(plan: FwdPlan) -> str:
+    """Of the plan's function."""
+    return str(compiled(SPARSE_MLA_FWD, plan).__ptx__).rstrip("\0")
+
+
+def test_the_instructions_that_make_it_this_kernel() -> None:
+    text = ptx(FwdPlan())
+    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
+    # S is issued in three places, twice for tile 0; P V in four, four steps of 16 keys each.
+    assert products.count("m64n64") == 3 * 36
+    assert products.count("m64n256") == 4 * 4
+    assert "cp.async.cg.shared.global" in text and "cp.async.mbarrier.arrive.noinc" in text
+    assert not re.search(r"\b(red|atom)\.\S*global", text)
+    registers = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", text)}
+    assert registers == {role.registers for role in FwdPlan().roles}
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path, group: int) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    found = find_assembler()
+    if found is None:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    source = tmp_path / "forward.ptx"
+    source.write_text(ptx(FwdPlan(group=group)))
+    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills and set(spills) == {("0", "0")}
+    assert "wgmma" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_order_of_warps_does_not_matter() -> None:
+    for seed in range(5):
+        run(TWO_STEPS, FwdPlan(), Policy(seed=seed))
+        run(GROUP, FwdPlan(group=4), Policy(seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("heads", "group"), [(32, 2), (8, 8)])
+def test_groups_of_two_and_of_eight(heads: int, group: int) -> None:
+    run(SparseMlaCase("group", group + 1, 90, heads, 70, invalid=True), FwdPlan(group=group))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_models_sizes() -> None:
+    case = SparseMlaCase("model's topk", 1, 3000, 128, 2048, invalid=True)
+    run(case, FwdPlan(), Policy(asynchronous="eager"))
+
+
+def test_autograd_says_that_there_is_no_backward() -> None:
+    inputs = make_sparse_mla_inputs(SparseMlaCase("grad", 1, 50, 64, 64), 0, "cpu")
+    q = inputs.q.requires_grad_()
+    O = flashdsa.sparse_mla(q, inputs.kv, inputs.indices, backend="emulate-sm90")
+    with pytest.raises(UnsupportedError, match="mla_bwd"):
+        O.sum().backward()
