@@ -131,8 +131,8 @@ KERNELS = (
     SPARSE_MLA_FWD,
     MLA_BWD,
 )
-"""All rows. Files that several roles of a kernel run, as the forward's softmax.py and the backward's
-dq.py, are in none of them."""
+"""All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's
+dq.py say, are in none of them."""
 BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
 """Those that run compiled kernels, each from a shared object of its name."""
 

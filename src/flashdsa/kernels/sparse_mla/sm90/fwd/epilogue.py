@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import MERGE, Context
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, HALF_DIMS, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import OF_OUT
@@ -107,9 +107,7 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cute.jit
-def merge_sums(
-    c: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr
-) -> list[Float32]:
+def merge_sums(c: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr) -> list[Float32]:
     """The rows' sums over both consumers' tiles, against O's maxima."""
     shared = c.arena.array("row_sum", Float32, 2 * 2 * ROWS)
     row = row_of_thread(c.thread)

@@ -1,6 +1,6 @@
 """The forward of sparse MLA for Hopper: a CTA takes 64 rows of Q, a work item, at a time.
 
-Steps of two tiles of 64 keys; halves of the tiles are freed, and come again, as they have been read.
+Steps of two tiles of 64 keys; halves of the tiles are freed, and filled again, once they are read.
 
 gather                | left                        | right
 --------------------- | --------------------------- | ---------------------------------------

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
