@@ -26,6 +26,9 @@ Where the numbers come from
             16,000 like ones is still seen.
     lse     1e-4 + 4e-7 |ref|: an absolute part for the sum of fp32 exponentials, and a few fp32
             ulps (6e-8) for a logit that is itself a long dot product.
+            Hopper's tensor cores (WGMMA_SUMS) cut every partial sum of a dot product off instead of
+            rounding it, after each 16 columns: 2^-23 of its size each time, 36 times for 576
+            columns. 1.2e-6 was seen with logits of 6,700 from any bf16 numbers.
     scores  c * scale * sum_h |w_h| relu(q_h . k): c is fp32 accumulation over 128 and over 64
             terms (1e-5), or the shorter accumulator of Hopper's fp8 tensor cores (3e-4).  That is
             for 64 heads; of 16 or 32 all relu can be near 0 where the products are not, and 3e-5 of
@@ -49,6 +52,12 @@ BF16_OPERANDS = ("sm100", "emulate-sm100")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
+WGMMA_SUMS = ("sm90", "emulate-sm90")
+"""Backends whose logits are sums of wgmma."""
+WGMMA_CUT = 2.0**-23
+"""Share of a partial sum that a wgmma may cut off."""
+WGMMA_K = 16
+"""bf16 columns that a wgmma adds to a partial sum."""
 UNDERFLOW = 1e8
 """Times an output dtype's smallest normal number: what is smaller may have become 0 on the way."""
 

@@ -53,7 +53,7 @@ def test_a_query_without_a_valid_slot_ignores_even_its_own_nan(backend, device, 
     inputs = make_sparse_mla_inputs(case, seed, device)
     inputs.q[0], inputs.q[3] = torch.nan, torch.inf
     O, lse = forward(inputs, backend)
-    assert failures(judge_forward(inputs, O, lse)) == []
+    assert failures(judge_forward(inputs, O, lse, backend=backend)) == []
     assert (O[[0, 3]] == 0).all() and (lse[[0, 3]] == math.inf).all()
 
 
@@ -63,7 +63,7 @@ def test_an_empty_query_s_nan_does_not_blur_its_neighbours(backend, device, seed
     inputs.indices[0] = -1
     inputs.q[0] = torch.nan
     O, lse = forward(inputs, backend)
-    assert failures(judge_forward(inputs, O, lse)) == []
+    assert failures(judge_forward(inputs, O, lse, backend=backend)) == []
 
 
 @pytest.mark.parametrize("size", [1e6, 1e9, 1e12, 1e20, 1e30])
@@ -72,7 +72,7 @@ def test_finite_inputs_do_not_overflow_however_large_the_logits(size, backend, d
     inputs = make_sparse_mla_inputs(case, seed, device)
     O, lse = forward(inputs, backend)
     assert torch.isfinite(O).all() and torch.isfinite(lse).all()
-    assert failures(judge_forward(inputs, O, lse)) == []
+    assert failures(judge_forward(inputs, O, lse, backend=backend)) == []
 
 
 def test_a_valid_slot_s_nan_reaches_the_queries_that_name_it_and_no_other(backend, device, seed):
@@ -92,7 +92,7 @@ def test_the_order_of_slots_does_not_matter_beyond_rounding(backend, device, see
     O, lse = flashdsa.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices[:, order].contiguous(), backend=backend
     )
-    assert failures(judge_forward(inputs, O, lse)) == []
+    assert failures(judge_forward(inputs, O, lse, backend=backend)) == []
 
 
 def test_a_lone_slot_at_any_place_is_found(backend, device, seed):
@@ -104,7 +104,7 @@ def test_a_lone_slot_at_any_place_is_found(backend, device, seed):
     for s, place in enumerate(places):
         inputs.indices[s, place] = 40 - s
     O, lse = forward(inputs, backend)
-    assert failures(judge_forward(inputs, O, lse)) == []
+    assert failures(judge_forward(inputs, O, lse, backend=backend)) == []
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "valid last", "valid first"])
@@ -122,7 +122,7 @@ def test_long_rows_may_meet_their_largest_logit_anywhere(order, backend, device,
         by_logit = by_logit.flip(0) if order == "descending" else by_logit
         inputs.indices.copy_(by_logit.to(torch.int32).expand(2, -1))
     O, lse = forward(inputs, backend)
-    assert failures(judge_forward(inputs, O, lse)) == []
+    assert failures(judge_forward(inputs, O, lse, backend=backend)) == []
 
 
 @pytest.mark.parametrize("width", [(), (1,)], ids=["kv 2-D", "kv 3-D"])
