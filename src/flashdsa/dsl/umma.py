@@ -1,6 +1,6 @@
 """Matrix products by tcgen05.mma as data: tiles in shared memory, columns in TMEM, descriptors.
 
-Nothing here imports CuTe DSL; `umma_issue.py` issues what stands here. All operands are bf16,
+Nothing here imports CuTe DSL; `umma_issue.py` issues what stands here. Operands are bf16 or e4m3,
 accumulators fp32. A tile lies in shared memory as TMA writes it: boxes as wide as the swizzle span,
 one behind the other, each with all rows of the tile. The descriptors are derived from the tile, so
 a form is right only if they find again what the tile holds.
@@ -19,11 +19,11 @@ DESCRIPTORS = 'PTX ISA, "Shared memory descriptor"'
 TMEM = 'PTX ISA, "Tensor Memory"'
 SHARED = 'PTX ISA, "tcgen05.mma", "Canonical layouts"'
 
-ELEMENT_BYTES = 2
-STEP_K = 16
-"""Columns of A that one instruction of .kind::f16 takes."""
-STEP_COLUMNS = 8
-"""TMEM columns of one K step of A: 16 bf16."""
+STEP_BYTES = 32
+"""Of a row of A, or a column of B, that one instruction takes."""
+TMEM_CELL_BYTES = 4
+STEP_COLUMNS = STEP_BYTES // TMEM_CELL_BYTES
+"""TMEM columns of one K step of A."""
 WS_WIDTHS = (64, 128, 256)
 
 _SWIZZLE_CODES = {0: 0, 32: 6, 64: 4, 128: 2}
@@ -44,8 +44,31 @@ class OperandFormError(FlashDsaError, ValueError):
 
 
 @dataclass(frozen=True)
+class Element:
+    """A type of A and B.
+
+    Attributes:
+        kind: of the instruction. code: in the instruction descriptor.
+    """
+
+    name: str
+    bytes: int
+    kind: str
+    code: int
+
+    @property
+    def step_k(self) -> int:
+        """Elements along K that one instruction takes."""
+        return STEP_BYTES // self.bytes
+
+
+BF16 = Element("bf16", 2, "f16", 1)
+E4M3 = Element("e4m3", 1, "f8f6f4", 0)
+
+
+@dataclass(frozen=True)
 class SharedTile:
-    """A matrix of bf16 in shared memory.
+    """A matrix in shared memory.
 
     Attributes:
         at: byte offset in the kernel's arena, a multiple of 1024.
@@ -57,6 +80,7 @@ class SharedTile:
     rows: int
     columns: int
     swizzle: int
+    element: Element = BF16
 
     def __post_init__(self) -> None:
         """Check what TMA and the swizzle need."""
@@ -78,7 +102,7 @@ class SharedTile:
     @property
     def width(self) -> int:
         """Columns of one box."""
-        return self.swizzle // ELEMENT_BYTES
+        return self.swizzle // self.element.bytes
 
     @property
     def box_bytes(self) -> int:
@@ -88,12 +112,12 @@ class SharedTile:
     @property
     def bytes(self) -> int:
         """Of the whole tile."""
-        return self.rows * self.columns * ELEMENT_BYTES
+        return self.rows * self.columns * self.element.bytes
 
     def offset(self, row: int, column: int) -> int:
         """Byte offset in the arena before swizzling."""
         box, inside = divmod(column, self.width)
-        return self.at + box * self.box_bytes + row * self.swizzle + inside * ELEMENT_BYTES
+        return self.at + box * self.box_bytes + row * self.swizzle + inside * self.element.bytes
 
     def address(self, row: int, column: int) -> int:
         """Byte offset in the arena of an element: bits 4 to 6 changed by bits 7 to 9."""
@@ -128,6 +152,11 @@ class SharedOperand:
     pieces: tuple[TilePart, ...]
 
     @property
+    def element(self) -> Element:
+        """The type of all its pieces."""
+        return self.pieces[0].tile.element
+
+    @property
     def k(self) -> int:
         """All of K."""
         return sum(piece.k for piece in self.pieces)
@@ -144,7 +173,7 @@ class SharedOperand:
     def descriptors(self) -> tuple[int, ...]:
         """One for each K step; the arena's address has to be added to their start address."""
         found = []
-        for first in range(0, self.k, STEP_K):
+        for first in range(0, self.k, self.element.step_k):
             tile, row, column = self.place(0, first)
             start = tile.offset(row, column)
             # K-major swizzled layouts have no leading dimension: the ISA ignores it, CUTLASS says 1
@@ -178,11 +207,13 @@ def shared_descriptor(start: int, leading: int, stride: int, swizzle: int) -> in
     return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | fixed | code
 
 
-def instruction_descriptor(m: int, n: int, a_major: str, b_major: str) -> int:
-    """The 32 bits for bf16 operands and an fp32 accumulator."""
-    fp32, bf16 = 1, 1
+def instruction_descriptor(
+    m: int, n: int, a_major: str, b_major: str, element: Element = BF16
+) -> int:
+    """The 32 bits for operands of one type and an fp32 accumulator."""
+    fp32, code = 1, element.code
     majors = int(a_major == "MN") << 15 | int(b_major == "MN") << 16
-    return fp32 << 4 | bf16 << 7 | bf16 << 10 | majors | n >> 3 << 17 | m >> 4 << 24
+    return fp32 << 4 | code << 7 | code << 10 | majors | n >> 3 << 17 | m >> 4 << 24
 
 
 @dataclass(frozen=True)
@@ -204,15 +235,16 @@ class UmmaProduct:
 
     def __post_init__(self) -> None:
         """Check what the instruction takes."""
-        problem = shape_problem(self.m, self.n, self.cta_group, self.ws)
+        problem = shape_problem(self.m, self.n, self.cta_group, self.ws, self.element.kind)
         if problem:
             raise OperandFormError(problem)
         self._check_operands()
 
     def _check_operands(self) -> None:
-        if self.a.k != self.b.k or self.b.k % STEP_K:
+        step = self.element.step_k
+        if self.a.k != self.b.k or self.b.k % step:
             raise OperandFormError(
-                f"K of A and B must be the same multiple of {STEP_K}; got {self.a.k} and "
+                f"K of A and B must be the same multiple of {step}; got {self.a.k} and "
                 f"{self.b.k} ({SHAPES})"
             )
         if self.b.extent * self.cta_group != self.n:
@@ -229,6 +261,11 @@ class UmmaProduct:
             raise OperandFormError(
                 f"D or A ends behind the {SM100.tmem_columns} columns of TMEM ({TMEM})"
             )
+
+    @property
+    def element(self) -> Element:
+        """The type of A and B."""
+        return self.b.element
 
     @property
     def k(self) -> int:
@@ -260,7 +297,8 @@ class UmmaProduct:
         """TMEM columns of A; empty where it is in shared memory."""
         if isinstance(self.a, SharedOperand):
             return range(0)
-        return range(self.a.column, self.a.column + self.a.k // 2)
+        columns = self.a.k * self.element.bytes // TMEM_CELL_BYTES
+        return range(self.a.column, self.a.column + columns)
 
     @property
     def a_in_tmem(self) -> bool:
@@ -282,11 +320,11 @@ class UmmaProduct:
     def instruction(self) -> int:
         """The instruction descriptor."""
         a_major = self.a.major if isinstance(self.a, SharedOperand) else "K"
-        return instruction_descriptor(self.m, self.n, a_major, self.b.major)
+        return instruction_descriptor(self.m, self.n, a_major, self.b.major, self.element)
 
     def steps(self) -> tuple[tuple[int, int], ...]:
         """For every instruction A (descriptor or TMEM column) and B (descriptor)."""
-        count = self.k // STEP_K
+        count = self.k // self.element.step_k
         if isinstance(self.a, SharedOperand):
             left = self.a.descriptors()
         else:
@@ -294,9 +332,9 @@ class UmmaProduct:
         return tuple(zip(left, self.b.descriptors(), strict=True))
 
 
-def shape_problem(m: int, n: int, cta_group: int, ws: bool) -> str | None:
-    """Why .kind::f16 has no M x N in this form; None where it has."""
-    form = f".kind::f16 with .cta_group::{cta_group}{' and .ws' if ws else ''}"
+def shape_problem(m: int, n: int, cta_group: int, ws: bool, kind: str = "f16") -> str | None:
+    """Why .kind::f16 or .kind::f8f6f4 has no M x N in this form; None where it has."""
+    form = f".kind::{kind} with .cta_group::{cta_group}{' and .ws' if ws else ''}"
     if ws and cta_group == 2:
         return f".ws is invalid with .cta_group::2 ({SHAPES})"
     allowed = (32, 64, 128) if ws else (128, 256) if cta_group == 2 else (64, 128)

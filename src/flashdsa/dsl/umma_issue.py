@@ -38,6 +38,7 @@ def issue(
     base = opaque((Int32(arena.toint()) & ADDRESS_BITS) >> 4)
     a_base, b_base = base + (Int32(a_offset) >> 4), base + (Int32(b_offset) >> 4)
     d = prims.make_tmem_ptr(tmem + product.column, Float32)
+    kind = product.element.kind
     for index, (left, right) in enumerate(product.steps()):
         if cutlass.const_expr(product.a_in_tmem):
             a = prims.make_tmem_ptr(tmem + left, BFloat16)
@@ -48,10 +49,10 @@ def issue(
         if cutlass.const_expr(index == 0):
             accumulate = Boolean(True) ^ Boolean(clear)
         if cutlass.const_expr(product.ws):
-            prims.tcgen05_mma_ws("f16", d, a, b, product.instruction, accumulate)
+            prims.tcgen05_mma_ws(kind, d, a, b, product.instruction, accumulate)
         else:
             group = f"cta_{product.cta_group}"
-            prims.tcgen05_mma("f16", group, d, a, b, product.instruction, accumulate)
+            prims.tcgen05_mma(kind, group, d, a, b, product.instruction, accumulate)
 
 
 def descriptor(base: Any, relative: int) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from itertools import product
 
 from flashdsa.hw import SM90, SM100
+from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
-from flashdsa.kernels.indexer.sm90.plan import NUM_HEADS, TOPK, IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
@@ -17,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
 
-_LOAD_FILES = ("load.py", "page_partition.py", "scheduled_tiles.py")
+_LOAD_FILES = ("load.py", "load_tiles.py", "page_partition.py", "scheduled_tiles.py")
 _SELECT_FILES = (
     "select_rows.py",
     "score.py",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashdsa.dsl.umma import STEP_K
 from flashdsa.errors import UnsupportedError
 from flashdsa.lab.forms_catalog import OperandForm
 from flashdsa.lab.forms_inputs import INTEGERS, KINDS, RANDOM, Inputs, make_inputs
@@ -68,7 +67,7 @@ def emulate_form(form: OperandForm, seed: int = 0) -> Emulated:
         values = runs[:, index].view(np.float32).astype(np.float64)
         difference = np.abs(values - given.expected)[:, ~idle]
         errors[kind] = float(np.nan_to_num(difference, nan=np.inf).max())
-    steps = plan.product.k // STEP_K
+    steps = plan.product.k // plan.product.element.step_k
     limit = steps * _ROUNDING * float(np.nanmax(inputs[1].magnitude))
     return Emulated(errors[INTEGERS], errors[RANDOM], limit, untouched, findings, ptx)
 

@@ -20,9 +20,8 @@ def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
         for role in (*producers, barrier.consumer, *barrier.also_awaited_by):
             if role is not None and role not in roles:
                 raise BudgetError(f"barriers: {barrier.name}: the kernel has no role {role}")
-        for role in producers:
-            if role is not None:
-                _check_producer(barrier, role)
+        for role, arrives in barrier.arriving:
+            _check_producer(barrier, role, arrives)
         for what, number in (
             ("arrivals", barrier.arrivals),
             ("bytes", barrier.transaction_bytes),
@@ -34,14 +33,14 @@ def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
                 )
 
 
-def _check_producer(barrier: Barrier, role: Role) -> None:
-    least = WARPGROUP_SIZE if barrier.arrives is Arrives.WARPS_OF_ONE_GROUP else WARP_SIZE
+def _check_producer(barrier: Barrier, role: Role, arrives: Arrives) -> None:
+    least = WARPGROUP_SIZE if arrives is Arrives.WARPS_OF_ONE_GROUP else WARP_SIZE
     if role.threads % WARP_SIZE or role.threads < least:
         raise BudgetError(
-            f"barriers: {barrier.name}: {barrier.arrives} of {role.name} cannot arrive: "
+            f"barriers: {barrier.name}: {arrives} of {role.name} cannot arrive: "
             f"it has {role.threads} threads"
         )
-    if barrier.arrives is Arrives.COMMIT and barrier.transaction_bytes:
+    if arrives is Arrives.COMMIT and barrier.transaction_bytes:
         raise BudgetError(
             f"barriers: {barrier.name}: a commit of {role.name} announces no bytes, "
             f"but {barrier.transaction_bytes} are to come"

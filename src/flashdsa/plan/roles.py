@@ -57,7 +57,8 @@ class Barrier:
         producer: the role that arrives. arrives: who of it. consumer: the role that waits.
         transaction_bytes: that asynchronous copies bring in a phase besides.
         completed: what a completed phase says.
-        also_produced_by: another role of which as many arrive. also_awaited_by: who waits besides.
+        also_produced_by: another role that arrives. also_arrives: who of it; None: as of the first.
+        also_awaited_by: who waits besides.
         from_peer: the producer is the role of the cluster's other CTA. bytes_from_peer: the
             producer arrives in its own CTA, and the other one writes the bytes.
     """
@@ -73,25 +74,33 @@ class Barrier:
     also_awaited_by: tuple[Role, ...] = ()
     from_peer: bool = False
     bytes_from_peer: bool = False
+    also_arrives: Arrives | None = None
 
     @property
     def arrivals(self) -> int:
         """Arrivals that complete a phase: the count that the barrier is initialised with."""
-        arriving = [self.producer]
-        if self.also_produced_by is not None:
-            arriving.append(self.also_produced_by)
-        return sum(self._arrivals_of(role) for role in arriving)
+        return sum(_arrivals_of(role, arrives) for role, arrives in self.arriving)
 
-    def _arrivals_of(self, role: Role) -> int:
-        return {
-            Arrives.ONE_THREAD: 1,
-            Arrives.COMMIT: 1,
-            Arrives.EVERY_THREAD: role.threads,
-            Arrives.EVERY_WARP: role.warps,
-            Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
-            Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
-            Arrives.EVERY_CTA: MAX_CLUSTER_SIZE,
-        }[self.arrives]
+    @property
+    def arriving(self) -> tuple[tuple[Role, Arrives], ...]:
+        """The roles that arrive, and who of each."""
+        first = (self.producer, self.arrives)
+        if self.also_produced_by is None:
+            return (first,)
+        return first, (self.also_produced_by, self.also_arrives or self.arrives)
+
+
+def _arrivals_of(role: Role, arrives: Arrives) -> int:
+    """Arrivals of a role in each phase."""
+    return {
+        Arrives.ONE_THREAD: 1,
+        Arrives.COMMIT: 1,
+        Arrives.EVERY_THREAD: role.threads,
+        Arrives.EVERY_WARP: role.warps,
+        Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
+        Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
+        Arrives.EVERY_CTA: MAX_CLUSTER_SIZE,
+    }[arrives]
 
 
 def check_registers(roles: Sequence[Role], registers: int, most: int = MAX_REGISTERS) -> None:

@@ -1,6 +1,7 @@
-"""Sizes of the selection and the schedule that no architecture changes."""
+"""Sizes of the cache, the selection and the schedule that no architecture changes."""
 
 from flashdsa.hw import MAX_CLUSTER_SIZE
+from flashdsa.problem import PAGE_BYTES
 
 NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select/bins.py)."""
@@ -36,3 +37,6 @@ DEPTH_STEPS = 8
 INITIALISING_WARPS = 3
 """Warps that share the initialisation of barriers: as many as do not become a jump through a table
 in constant memory, which takes longer."""
+CACHE_ROW_BYTES = 128
+"""The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
+PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES

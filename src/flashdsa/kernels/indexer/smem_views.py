@@ -77,7 +77,7 @@ class InputBuffers(NamedTuple):
     queries: Any  # pointer to bytes, stage s at + s * query_bytes
     weights: Any  # (tile_stages * num_heads,) Float32
     tiles: cute.Tensor  # (tile_stages * TILE_WORDS,) Int32: descriptions of work tiles
-    page_valid: Any  # (ring_stages,) Int32: 1 where the page id is in the cache
+    page_valid: Any  # (ring_stages * pages_per_stage,) Int32: 1: the page id is in the cache
     page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: there are none
     tile_ring: Any  # RingProducer or RingConsumer
 
@@ -120,7 +120,7 @@ def input_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
         pages=arena.bytes("pages"),
         queries=arena.bytes("queries"),
         weights=arena.array("weights", Float32, plan.tile_stages * plan.num_heads),
-        page_valid=arena.array("page_valid", Int32, plan.ring_stages),
+        page_valid=arena.array("page_valid", Int32, plan.ring_stages * plan.pages_per_stage),
         page_ring=end("page_full", "page_empty"),
     )
 

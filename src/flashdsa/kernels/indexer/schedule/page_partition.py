@@ -13,7 +13,13 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pages_to_score, row_length
+from flashdsa.kernels.indexer.schedule.work_tile import (
+    Rows,
+    WorkTile,
+    pages_to_score,
+    row_length,
+    whole_stages,
+)
 
 
 class Partition(NamedTuple):
@@ -127,7 +133,7 @@ def load_partition(
             tile = WorkTile(row, cursor - start, stop - cursor, length, Int32(1), pages_done)
             ids = loader.announce(ctx, number, tile, lane, plan)
             loader.load_pages(ctx, tile, ids, None, lane, plan)
-            pages_done += stop - cursor
+            pages_done += whole_stages(stop - cursor, plan)
             number += 1
             cursor = start + share
     loader.finish(ctx, number, lane, plan)

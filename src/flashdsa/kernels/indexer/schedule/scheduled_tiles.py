@@ -21,6 +21,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     clamped,
     pages_to_score,
     row_length,
+    whole_stages,
 )
 from flashdsa.kernels.indexer.sizes import DEPTH_STEPS
 from flashdsa.kernels.indexer.smem_views import SCRATCH_MOST_WORK, SCRATCH_OWN_WORK, SelectBuffers
@@ -123,6 +124,6 @@ def load_scheduled(
             if const_expr(loader.load_pages is not None):
                 depth = depth_of(select, ctx.rows, coord, pages, plan)
                 loader.load_pages(ctx, tile, ids, depth, lane, plan)
-            pages_done += end - first
+            pages_done += whole_stages(end - first, plan)
             number += 1
     loader.finish(ctx, number, lane, plan)

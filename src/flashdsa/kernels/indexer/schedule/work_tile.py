@@ -26,7 +26,7 @@ class WorkTile(NamedTuple):
     num_pages: Int32
     length: Int32  # of the row, in tokens
     num_splits: Int32  # clusters that share the row
-    first_number: Int32  # pages of this CTA before these
+    first_number: Int32  # pages that this CTA's stages before these hold
 
 
 @cute.jit
@@ -56,6 +56,12 @@ def pages_to_score(length: Int32, plan: cutlass.Constexpr) -> Int32:
     if length <= plan.unscored_length:
         pages = Int32(0)
     return pages
+
+
+def whole_stages(pages: Int32, plan: Any) -> Int32:
+    """Pages that as many stages hold as `pages` take."""
+    of_stage = plan.pages_per_stage
+    return pages if of_stage == 1 else (pages + of_stage - 1) // of_stage * of_stage
 
 
 def write_tile(tiles: cute.Tensor, stage: Int32, tile: WorkTile) -> None:

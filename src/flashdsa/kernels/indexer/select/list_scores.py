@@ -20,6 +20,16 @@ class Batch(NamedTuple):
     begin: Int32
 
 
+class PageRange(NamedTuple):
+    """Pages to score: those of a tile from its page `begin` to before its page `end`."""
+
+    tile_stage: Int32  # of the tile's queries, weights and description
+    first_page: Int32  # of the tile, in the row
+    first_number: Int32  # of the tile's first page, among the CTA's pages
+    begin: Int32
+    end: Int32
+
+
 class ListSink(NamedTuple):
     """Where scored tokens go.
 

@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.prefetch import prefetch_inputs
@@ -28,19 +29,19 @@ from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.score_batch import PageSource, score_batch
 from flashdsa.kernels.indexer.select.row_splits import Published
 from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.indexer.sm90.score import make_scorer
-from flashdsa.kernels.indexer.sm90.score_batch import score_batch
-from flashdsa.kernels.indexer.sm90.tma_maps import make_tensor_maps
+from flashdsa.kernels.indexer.sm90.score import SCORING, make_scorer
 from flashdsa.kernels.indexer.smem_views import (
     cluster_buffers_in,
     input_buffers_in,
     select_buffers_in,
 )
+from flashdsa.kernels.indexer.tma_maps import make_tensor_maps
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -108,7 +109,7 @@ def indexer_kernel(
         inputs = input_buffers_in(arena, plan, arena.consumer)
         ctx = SelectContext(inputs, select, cluster, coord, output, published)
         scorer = make_scorer(inputs.pages, inputs.queries, thread, plan)
-        select_rows(ctx, scorer, score_batch, thread, plan)
+        select_rows(ctx, PageSource(scorer, Static(SCORING)), score_batch, thread, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
         load_ctx = LoadContext(

@@ -13,14 +13,17 @@ from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.score_batch import PageSource
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
-from flashdsa.kernels.indexer.sm90.tma_maps import make_tensor_maps
-from flashdsa.kernels.indexer.sm90.write_scores import WriteContext, fill_beyond, write_scores
+from flashdsa.kernels.indexer.sm90.score import SCORING, make_scorer
 from flashdsa.kernels.indexer.smem_views import input_buffers_in
+from flashdsa.kernels.indexer.tma_maps import make_tensor_maps
+from flashdsa.kernels.indexer.write_scores import WriteContext, fill_beyond, write_scores
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -73,7 +76,8 @@ def logits_kernel(
             num_ctas * plan.consumer_warps,
             lane,
         )
-        write_scores(ctx, thread, plan)
+        scorer = make_scorer(inputs.pages, inputs.queries, thread, plan)
+        write_scores(ctx, PageSource(scorer, Static(SCORING)), thread, plan)
 
 
 @cute.jit

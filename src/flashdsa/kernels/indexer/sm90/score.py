@@ -17,6 +17,9 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.relu import doubled_relu
+from flashdsa.kernels.indexer.score_batch import PageScoring
+from flashdsa.kernels.indexer.select.list_scores import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.smem_views import InputBuffers
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
@@ -92,14 +95,6 @@ def load_weights(
         for odd in range(2):
             weight = weights[stage * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
             mine[2 * c + odd] = weight * 0.5
-
-
-def doubled_relu(value: Float32) -> Float32:
-    """2 max(value, 0), NaN stays NaN."""
-    magnitude = cute.arch.inline_ptx(
-        "abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
-    )
-    return value + magnitude
 
 
 def token_of_lane(warp: Int32, lane: Int32, plan: IndexerPlan) -> Int32:
@@ -209,6 +204,51 @@ class PageSpan(NamedTuple):
     tile_stage: Int32  # of the row's queries and weights
 
 
+class Prepared(NamedTuple):
+    """What a consumer keeps of a tile while it scores some of its pages."""
+
+    weights: cute.Tensor  # registers; see load_weights
+    group: Int32  # the calling warpgroup
+
+
+@cute.jit
+def prepare(
+    inputs: InputBuffers,
+    scorer: Scorer,
+    tile_stage: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Prepared:
+    """The tile's weights into registers."""
+    weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
+    load_weights(weights, inputs.weights, tile_stage, thread % WARP_SIZE, plan)
+    return Prepared(weights, cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE))
+
+
+@cute.jit
+def score_pages(
+    inputs: InputBuffers,
+    scorer: Scorer,
+    prepared: Prepared,
+    pages: PageRange,
+    thread: Int32,
+    store: cutlass.Constexpr,
+    sink: Any,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Score the calling warpgroup's pages: those whose number in the CTA is its own, modulo the
+    warpgroups. `store` as in `score_span`."""
+    groups = plan.consumer_warpgroups
+    first = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
+    span = PageSpan(
+        count=cutlass.max(pages.end - first + groups - 1, Int32(0)) // groups,
+        first_number=pages.first_number + first,
+        first_position=(pages.first_page + first) * PAGE_SIZE,
+        tile_stage=pages.tile_stage,
+    )
+    score_span(inputs, scorer, prepared.weights, span, thread, store, sink, plan)
+
+
 @cute.jit
 def score_span(
     inputs: InputBuffers,
@@ -276,3 +316,7 @@ def load_scale(scorer: Scorer, stage: Int32, token: Int32, plan: cutlass.Constex
         word = token ^ 4
     offset = stage * (plan.stage_bytes // 4) + PAGE_KEY_BYTES // 4 + word
     return (cute.recast_ptr(scorer.pages, dtype=Float32) + offset).load()
+
+
+SCORING = PageScoring(prepare, score_pages)
+"""See score_batch.py."""

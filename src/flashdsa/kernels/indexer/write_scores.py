@@ -5,17 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, row_length, wait_for_tile
-from flashdsa.kernels.indexer.sm90.score import (
-    PageSpan,
-    Scorer,
-    load_weights,
-    make_scorer,
-    score_span,
-)
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length, wait_for_tile
+from flashdsa.kernels.indexer.score_batch import PageSource
+from flashdsa.kernels.indexer.select.list_scores import PageRange
 from flashdsa.kernels.indexer.smem_views import InputBuffers
-from flashdsa.problem import PAGE_SIZE
 
 FILL_TOKENS = 1024
 """Scores of a row beyond its length that a warp fills at a time."""
@@ -51,47 +45,27 @@ def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> No
 
 
 @cute.jit
-def write_scores(ctx: WriteContext, thread: Int32, plan: cutlass.Constexpr) -> None:
+def write_scores(
+    ctx: WriteContext, source: PageSource, thread: Int32, plan: cutlass.Constexpr
+) -> None:
     """Score every tile that the load warps announce."""
-    lane = thread % WARP_SIZE
-    scorer = make_scorer(ctx.inputs.pages, ctx.inputs.queries, thread, plan)
-    weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     number = Int32(0)
     tile = wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:
         stage = ctx.inputs.tile_ring.state(number).stage
-        load_weights(weights, ctx.inputs.weights, stage, lane, plan)
-        write_tile_scores(ctx, scorer, weights, tile, stage, thread, plan)
+        pages = PageRange(stage, tile.first_page, tile.first_number, Int32(0), tile.num_pages)
+        sink = OutputSink(ctx, tile.row, tile.length)
+        scoring = source.scoring
+        prepared = scoring.prepare(ctx.inputs, source.scorer, stage, thread, plan)
+        scoring.score_pages(
+            ctx.inputs, source.scorer, prepared, pages, thread, write_score, sink, plan
+        )
         cute.arch.sync_warp()
-        if lane == 0:
+        if thread % WARP_SIZE == 0:
             # tile_empty[stage]: all lanes of this warp have read queries, weights and description.
             ctx.inputs.tile_ring.release(stage)
         number += 1
         tile = wait_for_tile(ctx.inputs, number, plan)
-
-
-@cute.jit
-def write_tile_scores(
-    ctx: WriteContext,
-    scorer: Scorer,
-    weights: cute.Tensor,
-    tile: WorkTile,
-    stage: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """Scores of this warpgroup's pages: those whose number is its own, modulo warpgroups."""
-    group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
-    groups = plan.consumer_warpgroups
-    first = (group - tile.first_number) & (groups - 1)
-    span = PageSpan(
-        count=cutlass.max(tile.num_pages - first + groups - 1, Int32(0)) // groups,
-        first_number=tile.first_number + first,
-        first_position=(tile.first_page + first) * PAGE_SIZE,
-        tile_stage=stage,
-    )
-    sink = OutputSink(ctx, tile.row, tile.length)
-    score_span(ctx.inputs, scorer, weights, span, thread, write_score, sink, plan)
 
 
 class OutputSink(NamedTuple):

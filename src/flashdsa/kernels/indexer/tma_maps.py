@@ -5,12 +5,12 @@ from typing import Any
 from cutlass import Uint8, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.kernels.indexer.sm90.plan import CACHE_ROW_BYTES, PAGE_ROWS
+from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, PAGE_ROWS
 from flashdsa.problem import INDEX_HEAD_DIM
 
 
 def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
-    """(cache as rows of 128 bytes, box of one page; queries likewise, box of one row's heads)."""
+    """(cache as rows of 128 bytes, box of a page's `page_box_rows`; queries likewise, of a row)."""
     num_pages = cache.shape[0]
     cache_rows = cute.make_tensor(
         cache.iterator,
@@ -25,7 +25,7 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
     swizzle = tensor_map.TensorMapSwizzle.s128b
     return (
         tensor_map.create_tensor_map_tiled_from_view(
-            cache_rows, box_dims=(PAGE_ROWS, CACHE_ROW_BYTES), swizzle=swizzle
+            cache_rows, box_dims=(plan.page_box_rows, CACHE_ROW_BYTES), swizzle=swizzle
         ),
         tensor_map.create_tensor_map_tiled_from_view(
             query_rows, box_dims=(plan.num_heads, INDEX_HEAD_DIM), swizzle=swizzle

@@ -1,0 +1,163 @@
+"""Choices of every indexer, and what follows from them on any architecture, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, FILLS, SLOT_HEADER_WORDS
+from flashdsa.plan import SmemPlan, SmemRegion, plan_smem, registers_each
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+
+NUM_HEADS = (16, 32, 64)
+TOPK = (512, 1024, 2048)
+"""What kernels are compiled for."""
+
+
+@dataclass(frozen=True)
+class SelectPlan:
+    """One compiled indexer: choices first, then what follows from them; an architecture's plan adds
+    how pages are loaded and scored.
+
+    Attributes:
+        num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
+        splits: several clusters may share a long row (see select/row_splits.py); not with `sorted`.
+        scheduled: for more rows than clusters: longest first, to whole clusters or parts of them
+            (see schedule/row_schedule.py). Without it, such a batch keeps its own order.
+        stages: pages in flight, where the winners are not sorted.
+        list_capacity: scored tokens that the selection keeps in shared memory.
+        max_compared: candidates that are compared with each other, at most.
+        tile_stages: work tiles (query, weights, description) in flight.
+        first_fill_pages: pages after which every FILLS-th CTA first compacts a part that does not
+            fit the list.
+        fill_step_pages: how many more that are in each CTA behind it: CTAs that compact leave their
+            share of the memory's bandwidth to the others.
+        refill_pages: with less room in the list than this, it is compacted first.
+        split_pages: rows of fewer pages are one cluster's, even if more could share them.
+        select_pages: pages that a CTA could score in the time in which it selects in a row.
+    """
+
+    num_heads: int = 64
+    topk: int = 2048
+    sorted: bool = False
+    splits: bool = False
+    scheduled: bool = False
+    stages: int = 12
+    consumer_warpgroups: int = 4
+    list_capacity: int = 8192
+    max_compared: int = 128
+    tile_stages: int = 2
+    first_fill_pages: int = 76
+    fill_step_pages: int = 7
+    refill_pages: int = 16
+    split_pages: int = 1024
+    select_pages: int = 20
+
+    arch: ClassVar[ArchSpec]
+
+    def __post_init__(self) -> None:
+        """Hold the choices against each other and the architecture."""
+        if self.num_heads not in NUM_HEADS:
+            raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
+        if self.topk not in TOPK:
+            raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
+        if self.splits and self.sorted:
+            raise ValueError("splits: a kernel that sorts splits no rows")
+        if self.splits and self.scheduled:
+            raise ValueError("splits: for fewer rows than clusters; scheduled: for more")
+        if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
+            raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
+        first = self.first_fill_pages * PAGE_SIZE
+        most = first + (FILLS - 1) * self.fill_step_pages * PAGE_SIZE
+        if not self.topk <= first <= most <= self.list_capacity:
+            raise ValueError("first_fill_pages: a first fill has topk tokens and fits the list")
+        assert self.smem.total <= self.arch.smem_bytes
+
+    @property
+    def sizes_and_kinds(self) -> str:
+        """In the exported name: what tells the plans of one kernel apart."""
+        kinds = [kind for kind in ("sorted", "splits", "scheduled") if getattr(self, kind)]
+        return "_".join((f"h{self.num_heads}", f"k{self.topk}", *kinds))
+
+    @property
+    def max_candidates(self) -> int:
+        """Entries that are taken out of the lists to find the threshold among them; at most one a
+        consumer."""
+        return self.consumer_threads
+
+    @property
+    def unscored_length(self) -> int:
+        """Tokens up to which a row needs no scores: all of them are among the best."""
+        return 0 if self.sorted else self.topk
+
+    @property
+    def lists_in_order(self) -> bool:
+        """Until it is compacted, the list has the order of positions, and so have the winners."""
+        return not self.sorted
+
+    @property
+    def consumer_threads(self) -> int:
+        """Threads that score and select."""
+        return self.consumer_warpgroups * WARPGROUP_SIZE
+
+    @property
+    def consumer_warps(self) -> int:
+        """Warps that score and select; the load warps come behind them."""
+        return self.consumer_threads // WARP_SIZE
+
+    @property
+    def load_warps(self) -> int:
+        """Warps that keep pages in flight."""
+        raise NotImplementedError
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        raise NotImplementedError
+
+    @property
+    def refill_entries(self) -> int:
+        """With less room than this the list is compacted before more is added."""
+        return self.refill_pages * PAGE_SIZE
+
+    @property
+    def query_bytes(self) -> int:
+        """e4m3 queries of one row."""
+        return self.num_heads * INDEX_HEAD_DIM
+
+    @property
+    def weight_bytes(self) -> int:
+        """fp32 weights of one row."""
+        return self.num_heads * 4
+
+    @property
+    def received_bytes(self) -> int:
+        """Candidates of one CTA, or of all CTAs of a row."""
+        return self.max_candidates * ENTRY_WORDS * 4
+
+    @property
+    def launch_registers(self) -> int:
+        """Registers of every thread, until the roles exchange some."""
+        return registers_each(self.threads, self.arch.registers)
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        raise NotImplementedError
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, self.arch.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    def slot_words(self) -> int:
+        """32-bit words of what a CTA publishes at most: see select/row_splits.py."""
+        return SLOT_HEADER_WORDS + ENTRY_WORDS * (self.topk + self.max_candidates)

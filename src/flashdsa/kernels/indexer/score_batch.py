@@ -1,0 +1,83 @@
+"""Pages of a tile scored into the list: the fused kernel's way to fill it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.static import Static
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.schedule.work_tile import word_in
+from flashdsa.kernels.indexer.select.list_scores import (
+    Batch,
+    ListSink,
+    PageRange,
+    first_fill,
+    list_score,
+)
+from flashdsa.kernels.indexer.select.select_rows import SelectContext
+from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT
+from flashdsa.problem import PAGE_SIZE
+
+
+class PageScoring(NamedTuple):
+    """How an architecture scores pages: two functions that all consumers call.
+
+    prepare: (inputs, scorer, tile stage, thread, plan), before the pages of a tile or some of them;
+        returns what `score_pages` takes as the prepared.
+    score_pages: (inputs, scorer, prepared, PageRange, thread, store, sink, plan) scores the calling
+        warpgroup's share of the pages. It calls store(sink, score, position, valid, present) with
+        all lanes: the score of the token at that position of the row, whether its page id is in the
+        cache, and whether the lane has a token.
+    """
+
+    prepare: Callable[..., Any]
+    score_pages: Callable[..., None]
+
+
+class PageSource(NamedTuple):
+    """Scores of pages: what to score with, and how."""
+
+    scorer: Any
+    static: Static  # PageScoring
+
+    @property
+    def scoring(self) -> PageScoring:
+        """The architecture's functions."""
+        return self.static.value
+
+
+@cute.jit
+def score_batch(
+    ctx: SelectContext,
+    source: PageSource,
+    batch: Batch,
+    entries: Int32,
+    floor: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Int32, Int32]:
+    """Score as many pages as the list has room for: (its length, the next page). Ends synced."""
+    tile, scoring = batch.tile, source.scoring
+    prepared = scoring.prepare(ctx.inputs, source.scorer, batch.stage, thread, plan)
+    in_order = floor == 0
+    room = (plan.list_capacity - entries) // PAGE_SIZE
+    if in_order and tile.num_pages > room and ctx.coord.num_parts == 1:
+        room = first_fill(plan)
+    room = room // plan.pages_per_stage * plan.pages_per_stage
+    # Opaque, so that one register holds it through the loops, and not a second one the sum.
+    stop = opaque(cutlass.min(tile.num_pages, batch.begin + room))
+    first_number = word_in(ctx.inputs.tiles, batch.stage, "first_number")
+    pages = PageRange(batch.stage, tile.first_page, first_number, batch.begin, stop)
+    sink = ListSink(ctx.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
+    scoring.score_pages(ctx.inputs, source.scorer, prepared, pages, thread, list_score, sink, plan)
+    # All consumers: the list is complete up to `stop`, and nobody reads the tile's stage any more.
+    consumer_sync(plan)
+    if in_order:
+        entries = stop * PAGE_SIZE
+    else:
+        entries = ctx.select.scratch[SCRATCH_COUNT]
+        consumer_sync(plan)  # everyone has read the count, so that it may be written again
+    return entries, stop
