@@ -1,0 +1,1 @@
+"""The indexer for Blackwell (sm_100a)."""

@@ -1,0 +1,217 @@
+"""The fused indexer for Blackwell: scores of every key and the exact best of each row, one launch.
+
+A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work
+tile, to each of them (see schedule/scheduled_tiles.py). Only what loads and scores is not the
+Hopper kernel's.
+
+load warps                | mma warp           | 4 consumer warpgroups
+------------------------- | ------------------ | ------------------------------------------------
+                          |                    | rows of at most topk tokens: ids without scores
+a tile's head: q, weights |                    |
+stages of pages           | stage's products   | sum over heads, append (key, position), histogram
+the next tile's head ...  |                    | counts to the other CTAs, theirs back: threshold
+"no more"                 | gives TMEM back    | ids of the part's winners
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import GridConstant, Int32, const_expr, cute
+from cutlass.experimental import primitives as prims
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.arena import allocate
+from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.prefetch import prefetch_inputs
+from flashdsa.kernels.indexer.schedule.coord import find_coord
+from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
+from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
+from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.score_batch import score_batch
+from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm100.tensor_memory import allocate_tmem, page_source, run_mma
+from flashdsa.kernels.indexer.smem_views import (
+    cluster_buffers_in,
+    input_buffers_in,
+    select_buffers_in,
+)
+from flashdsa.kernels.indexer.tma_maps import make_tensor_maps
+from flashdsa.problem import PAGE_SIZE
+
+
+@cute.kernel
+def indexer_kernel(
+    keys_map: GridConstant[tensor_map.TensorMap],
+    queries_map: GridConstant[tensor_map.TensorMap],
+    cache: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    published: Any,
+    num_splits: Any,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = thread % WARP_SIZE
+    consumes = warp < plan.consumer_warps
+    other_threads = plan.threads - plan.consumer_threads
+    if thread == plan.consumer_threads:
+        prims.prefetch_tensormap(keys_map.get_ptr())
+        prims.prefetch_tensormap(queries_map.get_ptr())
+    arena = allocate(plan)
+    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
+    rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
+    coord = find_coord(rows, Int32(1) if const_expr(num_splits is None) else num_splits, plan)
+    # Asked for before anything else: the way to the first page begins with the lengths.
+    lengths = first_lengths(select, rows, coord, thread, consumes, plan)
+    allocate_tmem(arena, warp, plan)
+    enter_cluster(arena, thread, INITIALISING_WARPS)
+    prims.tcgen05_fence("after_thread_sync")
+    if const_expr(plan.scheduled):
+        if not consumes:  # the others put rows in order
+            prefetch_inputs(
+                block_table,
+                weights,
+                cta * other_threads + thread - plan.consumer_threads,
+                num_ctas * other_threads,
+                plan,
+            )
+    coord = schedule_rows(select, rows, coord, lengths, thread, consumes, plan)
+    load, _, role = plan.roles
+    if consumes:
+        cute.arch.setmaxregister_increase(role.registers)
+        output = Output(topk_indices, block_table, cache.shape[0], rows)
+        if const_expr(not plan.scheduled):
+            prefetch_inputs(
+                block_table,
+                weights,
+                cta * plan.consumer_threads + thread,
+                num_ctas * plan.consumer_threads,
+                plan,
+            )
+        # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
+        emit_unscored_rows(
+            output,
+            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
+            num_ctas * plan.consumer_warps,
+            lane,
+            plan,
+        )
+        inputs = input_buffers_in(arena, plan, arena.consumer)
+        ctx = SelectContext(inputs, select, cluster, coord, output, published)
+        select_rows(ctx, page_source(arena, thread, plan), score_batch, thread, plan)
+    else:
+        cute.arch.setmaxregister_decrease(load.registers)
+        # The cluster's barrier: all threads that arrived at it wait, and before they wait for
+        # anything else: compute-sanitizer's racecheck lets none of them go on before all came.
+        cute.arch.cluster_wait()
+        if warp < plan.consumer_warps + plan.load_warps:
+            load_ctx = LoadContext(
+                input_buffers_in(arena, plan, arena.producer),
+                arena.bytes("scales"),
+                keys_map.get_ptr(),
+                queries_map.get_ptr(),
+                cache,
+                weights,
+                block_table,
+                rows,
+                warp - plan.consumer_warps,
+            )
+            load_scheduled(load_ctx, PAGES, select, coord, lengths, lane, plan)
+        if warp == plan.mma_warp:
+            run_mma(arena, plan)
+
+
+@cute.jit
+def launch_indexer(
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: a row is one cluster's.
+
+    Args:
+        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
+        weights: (B, H) fp32. seq_lens: (B,) int32.
+        block_table: (B, max_pages) int32, any distance between rows.
+        topk_indices: (B, topk) int32, written.
+        num_clusters: best as many as run at once. cluster_size: CTAs of each, 1 to 16.
+    """
+    keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
+    indexer_kernel(
+        keys_map,
+        queries_map,
+        k_index_cache_fp8,
+        weights,
+        seq_lens,
+        block_table,
+        topk_indices,
+        None,
+        None,
+        plan,
+    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+
+
+@cute.jit
+def launch_splits(
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    arrivals: cute.Tensor,
+    slots: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    num_splits: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
+
+    Args:
+        arrivals: (>= B,) int32, 0 before and after the launch. slots: (CTAs, slot_words) int32.
+        num_splits: clusters of each long row, num_clusters // B.
+    """
+    keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
+    indexer_kernel(
+        keys_map,
+        queries_map,
+        k_index_cache_fp8,
+        weights,
+        seq_lens,
+        block_table,
+        topk_indices,
+        Published(arrivals, slots),
+        num_splits,
+        plan,
+    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+
+
+def launch_shape(num_clusters: Int32, cluster_size: Int32, plan: IndexerPlan) -> dict[str, Any]:
+    """Grid, CTA and cluster of a launch."""
+    return {
+        "grid": [num_clusters * cluster_size, 1, 1],
+        "block": [plan.threads, 1, 1],
+        "cluster": [cluster_size, 1, 1],
+        "min_blocks_per_mp": 1,
+    }

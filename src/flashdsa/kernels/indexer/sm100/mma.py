@@ -1,0 +1,75 @@
+"""Role mma: one warp issues the products of every stage and says when they are there.
+
+stage n of the ring, accumulator n % 4:
+   page_full | score_empty of use n - 4 | 4 steps along K a product | commit to score_full
+"""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.umma_issue import commit, issue
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
+from flashdsa.kernels.indexer.smem_views import InputBuffers
+
+
+class MmaContext(NamedTuple):
+    """Role mma: waits for page_full, tile_full and score_empty; commits to score_full, arrives at
+    tile_empty."""
+
+    inputs: InputBuffers  # the consumer's end
+    arena: Arena
+    tmem: Int32  # address of the allocation
+    score_ring: RingProducer  # score_full, score_empty: a stage a warpgroup
+
+
+@cute.jit
+def issue_tiles(ctx: MmaContext, plan: cutlass.Constexpr) -> None:
+    """A warp: the products of every tile that the load warps announce; all are read at the end."""
+    number, used = Int32(0), Int32(0)  # of the tile; stages before it
+    tile = wait_for_tile(ctx.inputs, number, plan)
+    while tile.row >= 0:
+        tile_stage = ctx.inputs.tile_ring.state(number).stage
+        used = issue_tile(ctx, tile, tile_stage, plan)
+        # tile_empty[stage]: all lanes have read the description. The queries are read by products,
+        # for which the consumers wait before they arrive.
+        cute.arch.sync_warp()
+        if prims.elect_sync():
+            ctx.inputs.tile_ring.release(tile_stage)
+        number += 1
+        tile = wait_for_tile(ctx.inputs, number, plan)
+    # score_empty, the last use of each accumulator: tensor memory may be given back.
+    for back in cutlass.range_constexpr(plan.consumer_warpgroups):
+        if used > back:
+            ctx.score_ring.wait_until_read(used - 1 - back)
+    prims.tcgen05_fence("after_thread_sync")
+
+
+@cute.jit
+def issue_tile(
+    ctx: MmaContext, tile: WorkTile, tile_stage: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """The products of a tile's stages; returns the number of the next use of the ring."""
+    pages = plan.pages_per_stage
+    first = tile.first_number // pages
+    end = first + (tile.num_pages + pages - 1) // pages
+    query_offset = tile_stage * plan.query_bytes
+    for use in cutlass.range(first, end, unroll=1):
+        state, scores = ctx.inputs.page_ring.state(use), ctx.score_ring.state(use)
+        # page_full[stage]: TMA has written the keys.
+        ctx.inputs.page_ring.wait(state)
+        # score_empty[accumulator]: its warpgroup has read the products before these.
+        ctx.score_ring.acquire(scores)
+        prims.tcgen05_fence("after_thread_sync")
+        column = ctx.tmem + scores.stage * plan.accumulator_columns
+        key_offset = state.stage * plan.stage_key_bytes
+        if prims.elect_sync():
+            for product in plan.products:
+                issue(product, ctx.arena.base, column, True, key_offset, query_offset)
+            commit(ctx.score_ring.full.at(scores.stage))
+        cute.arch.sync_warp()
+    return end

@@ -1,0 +1,226 @@
+"""Tiles, budgets, products and barriers of the Blackwell indexer, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
+from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.regions import (
+    select_barrier_regions,
+    select_barriers,
+    select_regions,
+)
+from flashdsa.kernels.indexer.sizes import SCRATCH_WORDS, TILE_WORDS
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemRegion,
+    TmemPlan,
+    TmemRegion,
+    plan_tmem,
+)
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
+
+PAGES_PER_STAGE = (1, 2, 4)
+"""What kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
+SORTED_STAGES = 8
+"""Pages in flight where all winners need room, too."""
+LOAD_REGISTERS = 32
+"""Of a thread of the warpgroup that loads and issues."""
+MOST_LOAD_WARPS = 3
+"""Beside the issuing warp in its warpgroup."""
+SCALE_BYTES = PAGE_SIZE * 4
+"""fp32 scales of a page."""
+
+
+@dataclass(frozen=True)
+class IndexerPlan(SelectPlan):
+    """One compiled indexer: choices first, then what follows from them.
+
+    Use n of the ring of pages belongs to warpgroup n % consumer_warpgroups, which has one
+    accumulator in tensor memory.
+
+    Attributes:
+        pages_per_stage: pages of a stage, which are multiplied by one commit; other choices in
+            `SelectPlan`.
+    """
+
+    pages_per_stage: int = 2
+
+    arch: ClassVar[ArchSpec] = SM100
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the instructions and the architecture."""
+        if self.pages_per_stage not in PAGES_PER_STAGE:
+            raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
+        if self.stages % self.pages_per_stage:
+            raise ValueError("stages: expected a multiple of pages_per_stage")
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"sm100_indexer_{self.sizes_and_kinds}_p{self.pages_per_stage}"
+
+    @property
+    def ring_stages(self) -> int:
+        """Stages of `pages_per_stage` pages in flight."""
+        pages = min(self.stages, SORTED_STAGES) if self.sorted else self.stages
+        return pages // self.pages_per_stage
+
+    @property
+    def load_warps(self) -> int:
+        """The most among which the stages can be divided: a warp starts a page in some 300 clocks,
+        about what the memory takes to bring it. A stage is always filled by the same warp, so that
+        none takes the phase of another one's page for its own."""
+        return next(n for n in range(MOST_LOAD_WARPS, 0, -1) if self.ring_stages % n == 0)
+
+    @property
+    def warp_stages(self) -> int:
+        """Stages that a load warp fills."""
+        return self.ring_stages // self.load_warps
+
+    @property
+    def mma_warp(self) -> int:
+        """The last one, in the load warps' warpgroup."""
+        return self.threads // WARP_SIZE - 1
+
+    @property
+    def threads(self) -> int:
+        """Consumers, and the warpgroup that loads and issues."""
+        return self.consumer_threads + WARPGROUP_SIZE
+
+    @property
+    def page_box_rows(self) -> int:
+        """Rows of the cache that one copy brings: keys, so that pages of a stage follow each other."""
+        return PAGE_SIZE
+
+    @property
+    def stage_key_bytes(self) -> int:
+        """Keys of a stage."""
+        return self.pages_per_stage * PAGE_KEY_BYTES
+
+    @property
+    def stage_tokens(self) -> int:
+        """Tokens of a stage."""
+        return self.pages_per_stage * PAGE_SIZE
+
+    @property
+    def product_tokens(self) -> int:
+        """M of a product: of 64 tokens every second 16 lanes of tensor memory are used."""
+        return min(self.stage_tokens, TMEM_LANES)
+
+    @property
+    def products_per_stage(self) -> int:
+        """Products that one commit follows."""
+        return self.stage_tokens // self.product_tokens
+
+    @property
+    def accumulator_columns(self) -> int:
+        """Of a warpgroup: the products of a stage beside each other."""
+        return self.products_per_stage * self.num_heads
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        stages, tiles, pages = self.ring_stages, self.tile_stages, self.pages_per_stage
+        groups = self.consumer_warpgroups
+        return [
+            SmemRegion("pages", stages * self.stage_key_bytes, 1024, "keys, e4m3, SW128"),
+            SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
+            SmemRegion("scales", stages * pages * SCALE_BYTES, 128, "of keys, fp32"),
+            SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
+            *select_regions(self),
+            SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
+            SmemRegion("page_valid", stages * pages * 4, 16, "1 where the page id is in the cache"),
+            SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers"),
+            SmemRegion("page_full", stages * 8, 8, "mbarriers: TMA -> mma and a warpgroup"),
+            SmemRegion("page_empty", stages * 8, 8, "mbarriers: 4 warps -> load"),
+            SmemRegion("score_full", groups * 8, 8, "mbarriers: mma -> a warpgroup"),
+            SmemRegion("score_empty", groups * 8, 8, "mbarriers: 4 warps -> mma"),
+            SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> mma and consumers"),
+            SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: mma and consumers -> load"),
+            *select_barrier_regions(),
+            SmemRegion("tmem_start", 4, 4, "address of tensor memory"),
+        ]
+
+    @cached_property
+    def tmem(self) -> TmemPlan:
+        """An accumulator for each warpgroup."""
+        columns = self.accumulator_columns
+        return plan_tmem(
+            [
+                TmemRegion(f"scores{group}", group * columns, columns, "a stage's products, fp32")
+                for group in range(self.consumer_warpgroups)
+            ],
+            self.arch.tmem_columns,
+        )
+
+    @property
+    def products(self) -> tuple[UmmaProduct, ...]:
+        """A stage's tokens times all heads: of stage 0, tile stage 0 and warpgroup 0."""
+        rows, heads = self.product_tokens, self.num_heads
+        queries = SharedTile(
+            "queries", self.smem.offset("queries"), heads, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3
+        )
+        return tuple(
+            UmmaProduct(
+                rows,
+                heads,
+                SharedOperand("K", rows, (TilePart(self._keys(product), INDEX_HEAD_DIM),)),
+                SharedOperand("K", heads, (TilePart(queries, INDEX_HEAD_DIM),)),
+                column=product * heads,
+            )
+            for product in range(self.products_per_stage)
+        )
+
+    def _keys(self, product: int) -> SharedTile:
+        rows = self.product_tokens
+        at = self.smem.offset("pages") + product * rows * INDEX_HEAD_DIM
+        return SharedTile("keys", at, rows, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3)
+
+    @property
+    def roles(self) -> tuple[Role, Role, Role]:
+        """The consumers, and the load warps and the issuing warp behind them."""
+        freed = WARPGROUP_SIZE * (self.launch_registers - LOAD_REGISTERS)
+        more = freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
+        select = self.launch_registers + more
+        return (
+            Role("load", self.load_warps * WARP_SIZE, LOAD_REGISTERS, "keeps pages in flight"),
+            Role("mma", WARP_SIZE, LOAD_REGISTERS, "issues all products, owns tensor memory"),
+            Role("select", self.consumer_threads, select, "sum over heads, select, write ids"),
+        )
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers that the plan has regions for."""
+        load, mma, select = self.roles
+        head = self.query_bytes + self.weight_bytes
+        stage = self.stage_key_bytes + self.pages_per_stage * SCALE_BYTES
+        one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
+        stages, tiles, groups = self.ring_stages, self.tile_stages, self.consumer_warpgroups
+        every = (
+            Barrier(
+                "page_full", stages, load, one, mma, stage, "the pages are there",
+                also_awaited_by=(select,),
+            ),
+            Barrier("page_empty", stages, select, group, load, 0, "the pages have been read"),
+            Barrier("score_full", groups, mma, Arrives.COMMIT, select, 0, "products are there"),
+            Barrier("score_empty", groups, select, group, mma, 0, "products have been read"),
+            Barrier(
+                "tile_full", tiles, load, one, mma, head, "the row's head is there",
+                also_awaited_by=(select,),
+            ),
+            Barrier(
+                "tile_empty", tiles, select, warps, load, 0, "its pages are scored",
+                also_produced_by=mma, also_arrives=one,
+            ),
+            *select_barriers(self, select),
+        )  # fmt: skip
+        present = {region.name for region in self.regions}
+        return tuple(barrier for barrier in every if barrier.name in present)
