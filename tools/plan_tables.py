@@ -2,7 +2,7 @@
 
     python tools/plan_tables.py [--check]
 
-A page says where: the lines between `<!-- plan KERNEL: TITLE -->` and `<!-- end -->` become the
+A page says where: the lines between `<!-- plan KERNEL ARCH: TITLE -->` and `<!-- end -->` are the
 table whose title begins so. With --check nothing is written; exit code 1 if a page is old.
 """
 
@@ -20,20 +20,20 @@ from flashdsa.plan.kernel_spec import find_kernel
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURE = DOCS / "assets" / "mla-bwd-sm100.png"
-BLOCK = re.compile(r"(<!-- plan (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- plan (\w+) (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
-def tables_of(kernel: str) -> list[PlanTable]:
-    """The plan's tables, as the command shows them without options."""
-    return tables(describe(find_kernel(KERNELS, kernel)))
+def tables_of(kernel: str, arch: str) -> list[PlanTable]:
+    """The plan's tables, as the command shows them without other options."""
+    return tables(describe(find_kernel(KERNELS, kernel, arch)))
 
 
 def updated(text: str) -> str:
     """A page with its tables as they are now."""
 
     def table(found: re.Match[str]) -> str:
-        start, kernel, title, _, end = found.groups()
-        one = next(t for t in tables_of(kernel) if t.title.startswith(title))
+        start, kernel, arch, title, _, end = found.groups()
+        one = next(t for t in tables_of(kernel, arch) if t.title.startswith(title))
         return f"{start}\n{table_as_markdown(one)}\n\n{end}"
 
     return BLOCK.sub(table, text)

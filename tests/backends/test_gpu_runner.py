@@ -15,7 +15,7 @@ from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.gpu import runner
 from flashdsa.backends.gpu.empty_kernel import cubin
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.sm90.clusters import SIZES, clusters_for
+from flashdsa.backends.indexer.clusters import SIZES, clusters_for
 from flashdsa.kernels.catalog import INDEXER
 
 PLAN = INDEXER.plans[0]
@@ -30,8 +30,8 @@ def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(runner, "clusters_at_once", pretended)
     first, second = Gpu(0), Gpu(1)
-    assert [clusters_for(first, rows).size for rows in (1, 1, 2, 10)] == [16, 16, 16, 8]
-    assert [clusters_for(second, rows).size for rows in (1, 1, 2, 10)] == [4, 4, 4, 2]
+    assert [clusters_for(first, PLAN, rows).size for rows in (1, 1, 2, 10)] == [16, 16, 16, 8]
+    assert [clusters_for(second, PLAN, rows).size for rows in (1, 1, 2, 10)] == [4, 4, 4, 2]
     assert asked == [0, 1]
 
 

@@ -54,13 +54,13 @@ def test_every_folder_with_a_plan_is_of_a_row() -> None:
 
 
 def test_kernels_are_found_by_their_name_and_by_exported_names() -> None:
-    assert find_kernel(KERNELS, "indexer") == INDEXER.variants[0]
+    assert find_kernel(KERNELS, "indexer", "sm_90a") == INDEXER.variants[0]
     assert find_kernel(KERNELS, "mla_bwd").plan is MLA_BWD.plans[0]
     assert find_kernel(KERNELS, "mla_bwd_deterministic").plan.deterministic
     for arguments, message in (
         (("nothing",), "nothing: no kernel of that name .* kernels: indexer, "),
-        (("indexer", "sm_100a"), "indexer: written for sm_90a; got --arch sm_100a"),
-        (("majorness",), "--arch is needed, one of sm_90a, sm_100a"),
+        (("mla_bwd", "sm_90a"), "mla_bwd: written for sm_100a; got --arch sm_90a"),
+        (("indexer",), "--arch is needed, one of sm_90a, sm_100a"),
     ):
         with pytest.raises(ArgumentValueError, match=message):
             find_kernel(EVERY, *arguments)

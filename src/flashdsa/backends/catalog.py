@@ -43,7 +43,7 @@ _CPU = {
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
 }
 
-_SM90_INDEXER = Features(
+_INDEXER = Features(
     devices=("cuda",),
     dtypes=("float8_e4m3fn",),
     num_heads=OneOf((16, 32, 64)),
@@ -61,11 +61,11 @@ _SM90_FORWARD = Features(
     topk_length=True,
     deterministic=True,
 )
-_SM90_SCORES = replace(_CPU_SCORES, topk=_SM90_INDEXER.topk)
+_SM90_SCORES = replace(_CPU_SCORES, topk=_INDEXER.topk)
 _SM90 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
-    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _SM90_INDEXER),
-    Operation.INDEXER_LOGITS: ("logits:logits", replace(_SM90_INDEXER, topk=ANY)),
+    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
+    Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
     Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),
     Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
     Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
@@ -82,9 +82,14 @@ _SM100_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
-_SM100 = {Operation.MLA_BWD: ("sparse_mla:backward", _SM100_BACKWARD)}
+_SM100 = {
+    Operation.MLA_BWD: ("sparse_mla:backward", _SM100_BACKWARD),
+    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
+    Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
+}
 _LAUNCH_CONFIGS = {
-    ("sm90", Operation.DSA_TOPK_INDEXER): "flashdsa.backends.sm90.indexer:launch_config"
+    (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"
+    for backend in ("sm90", "sm100")
 }
 
 registry = Registry()
@@ -109,7 +114,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             backend=f"emulate-{_backend}",
             features=replace(_features, devices=("cpu",), capability=None),
             automatic=False,
-            runner="flashdsa.backends.emulated.runner:emulator",
+            runner=f"flashdsa.backends.emulated.runner:{_backend}",
             launch_config="",
         )
         registry.register(_on_gpu)

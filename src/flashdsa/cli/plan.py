@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
 SUFFIXES = (".png", ".svg")
-HELP = """Show the plan of {name}, for {arch}.
+HELP = """Show the plan of {name}, for {archs}.
 
 {what}
 
@@ -35,12 +36,12 @@ class PlanGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The kernels' names."""
-        return [spec.name for spec in planned_kernels()]
+        return list(dict.fromkeys(spec.name for spec in planned_kernels()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a kernel."""
-        found = (spec for spec in planned_kernels() if spec.name == cmd_name)
-        return next(map(command_of, found), None)
+        found = [spec for spec in planned_kernels() if spec.name == cmd_name]
+        return command_of(found) if found else None
 
 
 @click.group(cls=PlanGroup)
@@ -58,17 +59,19 @@ def planned_kernels() -> list[KernelSpec]:
     return [spec for spec in KERNELS if spec.plans[0].roles]
 
 
-def command_of(spec: KernelSpec) -> click.Command:
-    """`flashdsa plan NAME`, its options by what the kernel's plans differ in."""
+def command_of(specs: Sequence[KernelSpec]) -> click.Command:
+    """`flashdsa plan NAME`, its options by what the plans differ in; a row an architecture."""
+    by_arch = {spec.arch: spec for spec in specs}
+    first = specs[0]
     options = [
         click.Option(
-            ["--arch"], type=click.Choice([spec.arch]), default=spec.arch, show_default=True,
+            ["--arch"], type=click.Choice(list(by_arch)), default=first.arch, show_default=True,
             help="Architecture of the kernel.",
         ),
-        *(_choice(name, values) for name, values in choices_of(spec).items()),
+        *(_choice(name, values) for name, values in choices_of(specs).items()),
         click.Option(["--markdown"], is_flag=True, help="Markdown tables, for documents."),
     ]  # fmt: skip
-    if spec.timeline:
+    if any(spec.timeline for spec in specs):
         options.append(
             click.Option(
                 ["--picture"], type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -79,25 +82,30 @@ def command_of(spec: KernelSpec) -> click.Command:
     def run(
         arch: str, markdown: bool, as_json: bool, picture: Path | None = None, **given: Any
     ) -> None:
-        show_plan(spec, given, markdown, as_json, picture)
+        show_plan(by_arch[arch], given, markdown, as_json, picture)
 
-    what = "It serves " + ", ".join(spec.operations) + "."
+    what = "It serves " + ", ".join(first.operations) + "."
+    archs = " and ".join(by_arch)
     return json_option(
         click.Command(
-            spec.name,
+            first.name,
             callback=run,
             params=list(options),
-            help=HELP.format(name=spec.name, arch=spec.arch, what=what),
-            short_help=f"{', '.join(spec.operations)} on {spec.arch}.",
+            help=HELP.format(name=first.name, archs=archs, arch=specs[-1].arch, what=what),
+            short_help=f"{', '.join(first.operations)} on {archs}.",
         )
     )
 
 
-def choices_of(spec: KernelSpec) -> dict[str, tuple[Any, ...]]:
-    """Fields in which the kernel's plans differ -> their values, the default first."""
-    names = [field.name for field in fields(spec.plans[0])]
-    values = {name: tuple(dict.fromkeys(getattr(p, name) for p in spec.plans)) for name in names}
-    return {name: found for name, found in values.items() if len(found) > 1}
+def choices_of(specs: Sequence[KernelSpec]) -> dict[str, tuple[Any, ...]]:
+    """Fields in which the plans of a kernel differ -> their values, the default first."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for spec in specs:
+        for name in (field.name for field in fields(spec.plans[0])):
+            values = tuple(dict.fromkeys(getattr(plan, name) for plan in spec.plans))
+            if len(values) > 1:
+                found.setdefault(name, values)
+    return found
 
 
 def _choice(name: str, values: tuple[Any, ...]) -> click.Option:
@@ -105,19 +113,22 @@ def _choice(name: str, values: tuple[Any, ...]) -> click.Option:
     if isinstance(values[0], bool):
         return click.Option(declaration, is_flag=True, help=f"The {name} variant.")
     text = f"{', '.join(map(str, sorted(values)[:-1]))} or {max(values)}."
-    return click.Option(
-        declaration, type=type(values[0]), default=values[0], show_default=True, help=text
-    )
+    # Without a default: not every architecture's plan has the choice. The first variant has it.
+    return click.Option(declaration, type=type(values[0]), show_default=str(values[0]), help=text)
 
 
 def find_variant(spec: KernelSpec, given: dict[str, Any]) -> Variant:
-    """The first compiled variant with these choices; flags that are not given may be either.
+    """The first compiled variant with these choices; None: as in the first variant that fits.
+    Flags that are not given may be either.
 
     Raises:
         ValueError: there is none; what the plan says against the choices.
     """
     from flashdsa.errors import ArgumentValueError
 
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given.keys() - {field.name for field in fields(spec.plans[0])}:
+        raise ArgumentValueError(f"--{name.replace('_', '-')}: no choice of the {spec.arch} plan")
     for variant in spec.variants:
         if all(value is False or getattr(variant.plan, n) == value for n, value in given.items()):
             return variant

@@ -113,7 +113,7 @@ def _describe_barrier(barrier: Barrier) -> dict[str, Any]:
         "name": barrier.name,
         "stages": barrier.stages,
         "producer": producer,
-        "arrives": barrier.arrives.value,
+        "arrives": "; ".join(dict.fromkeys(arrives.value for _, arrives in barrier.arriving)),
         "arrivals": barrier.arrivals,
         "transaction_bytes": barrier.transaction_bytes,
         "consumer": ", ".join(r.name for r in (barrier.consumer, *barrier.also_awaited_by)),

@@ -50,6 +50,15 @@ def load_lane(tmem: Int32, column: Any, thread: Int32, columns: int) -> Any:
     return values
 
 
+def load_half_lanes(tmem: Int32, column: Any, thread: Int32, columns: int, second: int) -> Any:
+    """The first 16 lanes of the warp's 32, two threads a lane: thread i and i + 16 of the warp get
+    `columns` columns each, the second one those `second` further on. Waits for them."""
+    pointer = lanes_at(tmem, column, thread, Float32)
+    values = prims.tcgen05_ld("16x32bx2", pointer, num=columns, offset=second)
+    prims.tcgen05_wait("load")
+    return values
+
+
 def store_lane(tmem: Int32, column: Any, thread: Int32, words: Any) -> None:
     """A Vector of 32-bit words to this thread's lane, one a column; `wait_stored` waits."""
     prims.tcgen05_st("32x32b", lanes_at(tmem, column, thread, Int32), words)

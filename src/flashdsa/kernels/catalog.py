@@ -14,6 +14,8 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
+from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
+from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
@@ -37,12 +39,15 @@ _SELECT_FILES = (
     "by_score.py",
     "row_schedule.py",
 )
+_FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _FUSED: tuple[dict[str, bool], ...] = (
     {},
     {"scheduled": True},
     {"splits": True},
     {"sorted": True, "scheduled": True},
 )
+_OTHER_STAGES = (1, 4)
+"""Pages of a stage, of variants beside the ones with two: one of each kernel, to compare."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
 
 INDEXER = KernelSpec(
@@ -65,6 +70,36 @@ INDEXER_LOGITS = KernelSpec(
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
     sources={"load": _LOAD_FILES, "select": ("score.py", "write_scores.py")},
+)
+_SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
+_MMA_FILES = ("mma.py", "umma_issue.py")
+
+INDEXER_SM100 = KernelSpec(
+    name="indexer",
+    arch=SM100.name,
+    operations=(Operation.DSA_TOPK_INDEXER,),
+    plans=(
+        *(
+            sm100.IndexerPlan(num_heads, topk, **kind)
+            for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
+        ),
+        *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+    ),
+    build=f"{_SM100_BUILD}:compile_indexer",
+    entry="indexer_kernel",
+    sources={"load": _LOAD_FILES, "mma": _MMA_FILES, "select": _FUSED_FILES},
+)
+INDEXER_LOGITS_SM100 = KernelSpec(
+    name="indexer_logits",
+    arch=SM100.name,
+    operations=(Operation.INDEXER_LOGITS,),
+    plans=(
+        *(sm100_logits.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
+        *(sm100_logits.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+    ),
+    build=f"{_SM100_BUILD}:compile_logits",
+    entry="logits_kernel",
+    sources={"load": _LOAD_FILES, "mma": _MMA_FILES, "select": ("score.py", "write_scores.py")},
 )
 TOPK_INDICES = KernelSpec(
     name="topk_indices",
@@ -126,6 +161,8 @@ SPARSE_MLA_FWD = KernelSpec(
 KERNELS = (
     INDEXER,
     INDEXER_LOGITS,
+    INDEXER_SM100,
+    INDEXER_LOGITS_SM100,
     TOPK_INDICES,
     QUANTIZE_INDEX,
     WRITE_INDEX_K_CACHE,

@@ -6,9 +6,7 @@ Scores are exact in any order of additions (see exact_inputs.py), so the ids mus
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +16,13 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated import devices
-from flashdsa.backends.emulated.runner import Emulator, emulation
+from flashdsa.backends.emulated.runner import emulation
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.table import DSA_TOPK_INDEXER
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space
-from tests.kernels.indexer.emulation import emulate_indexer
+from tests.kernels.indexer.emulation import assert_as_the_cpu, emulate_indexer
 from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
@@ -38,37 +34,8 @@ TIGHT = replace(SMALL, list_capacity=2048, first_fill_pages=10, fill_step_pages=
 MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
-# What the check says of the right kernel, by the file of the first access.
-KNOWN_WARNINGS = {
-    # A page's keys and scales, and a row's weights, are read by ldmatrix and ordinary loads before
-    # TMA refills their memory. The mbarrier that releases it orders the two, as in every kernel of
-    # CUTLASS; the fence that the memory model asks for besides is in none of them.
-    ("missing-proxy-fence-after-read", "score.py"),
-}
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
 OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
-
-
-def assert_as_the_cpu(
-    plan: IndexerPlan,
-    inputs: Inputs,
-    num_clusters: int = 2,
-    cluster_size: int = 2,
-    seed: int = 0,
-    *,
-    num_splits: int = 1,
-    warnings: Iterable[tuple[str, str]] = (),
-) -> Emulator:
-    """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
-    expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
-    custom_op(DSA_TOPK_INDEXER)(*inputs, expected, plan.sorted, False, "cpu")
-    clusters = (num_clusters, cluster_size, num_splits)
-    launch = emulate_indexer(plan, TopkIndexerOperands(*inputs, got), clusters=clusters, seed=seed)
-    wrong = (got != expected).any(1).nonzero().flatten().tolist()
-    assert wrong == []
-    found = {(f.code, Path(f.first.source_file or "").name) for f in launch.findings}
-    assert found <= KNOWN_WARNINGS | set(warnings)
-    return launch
 
 
 def test_lengths_around_a_page_and_topk() -> None:

@@ -16,8 +16,8 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
+from flashdsa.backends.indexer.clusters import choose_clusters
 from flashdsa.backends.sm90 import indexer, topk
-from flashdsa.backends.sm90.clusters import choose_clusters
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec

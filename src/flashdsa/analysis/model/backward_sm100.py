@@ -21,7 +21,7 @@ from flashdsa.analysis.model.shapes import (
 )
 from flashdsa.analysis.model.timeline import BULK, DSMEM, RED, Step, mma_step, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, Traffic
-from flashdsa.dsl.umma import STEP_K, UmmaProduct
+from flashdsa.dsl.umma import UmmaProduct
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
 
@@ -74,7 +74,7 @@ def matmuls(plan: BwdPlan) -> tuple[Matmul, ...]:
 def _matmul(name: str, product: UmmaProduct, share: float) -> Matmul:
     return Matmul(
         name,
-        count=product.k // STEP_K * share,
+        count=product.k // product.element.step_k * share,
         m=product.rows,
         n=product.n,
         a=Source.TMEM if product.a_in_tmem else Source.SHARED,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.emulated.devices import H200, Device
+from flashdsa.backends.emulated.devices import B200, H200, Device
 from flashdsa.backends.runner import Allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.loader import compile_plan
@@ -96,9 +96,14 @@ class Emulator:
 _current: ContextVar[Emulator | None] = ContextVar("flashdsa_emulator", default=None)
 
 
-def emulator(_: torch.device) -> Emulator:
-    """The runner of a backend's call: that of the block it is in, or an H200."""
-    return _current.get() or Emulator()
+def sm90(_: torch.device) -> Emulator:
+    """The runner of a call of "emulate-sm90": that of the block it is in, or an H200."""
+    return _current.get() or Emulator(H200)
+
+
+def sm100(_: torch.device) -> Emulator:
+    """The runner of a call of "emulate-sm100": that of the block it is in, or a B200."""
+    return _current.get() or Emulator(B200)
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.quantize import dtype_name
-from flashdsa.backends.sm90.tensors import values_are_checked
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE

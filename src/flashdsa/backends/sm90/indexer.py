@@ -1,90 +1,13 @@
-"""The fused indexer on Hopper GPUs."""
+"""The indexer and its scores on Hopper GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
 
-import torch
+from flashdsa.backends.indexer import logits as scores
+from flashdsa.backends.indexer import topk_indexer as fused
+from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS
 
-from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.clusters import clusters_for
-from flashdsa.backends.sm90.row_splits import RowSplits
-from flashdsa.backends.sm90.tensors import require_layout, values_are_checked
-from flashdsa.kernels.catalog import INDEXER
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.operands import TopkIndexerOperands
-
-
-def topk_indexer(
-    runner: Runner, operands: TopkIndexerOperands, *, sorted: bool, check: bool
-) -> None:
-    """Write each row's best token ids into `topk_indices`, on the current stream.
-
-    Default order: ascending token position; `sorted`: descending score, ties by position.
-
-    Args:
-        check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
-            device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
-            and tokens of bad pages are never emitted.
-    """
-    require_layout(*operands)
-    q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = operands
-    if check and values_are_checked():
-        from flashdsa.backends.cpu.indexer import check_values
-
-        check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
-    if not seq_lens.numel() or not cache.numel():
-        topk_indices.fill_(-1)
-        return
-    function, *numbers = launch_config(
-        runner, q_index_fp8.shape[1], topk_indices.shape[1], sorted, seq_lens.numel()
-    )
-    with runner.launching():
-        function(
-            q_index_fp8,
-            cache.view(torch.uint8),
-            weights,
-            seq_lens,
-            block_table,
-            topk_indices,
-            *numbers,
-        )
-
-
-class LaunchConfig(NamedTuple):
-    """How so many rows are launched: `function` takes the operation's tensors and the numbers.
-
-    It launches on the tensors' device and torch's current stream there. Before, it holds them
-    against what the kernel was compiled for (see ops/indexer.py) and raises. A cache without pages
-    is not for it.
-    """
-
-    function: Callable[..., Any]
-    num_clusters: int
-    cluster_size: int
-
-
-def launch_config(
-    runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int
-) -> LaunchConfig:
-    """How calls of these sizes are launched, at least one row; compiles or loads the kernel."""
-    key = INDEXER.name, num_heads, topk, sorted, rows
-    found: LaunchConfig | None = runner.launches.get(key)
-    if found is None:
-        found = runner.launches[key] = _choose(runner, num_heads, topk, sorted, rows)
-    return found
-
-
-def _choose(runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int) -> LaunchConfig:
-    clusters = clusters_for(runner, rows)
-    # Sorting takes so long that one kernel serves all batches.
-    plan = IndexerPlan(num_heads, topk, sorted=sorted, scheduled=sorted)
-    if clusters.num_splits > 1 and not sorted:
-        splits = RowSplits(runner, plan)
-        return LaunchConfig(splits.launch, clusters.number, clusters.size)
-    clusters = clusters.without_splits()
-    if clusters.number < rows:
-        plan = replace(plan, scheduled=True)
-    return LaunchConfig(runner.function(INDEXER, plan), clusters.number, clusters.size)
+topk_indexer = partial(fused.topk_indexer, INDEXER)
+launch_config = partial(fused.launch_config, INDEXER)
+logits = partial(scores.logits, INDEXER_LOGITS)

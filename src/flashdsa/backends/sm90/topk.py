@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.topk import check_lengths
+from flashdsa.backends.indexer.clusters import clusters_for
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.clusters import clusters_for
-from flashdsa.backends.sm90.tensors import values_are_checked
-from flashdsa.kernels.catalog import TOPK_INDICES
+from flashdsa.kernels.catalog import INDEXER, TOPK_INDICES
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.operands import TopkOperands
 
@@ -31,7 +31,7 @@ def topk_positions(runner: Runner, operands: TopkOperands, *, topk: int, sorted:
     launch = runner.launches.get(key)
     if launch is None:
         function = runner.function(TOPK_INDICES, TopkPlan(topk=topk, sorted=sorted))
-        number, size, _ = clusters_for(runner, rows).without_splits()
+        number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
         launch = runner.launches[key] = (function, number, size)
     function, number, size = launch
     with runner.launching():

@@ -20,6 +20,7 @@ from cutlass import GridConstant, Int32, const_expr, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import tmem
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE
@@ -77,7 +78,7 @@ def indexer_kernel(
     lengths = first_lengths(select, rows, coord, thread, consumes, plan)
     allocate_tmem(arena, warp, plan)
     enter_cluster(arena, thread, INITIALISING_WARPS)
-    prims.tcgen05_fence("after_thread_sync")
+    tmem.after_sync()
     if const_expr(plan.scheduled):
         if not consumes:  # the others put rows in order
             prefetch_inputs(

@@ -11,9 +11,9 @@ from typing import Any
 
 import cutlass
 from cutlass import GridConstant, Int32, cute
-from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import tmem
 from flashdsa.dsl.arena import allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
@@ -52,7 +52,7 @@ def logits_kernel(
     allocate_tmem(arena, warp, plan)
     initialise_barriers(arena, thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
-    prims.tcgen05_fence("after_thread_sync")
+    tmem.after_sync()
     load, _, select = plan.roles
     if warp < plan.consumer_warps:
         cute.arch.setmaxregister_increase(select.registers)

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl import tmem
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.dsl.umma_issue import commit, issue
@@ -23,7 +24,7 @@ class MmaContext(NamedTuple):
 
     inputs: InputBuffers  # the consumer's end
     arena: Arena
-    tmem: Int32  # address of the allocation
+    address: Int32  # of the allocation of tensor memory
     score_ring: RingProducer  # score_full, score_empty: a stage a warpgroup
 
 
@@ -46,7 +47,7 @@ def issue_tiles(ctx: MmaContext, plan: cutlass.Constexpr) -> None:
     for back in cutlass.range_constexpr(plan.consumer_warpgroups):
         if used > back:
             ctx.score_ring.wait_until_read(used - 1 - back)
-    prims.tcgen05_fence("after_thread_sync")
+    tmem.after_sync()
 
 
 @cute.jit
@@ -64,12 +65,12 @@ def issue_tile(
         ctx.inputs.page_ring.wait(state)
         # score_empty[accumulator]: its warpgroup has read the products before these.
         ctx.score_ring.acquire(scores)
-        prims.tcgen05_fence("after_thread_sync")
-        column = ctx.tmem + scores.stage * plan.accumulator_columns
+        tmem.after_sync()
+        column = ctx.address + scores.stage * plan.accumulator_columns
         key_offset = state.stage * plan.stage_key_bytes
         if prims.elect_sync():
             for product in plan.products:
                 issue(product, ctx.arena.base, column, True, key_offset, query_offset)
-            commit(ctx.score_ring.full.at(scores.stage))
+            commit(ctx.score_ring.full, scores.stage)
         cute.arch.sync_warp()
     return end

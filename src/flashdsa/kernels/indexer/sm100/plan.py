@@ -97,7 +97,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def page_box_rows(self) -> int:
-        """Rows of the cache that one copy brings: keys, so that pages of a stage follow each other."""
+        """Rows of the cache that one copy brings: keys, so that those of a stage are neighbours."""
         return PAGE_SIZE
 
     @property

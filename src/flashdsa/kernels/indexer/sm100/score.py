@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
-from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl import tmem
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.hw import TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE
@@ -23,28 +23,24 @@ from flashdsa.kernels.indexer.smem_views import InputBuffers
 from flashdsa.problem import PAGE_SIZE
 
 COLUMNS_AT_ONCE = 32
-"""Of tensor memory in registers."""
-LANE_SHIFT = 16
-"""Of the lane in an address of tensor memory."""
+"""Columns of tensor memory that a thread has in registers."""
 
 
 class Scorer(NamedTuple):
     """Where a consumer finds products and what else a score needs."""
 
-    tmem: Int32  # address of this warp's lanes of its warpgroup's accumulator
+    tmem: Int32  # address of the calling warpgroup's accumulator
     scales: cute.Tensor  # (ring_stages * stage_tokens,) Float32
     score_ring: RingConsumer  # score_full, score_empty: a stage a warpgroup
 
 
 @cute.jit
 def make_scorer(
-    tmem: Int32, scales: cute.Tensor, score_ring: RingConsumer, thread: Int32, plan: Any
+    address: Int32, scales: cute.Tensor, score_ring: RingConsumer, thread: Int32, plan: Any
 ) -> Scorer:
-    """Of the calling consumer; `tmem`: the address of the allocation."""
+    """Of the calling consumer; `address`: of the allocation."""
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
-    warp = cute.arch.make_warp_uniform(thread % WARPGROUP_SIZE // WARP_SIZE)
-    lanes = (warp * WARP_SIZE) << LANE_SHIFT
-    return Scorer(tmem + group * plan.accumulator_columns + lanes, scales, score_ring)
+    return Scorer(address + group * plan.accumulator_columns, scales, score_ring)
 
 
 def row_of_thread(thread: Int32, plan: Any) -> Int32:
@@ -99,18 +95,17 @@ def score_pages(
         scorer.score_ring.wait(scorer.score_ring.state(use))
         # page_full[stage]: TMA has written the scales, the load warp page_valid.
         inputs.page_ring.wait(state._replace(stage=stage))
-        prims.tcgen05_fence("after_thread_sync")
+        tmem.after_sync()
         scored = []
         for product in cutlass.range_constexpr(plan.products_per_stage):
             token = product * plan.product_tokens + row
             scale = scorer.scales[stage * plan.stage_tokens + token] * 0.5
             valid = inputs.page_valid[stage * of_stage + token // PAGE_SIZE]
-            column = scorer.tmem + product * plan.num_heads
-            total = sum_heads(column, inputs.weights, weights, thread % WARP_SIZE, plan)
+            total = sum_heads(scorer, product, inputs.weights, weights, thread, plan)
             scored.append((total * scale, valid))
         # All lanes have read tensor memory, scales and page_valid. Four warps make the accumulator
         # and the stage empty.
-        prims.tcgen05_fence("before_thread_sync")
+        tmem.before_sync()
         cute.arch.sync_warp()
         if thread % WARP_SIZE == 0:
             scorer.score_ring.release(group)
@@ -124,45 +119,41 @@ def score_pages(
 
 @cute.jit
 def sum_heads(
-    column: Int32, weights: cute.Tensor, first_weight: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> Float32:
-    """The weighted sum over a row's columns from `column` on, doubled, in one order for all rows.
-
-    Args:
-        weights: (..,) Float32. first_weight: four times as many before the first one.
-    """
-    if const_expr(plan.product_tokens == TMEM_LANES):
-        return add_columns("32x32b", column, plan.num_heads, weights, first_weight)
-    # Two lanes share a row: each sums half of the heads.
-    heads = plan.num_heads // 2
-    half = lane // (WARP_SIZE // 2) * (heads // VECTOR)
-    total = add_columns("16x32bx2", column, heads, weights, first_weight + half)
-    return total + cute.arch.shuffle_sync_bfly(total, WARP_SIZE // 2)
-
-
-@cute.jit
-def add_columns(
-    shape: cutlass.Constexpr,
-    column: Int32,
-    heads: cutlass.Constexpr,
+    scorer: Scorer,
+    product: cutlass.Constexpr,
     weights: cute.Tensor,
     first_weight: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
 ) -> Float32:
-    """The sum over this lane's columns, `heads` of them."""
+    """The weighted sum over a row of the stage's product of that number, doubled; in one order for
+    all rows.
+
+    Args:
+        weights: (tile_stages * num_heads,) Float32. first_weight: in steps of VECTOR.
+    """
+    shares = TMEM_LANES // plan.product_tokens  # lanes of a warp that share a row
+    heads = plan.num_heads // shares
     at_once = min(COLUMNS_AT_ONCE, heads)
+    if const_expr(shares == 2):
+        first_weight += thread % WARP_SIZE // (WARP_SIZE // 2) * (heads // VECTOR)
+    own = thread % WARPGROUP_SIZE
     low, high = (Float32(0.0), Float32(0.0)), (Float32(0.0), Float32(0.0))
     for first in cutlass.range_constexpr(0, heads, at_once):
-        pointer = prims.make_tmem_ptr(column + first, Float32)
-        # The second 16 lanes of 16x32bx2 read `heads` columns further on.
-        offset = {} if const_expr(shape == "32x32b") else {"offset": heads}
-        products = prims.tcgen05_ld(shape, pointer, num=at_once, **offset)
-        prims.tcgen05_wait("load")
+        column = product * plan.num_heads + first
+        if const_expr(shares == 2):
+            products = tmem.load_half_lanes(scorer.tmem, column, own, at_once, heads)
+        else:
+            products = tmem.load_lane(scorer.tmem, column, own, at_once)
         for four in cutlass.range_constexpr(at_once // VECTOR):
             weight = load4(weights, first_weight + (first // VECTOR + four))
             relu = [doubled_relu(products[four * VECTOR + i]) for i in range(VECTOR)]
             low = cute.arch.fma_packed_f32x2((relu[0], relu[1]), (weight[0], weight[1]), low)
             high = cute.arch.fma_packed_f32x2((relu[2], relu[3]), (weight[2], weight[3]), high)
-    return (low[0] + low[1]) + (high[0] + high[1])
+    total = (low[0] + low[1]) + (high[0] + high[1])
+    if const_expr(shares == 2):
+        total += cute.arch.shuffle_sync_bfly(total, WARP_SIZE // 2)
+    return total
 
 
 SCORING = PageScoring(prepare, score_pages)

@@ -1,4 +1,4 @@
-"""What Hopper kernels take of tensors beyond the operations' own checks."""
+"""What the indexer's kernels take of tensors beyond the operations' own checks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def require_layout(*tensors: Tensor) -> None:
     for name, tensor in zip((*_NAMES, "topk_indices"), tensors, strict=True):
         if not _takes(tensor, tensor is block_table):
             raise UnsupportedError(
-                f"{name}: the Hopper kernel takes contiguous tensors only; "
+                f"{name}: the kernel takes contiguous tensors only; "
                 f"got shape {list(tensor.shape)} with strides {list(tensor.stride())}"
             )
         if name in _NAMES[:_NUM_COPIED] and tensor.data_ptr() % BULK_ALIGNMENT:
             raise UnsupportedError(
-                f"{name}: the Hopper kernel needs addresses aligned to {BULK_ALIGNMENT} bytes; "
+                f"{name}: the kernel needs addresses aligned to {BULK_ALIGNMENT} bytes; "
                 f"got {tensor.data_ptr():#x}"
             )
 

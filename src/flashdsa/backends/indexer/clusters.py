@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.indexer.plan import SelectPlan
 
 SIZES = (16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
@@ -31,9 +31,8 @@ class Clusters(NamedTuple):
         return Clusters(self.number // self.num_splits, self.size, 1)
 
 
-def clusters_for(runner: Runner, rows: int) -> Clusters:
-    """What a launch of `rows` rows is to have, of the indexer or the top-k."""
-    plan = INDEXER.plans[0]
+def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
+    """What a launch of `rows` rows is to have, by the plan's threads and shared memory."""
     return choose_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), rows)
 
 

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.catalog import INDEXER
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.plan.kernel_spec import KernelSpec
 
 
 class RowSplits:
     """The clusters of a row tell each other their best through a workspace: see the runner's."""
 
-    def __init__(self, runner: Runner, plan: IndexerPlan) -> None:
+    def __init__(self, runner: Runner, spec: KernelSpec, plan: SelectPlan) -> None:
         """Load only the kernel that splits no row, which `plan` is; the other at its first use."""
-        self._runner = runner
-        self._unsplit = runner.function(INDEXER, plan)
+        self._runner, self._spec = runner, spec
+        self._unsplit = runner.function(spec, plan)
         self._plan = replace(plan, splits=True)
         self._split_pages, self._slot_words = self._plan.split_pages, self._plan.slot_words
         self._workspace = partial(runner.workspace, self._slot_words, self._allocate)
@@ -46,7 +46,7 @@ class RowSplits:
             self._unsplit(*tensors, rows, cluster_size)
             return
         if self._split is None:
-            self._split = self._runner.function(INDEXER, self._plan)
+            self._split = self._runner.function(self._spec, self._plan)
         workspace = self._workspace()
         self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows)
 

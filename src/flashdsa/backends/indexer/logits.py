@@ -1,20 +1,21 @@
-"""The indexer's scores on Hopper GPUs."""
+"""The indexer's scores on GPUs."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
+from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.tensors import require_layout, values_are_checked
 from flashdsa.errors import ArgumentValueError
-from flashdsa.kernels.catalog import INDEXER_LOGITS
-from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.operands import IndexerOperands
+from flashdsa.plan.kernel_spec import KernelSpec
 
 
-def logits(runner: Runner, operands: IndexerOperands, *, max_len: int) -> Tensor:
+def logits(spec: KernelSpec, runner: Runner, operands: IndexerOperands, *, max_len: int) -> Tensor:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond and in bad pages.
 
     Bit-equal to what the fused kernel ranks. A row longer than `max_len` or its table is scored as
@@ -28,11 +29,11 @@ def logits(runner: Runner, operands: IndexerOperands, *, max_len: int) -> Tensor
     _check_if_asked(operands, max_len)
     if not rows or not cache.shape[0]:
         return scores.fill_(-torch.inf)
-    key = INDEXER_LOGITS.name, num_heads
+    key = spec, num_heads
     function = runner.launches.get(key)
     if function is None:
-        plan = LogitsPlan(num_heads=num_heads)
-        function = runner.launches[key] = runner.function(INDEXER_LOGITS, plan)
+        plan = replace(spec.plans[0], num_heads=num_heads)
+        function = runner.launches[key] = runner.function(spec, plan)
     with runner.launching():
         function(
             q_index_fp8,

@@ -1,0 +1,93 @@
+"""The fused indexer on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from flashdsa.backends.indexer.clusters import clusters_for
+from flashdsa.backends.indexer.row_splits import RowSplits
+from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
+from flashdsa.backends.runner import Runner
+from flashdsa.operands import TopkIndexerOperands
+from flashdsa.plan.kernel_spec import KernelSpec
+
+
+def topk_indexer(
+    spec: KernelSpec, runner: Runner, operands: TopkIndexerOperands, *, sorted: bool, check: bool
+) -> None:
+    """Write each row's best token ids into `topk_indices`, on the current stream.
+
+    Default order: ascending token position; `sorted`: descending score, ties by position.
+
+    Args:
+        spec: the architecture's kernel.
+        check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
+            device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
+            and tokens of bad pages are never emitted.
+    """
+    require_layout(*operands)
+    q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = operands
+    if check and values_are_checked():
+        from flashdsa.backends.cpu.indexer import check_values
+
+        check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
+    if not seq_lens.numel() or not cache.numel():
+        topk_indices.fill_(-1)
+        return
+    function, *numbers = launch_config(
+        spec, runner, q_index_fp8.shape[1], topk_indices.shape[1], sorted, seq_lens.numel()
+    )
+    with runner.launching():
+        function(
+            q_index_fp8,
+            cache.view(torch.uint8),
+            weights,
+            seq_lens,
+            block_table,
+            topk_indices,
+            *numbers,
+        )
+
+
+class LaunchConfig(NamedTuple):
+    """How so many rows are launched: `function` takes the operation's tensors and the numbers.
+
+    It launches on the tensors' device and torch's current stream there. Before, it holds them
+    against what the kernel was compiled for (see ops/indexer.py) and raises. A cache without pages
+    is not for it.
+    """
+
+    function: Callable[..., Any]
+    num_clusters: int
+    cluster_size: int
+
+
+def launch_config(
+    spec: KernelSpec, runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int
+) -> LaunchConfig:
+    """How calls of these sizes are launched, at least one row; compiles or loads the kernel."""
+    key = spec, num_heads, topk, sorted, rows
+    found: LaunchConfig | None = runner.launches.get(key)
+    if found is None:
+        found = runner.launches[key] = _choose(spec, runner, num_heads, topk, sorted, rows)
+    return found
+
+
+def _choose(
+    spec: KernelSpec, runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int
+) -> LaunchConfig:
+    clusters = clusters_for(runner, spec.plans[0], rows)
+    # Sorting takes so long that one kernel serves all batches.
+    choices = {"num_heads": num_heads, "topk": topk, "sorted": sorted, "scheduled": sorted}
+    plan = replace(spec.plans[0], **choices)
+    if clusters.num_splits > 1 and not sorted:
+        splits = RowSplits(runner, spec, plan)
+        return LaunchConfig(splits.launch, clusters.number, clusters.size)
+    clusters = clusters.without_splits()
+    if clusters.number < rows:
+        plan = replace(plan, scheduled=True)
+    return LaunchConfig(runner.function(spec, plan), clusters.number, clusters.size)

@@ -1,0 +1,95 @@
+"""The Blackwell indexer on ptxemu: the CPU backend's ids, bit for bit, no findings.
+
+Scores are exact in any order of additions (see exact_inputs.py), so the ids must be equal. What the
+kernel shares with the Hopper kernel is tested there; here what feeds it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
+from tests.kernels.indexer.emulation import assert_as_the_cpu
+from tests.kernels.indexer.exact_inputs import make_inputs
+from tests.kernels.indexer.normal_inputs import normal_inputs
+
+MODEL = IndexerPlan()
+SMALL = IndexerPlan(num_heads=16, topk=512)
+SPLITS = IndexerPlan(num_heads=16, topk=512, splits=True, split_pages=20)
+SORTED = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
+EDGES = [0, 1, 64, 65, 2048, 2049]
+
+# A warpgroup sees every fourth use of the ring only, so that it misses phases of a stage. It waits
+# for the products first, which the issuing warp makes in order: the stage's phase is complete.
+OF_FEW_STAGES = {("mbarrier-phase-aliasing", "pipeline.py")}
+
+
+def test_lengths_around_a_page_and_topk() -> None:
+    assert_as_the_cpu(MODEL, make_inputs(EDGES), 2, 2)
+
+
+@pytest.mark.parametrize("cluster_size", [1, 2, 4, 16])
+def test_ctas_share_a_row(cluster_size: int) -> None:
+    """Parts of odd numbers of pages, the last page not full; 16 CTAs: some without a page."""
+    length = 900 if cluster_size == 16 else 1401
+    assert_as_the_cpu(SMALL, make_inputs([length], num_heads=16), 1, cluster_size)
+
+
+@pytest.mark.parametrize(("values", "cluster_size"), [("equal", 3), ("two", 1), ("nan", 2)])
+def test_plateaus_and_nan(values: str, cluster_size: int) -> None:
+    assert_as_the_cpu(SMALL, make_inputs([1100], num_heads=16, values=values), 1, cluster_size)
+
+
+@pytest.mark.parametrize("values", ["equal", "ascending"])
+def test_a_part_is_compacted_and_then_followed_by_a_short_row(values: str) -> None:
+    """Of equal scores the first ones stay; of ascending ones every page replaces others."""
+    inputs = make_inputs([600, 9000], num_heads=16, values=values)
+    assert_as_the_cpu(SMALL, inputs, 1, 1)
+
+
+def test_ragged_rows_in_turns_of_warps_and_copies() -> None:
+    lengths = [513, 1300, 3, 900, 700, 640]
+    for seed in range(2):
+        assert_as_the_cpu(SMALL, make_inputs(lengths, num_heads=16, values="two"), 2, 2, seed)
+
+
+def test_bad_pages_are_not_read_and_repeated_ones_are() -> None:
+    """Half a stage that is bad, a whole one, and pages that stand in a row twice."""
+    inputs = make_inputs([1200, 1200], num_heads=16)
+    inputs.block_table[0, 3], inputs.block_table[0, 6:9] = -1, 2**31 - 1
+    inputs.block_table[1, 4:8] = inputs.block_table[1, 10:14].flip(0)
+    assert_as_the_cpu(SMALL, inputs, 2, 2)
+
+
+def test_clusters_share_a_long_row() -> None:
+    inputs = make_inputs([1500, 700], num_heads=16, values="two")
+    assert_as_the_cpu(SPLITS, inputs, 4, 1, num_splits=2)
+
+
+def test_sorted_rows() -> None:
+    """All rows are scored, also those of at most topk tokens."""
+    assert_as_the_cpu(SORTED, make_inputs([65, 1100], num_heads=32, values="two"), 1, 3)
+
+
+@pytest.mark.parametrize("pages", [1, 4])
+def test_other_pages_per_stage(pages: int) -> None:
+    plan = IndexerPlan(num_heads=16, topk=512, pages_per_stage=pages)
+    inputs = make_inputs([1401, 600], num_heads=16)
+    inputs.block_table[0, 5] = -1
+    assert_as_the_cpu(plan, inputs, 1, 2, warnings=OF_FEW_STAGES)
+
+
+@pytest.mark.usefixtures("small_device")
+def test_ids_are_the_best_of_the_kernels_own_scores() -> None:
+    lengths = [1100, 700, 512]
+    inputs = normal_inputs(lengths, num_heads=16, seed=2)
+    scores = flashdsa.indexer_logits(*inputs, max(lengths), backend="emulate-sm100")
+    positions = flashdsa.topk_indices(scores, inputs.seq_lens, 512, backend="cpu")
+    table = inputs.block_table.long().gather(1, positions // 64)
+    fused = inputs.output(512)
+    flashdsa.dsa_topk_indexer(*inputs, fused, backend="emulate-sm100")
+    assert torch.equal(fused, (table * 64 + positions % 64).int())
