@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, FILLS, SLOT_HEADER_WORDS
-from flashdsa.plan import SmemPlan, SmemRegion, plan_smem, registers_each
+from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
@@ -74,6 +74,16 @@ class SelectPlan:
         if not self.topk <= first <= most <= self.list_capacity:
             raise ValueError("first_fill_pages: a first fill has topk tokens and fits the list")
         assert self.smem.total <= self.arch.smem_bytes
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        raise NotImplementedError
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warps by what they do."""
+        raise NotImplementedError
 
     @property
     def sizes_and_kinds(self) -> str:
