@@ -13,9 +13,9 @@ from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
