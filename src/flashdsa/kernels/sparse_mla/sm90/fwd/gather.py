@@ -227,10 +227,11 @@ def gather_all(r: Gatherer) -> None:
             # The consumer has read the half in the step before, and with it the tile's note.
             ring = RingProducer(c.barriers(f"k{tile}_full"), c.barriers(free))
             ring.acquire(PipelineState(Int32(tile), phase))
+            copy_half(r, rows, to, unit, half)
+            # Behind the copies, which the consumers wait for longer.
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
                     write_note(r, slots, flags, lane, tile)
-            copy_half(r, rows, to, unit, half)
         slots = read_slots(r, ahead, lane)
         at = ahead
         number += 1
