@@ -205,7 +205,7 @@ def test_json_has_everything() -> None:
     run = CliRunner().invoke(cli, ["model", "--json", "--topk", "64"])
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
-    assert set(document) == {"backward", "comparisons", "machines"}
+    assert set(document) == {"backward", "indexer", "comparisons", "machines"}
     assert document["backward"]["topk"] == 64
     assert document["backward"]["a_block_and_cta"]["operand_bytes"] == 303_104
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashdsa.analysis.model import backward_sm100
+from flashdsa.analysis.model import backward_sm100, indexer_sm100
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
 from flashdsa.analysis.model.machine import B200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
@@ -152,6 +152,22 @@ def backward_tables(found: Backward) -> list[Table]:
     ]
 
 
+def indexer_tables() -> list[Table]:
+    """The Blackwell indexer on B200, H=64, topk 2048: microseconds by pages per stage."""
+    rows: Rows = []
+    for name, found in indexer_sm100.predict_all(B200).items():
+        by_pages = sorted(found, key=lambda one: one.pages_per_stage)
+        times = (f"{one.low * 1e6:.1f} to {one.high * 1e6:.1f}" for one in by_pages)
+        best = found[0]
+        equal = (one for one in by_pages if one.high - best.high < indexer_sm100.RESOLUTION)
+        choice = " or ".join(str(one.pages_per_stage) for one in equal)
+        rows.append((name, f"{best.shape.ctas}", *times, choice, best.bound))
+    columns = [("rows/tokens", "left"), ("CTAs of a row", "right")]
+    columns += [(f"us, {pages} a stage", "right") for pages in indexer_sm100.PAGES_PER_STAGE]
+    columns += [("best", "left"), ("binds", "wrap")]
+    return [("indexer, sm_100a, on B200: H=64, topk=2048, predicted", columns, rows)]
+
+
 def comparison_tables(found: list[Comparison]) -> list[Table]:
     """A table a group, and why what misses its aim does."""
     tables: list[Table] = []
@@ -206,6 +222,11 @@ def document() -> dict[str, Any]:
     """Everything, for --json."""
     return {
         "backward": backward().to_json_dict(),
+        "indexer": [
+            one.to_json_dict()
+            for found in indexer_sm100.predict_all(B200).values()
+            for one in found
+        ],
         "comparisons": [one.to_json_dict() for one in all_comparisons()],
         "machines": {
             name: {key: asdict(c) for key, c in machine.constants().items()}

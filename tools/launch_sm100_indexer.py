@@ -1,0 +1,55 @@
+"""One launch of the Blackwell indexer's scores on random inputs, for ptxemu's tools.
+
+ptxemu trace  --arch sm_100a --kernel logits --exec tools/launch_sm100_indexer.py
+ptxemu mutate --arch sm_100a --kernel logits --exec tools/launch_sm100_indexer.py
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from flashdsa.kernels.indexer.sm100.build import compile_logits
+from flashdsa.kernels.indexer.sm100.logits_plan import LogitsPlan
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_KEY_BYTES, PAGE_SIZE
+
+
+def main() -> None:
+    """Compile, and launch once on what calls itself a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1300, 65, 300])
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--stages", type=int, default=6, help="few, so that all are used again")
+    parser.add_argument("--pages-per-stage", type=int, default=2)
+    parser.add_argument("--ctas", type=int, default=1)
+    options = parser.parse_args()
+    plan = LogitsPlan(
+        num_heads=options.heads, stages=options.stages, pages_per_stage=options.pages_per_stage
+    )
+    function = compile_logits(plan)
+    draw = torch.Generator().manual_seed(0)
+    rows, longest = len(options.lengths), max(options.lengths)
+    width = -(-longest // PAGE_SIZE)
+    num_pages = width + 2
+
+    def fp8(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw).to(torch.float8_e4m3fn)
+
+    cache = torch.zeros(num_pages, PAGE_SIZE * INDEX_TOKEN_BYTES, dtype=torch.uint8)
+    cache[:, :PAGE_KEY_BYTES] = fp8(num_pages, PAGE_KEY_BYTES).view(torch.uint8)
+    scales = torch.rand(num_pages, PAGE_SIZE, generator=draw)
+    cache[:, PAGE_KEY_BYTES:] = scales.view(torch.uint8)
+    arguments = [
+        fp8(rows, options.heads, INDEX_HEAD_DIM),
+        cache.view(num_pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES),
+        torch.randn(rows, options.heads, generator=draw),
+        torch.tensor(options.lengths, dtype=torch.int32),
+        torch.randint(-1, num_pages, (rows, width), generator=draw, dtype=torch.int32),
+        torch.zeros(rows, longest),
+    ]
+    function(*[argument.to("cuda") for argument in arguments], options.ctas)
+
+
+if __name__ == "__main__":
+    main()
