@@ -1,4 +1,4 @@
-"""The model of the Blackwell indexer holds the floors, and has the CTAs that a launch gives rows."""
+"""The model of the Blackwell indexer holds the floors and has the CTAs of a launch."""
 
 from __future__ import annotations
 
