@@ -11,6 +11,7 @@ from flashdsa.analysis.model.machine import B200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
 from flashdsa.analysis.model.shapes import QUERIES, TOPK
 from flashdsa.analysis.model.traffic import Traffic
+from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
 
@@ -163,7 +164,7 @@ def indexer_tables() -> list[Table]:
         choice = " or ".join(str(one.pages_per_stage) for one in equal)
         rows.append((name, f"{best.shape.ctas}", *times, choice, best.bound))
     columns = [("rows/tokens", "left"), ("CTAs of a row", "right")]
-    columns += [(f"us, {pages} a stage", "right") for pages in indexer_sm100.PAGES_PER_STAGE]
+    columns += [(f"us, {pages} a stage", "right") for pages in PAGES_PER_STAGE]
     columns += [("best", "left"), ("binds", "wrap")]
     return [("indexer, sm_100a, on B200: H=64, topk=2048, predicted", columns, rows)]
 
