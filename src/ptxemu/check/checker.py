@@ -17,8 +17,9 @@ from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.shadow import ShadowRegion, States, distinct
+from ptxemu.check.tmem_loads import TmemLoads
 from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token
-from ptxemu.check.vector_clock import NOTHING, Part
+from ptxemu.check.vector_clock import NOTHING
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
@@ -48,7 +49,7 @@ class Checker(Observer):
         self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
         self._actors: dict[int, Actor] = {}
         self._tokens: dict[int, Tokens] = {}
-        """What was left at tokens, by cluster: nobody of another cluster gets at them."""
+        """By cluster: nobody of another one gets at them."""
         self._widths: dict[int, int] = {}
         self._operations: dict[int, list[int]] = {}
         """Agent ids of each cluster's operations; the index is the bit."""
@@ -60,6 +61,7 @@ class Checker(Observer):
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
         self._barrier_users = BarrierUsers()
+        self._tmem_loads = TmemLoads(self._collected)
         self._leaving: dict[int, tuple[int, Any]] = {}
         """Clusters that have exited, with their operations in flight, by index."""
         self._gone: set[int] = set()
@@ -100,8 +102,10 @@ class Checker(Observer):
 
         What the cluster has left in flight is judged by what happened to its memory before.
         """
-        actors = (self._actors[warp.agent_id] for warp in cta.warps)
+        actors = [self._actors[warp.agent_id] for warp in cta.warps]
         self._lifetimes.exited(cta, [actor for actor in actors if isinstance(actor, WarpActor)])
+        for actor in actors:
+            self._tmem_loads.handed_on(actor, "the exit")
         if all(other.exited for other in cta.cluster.ctas):
             home = cta.cluster.index
             issued = self._operations.get(home, ())
@@ -214,6 +218,7 @@ class Checker(Observer):
         actor = self._actors[agent.agent_id]
         tokens = self._tokens.setdefault(actor.home, {})
         self._signal(actor, token, arrives=True)
+        self._tmem_loads.handed_on(actor, "arrival")
         if is_mbarrier_token(token):
             self._arrived(actor, token, scope, tokens)
         held = tokens.get(token)
@@ -274,16 +279,15 @@ class Checker(Observer):
 
     def _operations_of(self, home: int, bits: int) -> list[OperationActor]:
         """The operations of a cluster whose bits are set."""
-        issued = enumerate(self._operations.get(home, ()))
-        actors = (self._actors[agent_id] for slot, agent_id in issued if bits >> slot & 1)
+        ids = enumerate(self._operations.get(home, ()))
+        actors = (self._actors[agent_id] for slot, agent_id in ids if bits >> slot & 1)
         return [actor for actor in actors if isinstance(actor, OperationActor)]
 
     def fenced(self, agent: Agent, fence: Fence, instruction: Instruction) -> None:
         """A fence of a warp."""
-        actor = self._actors[agent.agent_id]
+        actor, kind = self._actors[agent.agent_id], fence.kind
         if not isinstance(actor, WarpActor):
             return
-        kind = fence.kind
         if kind is FenceKind.MEMORY:
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:
@@ -353,6 +357,7 @@ class Checker(Observer):
         """A warp has waited for an operation."""
         actor = self._actors[agent.agent_id]
         joined = self._actors[operation.agent_id]
+        self._tmem_loads.joined(actor, operation)
         assert isinstance(joined, OperationActor)
         part = actor.know.part(joined.home, self._widths[joined.home])
         if reads_only:
@@ -364,19 +369,14 @@ class Checker(Observer):
 
     def async_result_touched(self, agent: Agent, operation: Any) -> None:
         """Something was computed with registers of a tcgen05.ld that was not waited for."""
-        part, bit = self._known_load(agent, operation)
-        part.touched |= bit
+        load, warp = self._actors[operation.agent_id], self._actors[agent.agent_id]
+        warp.know.part(load.home, self._widths[load.home]).touched |= 1 << load.slot
 
     def async_result_used(self, agent: Agent, operation: Any) -> None:
         """Registers of a tcgen05.ld that was not waited for were needed."""
-        part, bit = self._known_load(agent, operation)
-        part.used |= bit
-
-    def _known_load(self, agent: Agent, operation: Any) -> tuple[Part, int]:
-        load = self._actors[operation.agent_id]
-        assert isinstance(load, OperationActor)
-        know = self._actors[agent.agent_id].know
-        return know.part(load.home, self._widths[load.home]), 1 << load.slot
+        load, warp = self._actors[operation.agent_id], self._actors[agent.agent_id]
+        warp.know.part(load.home, self._widths[load.home]).used |= 1 << load.slot
+        self._tmem_loads.used(warp, operation)
 
     def complained(
         self,

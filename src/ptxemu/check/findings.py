@@ -31,6 +31,7 @@ LEVELS: dict[str, str] = {
     "mbarrier-arrivals-left": "warning",
     "unordered-mma": "error",
     "missing-tcgen05-wait": "error",
+    "tmem-load-not-waited": "error",
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
     "same-value-race": "note",

@@ -1,13 +1,11 @@
 """Registers that belong to an asynchronous operation: what happens when a warp touches them early.
 
-Registers of a wgmma must not be touched before wgmma.wait_group, those of a tcgen05.ld not before
-tcgen05.wait::ld: the first touch is reported. A mov only gives what they will hold another name:
-compilers put one wherever they like, before the wait as well.
-
-Hardware keeps a true dependency on the registers of a tcgen05.ld, so a touch makes its step happen
-first. That is no order of accesses to memory (PTX ISA, "Register dependencies, same thread"): what
-the registers hold is followed through pure instructions, which hardware may execute at any later
-time, to the visible instruction that cannot do without it.
+Registers of a wgmma must not be touched before wgmma.wait_group: the first touch is reported. What
+a tcgen05.ld loads should not be needed before tcgen05.wait::ld: the first visible instruction that
+cannot do without it is reported. Pure instructions before the wait are not, for compilers move them
+there, and the ISA keeps a true dependency on the registers; a touch makes the load's step happen.
+That is no order of accesses to memory (PTX ISA, "Register dependencies, same thread"): what the
+registers hold is followed through pure instructions, which hardware may execute at any later time.
 """
 
 from __future__ import annotations
@@ -85,8 +83,7 @@ def touch_block(warp: Warp, block: Block) -> None:
                 continue
             _finish(warp, held.operations)
             if slot in sources:
-                if instruction.modifiers[0] != "mov":
-                    _tell_touched(warp, instruction, held.operations)
+                _tell_touched(warp, held.operations)
                 origins.update(dict.fromkeys(held.operations))
             elif instruction.guard is None and warp.group.mask.all():
                 warp.in_flight.pop(slot, None)
@@ -127,34 +124,32 @@ def _finish(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
             warp.cta.machine.take_step(operation)
 
 
-def _tell_touched(
-    warp: Warp, instruction: Instruction, operations: Iterable[AsyncOperation]
-) -> None:
+def _tell_touched(warp: Warp, operations: Iterable[AsyncOperation]) -> None:
     observer = warp.cta.machine.observer
     for operation in operations:
-        if observer is None or operation.result_touched:
-            continue
-        operation.result_touched = True
-        warp.cta.machine.complain(
-            "error",
-            "tmem-load-not-waited",
-            f"{instruction.opcode} uses a register of {operation.instruction.opcode} "
-            f"({operation.instruction.span}): needs tcgen05.wait::ld in between",
-            warp,
-            instruction,
-        )
-        observer.async_result_touched(warp, operation)
+        if observer is not None and not operation.result_touched:
+            operation.result_touched = True
+            observer.async_result_touched(warp, operation)
 
 
 def _use(warp: Warp, instruction: Instruction, operations: Iterable[AsyncOperation]) -> None:
     """The warp cannot go on without the registers that `operations` load."""
     _finish(warp, operations)
-    _tell_touched(warp, instruction, operations)
+    _tell_touched(warp, operations)
     observer = warp.cta.machine.observer
     for operation in operations:
         release_all(warp, operation)
-        if observer is not None:
-            observer.async_result_used(warp, operation)
+        if observer is None:
+            continue
+        warp.cta.machine.complain(
+            "warning",
+            "tmem-load-used-early",
+            f"{instruction.opcode} needs what {operation.instruction.opcode} "
+            f"({operation.instruction.span}) loads: needs tcgen05.wait::ld in between",
+            warp,
+            instruction,
+        )
+        observer.async_result_used(warp, operation)
 
 
 def _touch_wgmma(

@@ -252,7 +252,7 @@ def test_an_mma_overwrites_what_was_loaded_behind_wait_ld_only(run: FakeRun, how
     expected = {
         "nothing": [("missing-tcgen05-wait", "error")],
         "touch": [("late-tmem-read", "error")],
-        "use": [("tmem-read-by-register", "error")],
+        "use": [("tmem-load-not-waited", "error"), ("tmem-read-by-register", "error")],
         "wait": [],
     }
     assert levels(run) == expected[how]

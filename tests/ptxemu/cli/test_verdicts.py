@@ -7,7 +7,7 @@ import pytest
 from ptxemu.cli.main import main
 from ptxemu.cli.report import finding_lines, is_failure, summary_line
 from tests.ptxemu.check.checked_run import check
-from tests.ptxemu.check.test_tmem_loads import ALLOC, END, USES
+from tests.ptxemu.check.test_tmem_loads import ALLOC, BARRIER, END, USES, WAIT
 from tests.ptxemu.kernel_run import TID, source, store
 
 ENDS_BADLY = {
@@ -33,7 +33,7 @@ def test_the_last_line_says_that_the_launch_failed_and_why(
 
 def test_the_kinds_of_error_are_told_apart_and_selected() -> None:
     early = check(
-        TID + ALLOC + USES["a store"] + "tcgen05.wait::ld.sync.aligned;\n" + END,
+        TID + ALLOC + USES["a store"] + BARRIER + WAIT + END,
         how={"arch": "sm_100a", "shared": 1024},
         out=64,
     )

@@ -157,7 +157,7 @@ def test_a_late_load_gives_its_value_to_whoever_depends_on_it() -> None:
     warp = recorder.ctas[0].warps[0]
     assert registers_of(warp, "v", 2)[1].tolist() == [512 * lane + 1 for lane in range(32)]
     assert recorder.ctas[0].shared[run.DATA :].view(np.uint32)[0] == 31 * 512
-    assert [code for _, code, _ in recorder.complaints] == ["tmem-load-not-waited"] * 2
+    assert [code for _, code, _ in recorder.complaints] == ["tmem-load-used-early"] * 2
 
 
 STORE_OF = "st.shared.u32 [%r4], {0};"
