@@ -116,8 +116,10 @@ def _plain_progress() -> Iterator[OnProgress]:
 
     def tell() -> None:
         while not over.wait(PLAIN_SECONDS):
+            seconds = time.monotonic() - since
             if what_runs:
-                click.echo(f"{what_runs} ({time.monotonic() - since:.0f} s)", err=True)
+                running = f" ({seconds:.0f} s)" if seconds >= PLAIN_SECONDS else ""
+                click.echo(f"{what_runs}{running}", err=True)
 
     def on_progress(done: int, total: int, what: str) -> None:
         nonlocal what_runs, since

@@ -154,7 +154,7 @@ def _loss_curve(axes: Axes, steps: Sequence[StepRecord], evaluations: Sequence[E
     highest = max(train.max(), *(record.dense_loss for record in records))
     axes.set_ylim(0, 1.08 * highest)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, loc="lower left")  # losses fall, but not to 0
+    axes.legend(frameon=False, loc="best")
     _plain(axes)
 
 
