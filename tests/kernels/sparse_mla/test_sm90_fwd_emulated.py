@@ -92,6 +92,14 @@ def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
     run(GROUP, FwdPlan(group=4))
 
 
+def test_queries_whose_unions_have_no_room_are_launched_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashdsa.backends.sm90.sparse_mla.MOST_UNION_BYTES", 1)
+    setups = run(GROUP, FwdPlan(group=4)).setups
+    assert len(setups) == 4  # of each group its union, and the forward
+
+
 def test_rows_that_a_query_of_a_group_names_again_count_again() -> None:
     repeats = SparseMlaCase("repeats", 4, 40, 16, 70, duplicates=True, attn_sink="finite")
     run(repeats, FwdPlan(group=4))
