@@ -99,6 +99,24 @@ def test_capacities_are_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+class LaterDriver(Driver):
+    """Of a GPU that takes no code for Hopper, but PTX."""
+
+    def cuModuleLoadData(self, _: Any, image: bytes) -> int:
+        """CUDA_ERROR_NO_BINARY_FOR_GPU for the first one."""
+        self.calls.append("cuModuleLoadData")
+        return 209 if image.startswith(b"\x7fELF") else 0
+
+
+def test_later_gpus_than_hopper_get_the_empty_kernel_as_ptx(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = LaterDriver()
+    pretend_driver(monkeypatch, driver)
+    assert capacity()[8] == H200.clusters[8]
+    assert driver.calls.count("cuModuleLoadData") == 2
+
+
 @pytest.mark.parametrize(
     ("driver", "said"),
     [

@@ -1,12 +1,7 @@
-"""A kernel `k` that does nothing, for Hopper, to ask the driver about launches.
+"""A kernel `k` that does nothing, to ask the driver about launches.
 
-As PTX it would cost the first call 80 ms, in which the driver loads its compiler. It is what
-ptxas 13.5 -arch=sm_90 makes of
-
-    .version 8.0
-    .target sm_90
-    .address_size 64
-    .visible .entry k() { ret; }
+As PTX, which later GPUs take, it costs the first call 80 ms, in which the driver loads its compiler.
+For Hopper it is here as what ptxas 13.5 -arch=sm_90 makes of that.
 """
 
 from __future__ import annotations
@@ -14,6 +9,12 @@ from __future__ import annotations
 import base64
 import zlib
 
+PTX = b""".version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k() { ret; }
+\0"""
+"""For any GPU from Hopper on."""
 _CUBIN = (
     "c-rk%L2J}N6n@!c+jP6Iv0fJRP(fh@iAxJwJS}4N;zH3|FClfaP3dm3Bynk|U{=9j;K8H#8$5WD9{dIV1W)2Y`~l"
     "TCN#3NB$z;V+FVYVt-^`o$&6{~U`{w!P!}~Q!T3>_=HTVcKIDytcMu+YCHuPWv>g3x52|)L4Kkx!`hx90iV}=dib"
@@ -28,5 +29,5 @@ _CUBIN = (
 
 
 def cubin() -> bytes:
-    """The module's ELF file."""
+    """The module's ELF file for Hopper."""
     return zlib.decompress(base64.b85decode(_CUBIN))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from flashdsa.backends.gpu.empty_kernel import cubin
+from flashdsa.backends.gpu.empty_kernel import PTX, cubin
 from flashdsa.hw import MAX_CLUSTER_SIZE
 
 
@@ -38,6 +38,7 @@ class _Launch(ctypes.Structure):
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MORE_THAN_8_CTAS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+NO_BINARY_FOR_GPU = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
 INVALID_CLUSTER_SIZE = 912  # CUDA_ERROR_INVALID_CLUSTER_SIZE
 
 
@@ -67,7 +68,11 @@ def clusters_at_once(device: int, threads: int, smem_bytes: int) -> dict[int, in
 
 def _ask_in_context(driver: ctypes.CDLL, threads: int, smem_bytes: int) -> dict[int, int]:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _call(driver, "cuModuleLoadData", ctypes.byref(module), cubin())
+    code = driver.cuModuleLoadData(ctypes.byref(module), cubin())
+    if code == NO_BINARY_FOR_GPU:  # not a Hopper GPU
+        code = driver.cuModuleLoadData(ctypes.byref(module), PTX)
+    if code:
+        raise DriverError(f"cuModuleLoadData returned {code}")
     try:
         _call(driver, "cuModuleGetFunction", ctypes.byref(function), module, b"k")
         _call(driver, "cuFuncSetAttribute", function, SHARED_BYTES, smem_bytes)
