@@ -102,7 +102,7 @@ def test_capacities_are_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
 class LaterDriver(Driver):
     """Of a GPU that takes no code for Hopper, but PTX."""
 
-    def cuModuleLoadData(self, _: Any, image: bytes) -> int:
+    def cuModuleLoadData(self, _: Any, image: bytes) -> int:  # noqa: N802
         """CUDA_ERROR_NO_BINARY_FOR_GPU for the first one."""
         self.calls.append("cuModuleLoadData")
         return 209 if image.startswith(b"\x7fELF") else 0

@@ -1,7 +1,7 @@
 """A kernel `k` that does nothing, to ask the driver about launches.
 
-As PTX, which later GPUs take, it costs the first call 80 ms, in which the driver loads its compiler.
-For Hopper it is here as what ptxas 13.5 -arch=sm_90 makes of that.
+As PTX, which later GPUs take, it costs the first call 80 ms: the driver loads its compiler. For
+Hopper it is here as what ptxas 13.5 -arch=sm_90 makes of that.
 """
 
 from __future__ import annotations
