@@ -26,6 +26,11 @@ class LogitsPlan(IndexerPlan):
         return 0
 
     @property
+    def load_registers(self) -> int:
+        """The load warps cut the line of pages besides (see schedule/page_partition.py)."""
+        return 40
+
+    @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
         absent = {region.name for region in (*select_regions(self), *select_barrier_regions())} | {

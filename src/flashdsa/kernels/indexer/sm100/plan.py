@@ -30,8 +30,6 @@ PAGES_PER_STAGE = (1, 2, 4)
 """What kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
 SORTED_STAGES = 8
 """Pages in flight where all winners need room, too."""
-LOAD_REGISTERS = 32
-"""Of a thread of the warpgroup that loads and issues."""
 MOST_LOAD_WARPS = 3
 """Beside the issuing warp in its warpgroup."""
 SCALE_BYTES = PAGE_SIZE * 4
@@ -79,6 +77,11 @@ class IndexerPlan(SelectPlan):
         about what the memory takes to bring it. A stage is always filled by the same warp, so that
         none takes the phase of another one's page for its own."""
         return next(n for n in range(MOST_LOAD_WARPS, 0, -1) if self.ring_stages % n == 0)
+
+    @property
+    def load_registers(self) -> int:
+        """Registers of a thread of the warpgroup that loads and issues."""
+        return 32
 
     @property
     def warp_stages(self) -> int:
@@ -187,12 +190,13 @@ class IndexerPlan(SelectPlan):
     @property
     def roles(self) -> tuple[Role, Role, Role]:
         """The consumers, and the load warps and the issuing warp behind them."""
-        freed = WARPGROUP_SIZE * (self.launch_registers - LOAD_REGISTERS)
+        loading = self.load_registers
+        freed = WARPGROUP_SIZE * (self.launch_registers - loading)
         more = freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
         select = self.launch_registers + more
         return (
-            Role("load", self.load_warps * WARP_SIZE, LOAD_REGISTERS, "keeps pages in flight"),
-            Role("mma", WARP_SIZE, LOAD_REGISTERS, "issues all products, owns tensor memory"),
+            Role("load", self.load_warps * WARP_SIZE, loading, "keeps pages in flight"),
+            Role("mma", WARP_SIZE, loading, "issues all products, owns tensor memory"),
             Role("select", self.consumer_threads, select, "sum over heads, select, write ids"),
         )
 
