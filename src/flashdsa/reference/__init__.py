@@ -7,6 +7,7 @@ floating dtype and live on any device; outputs are float64 (or the exact integer
 from flashdsa.reference.indexer import (
     dsa_topk_indexer,
     indexer_logits,
+    indexer_product_magnitude,
     indexer_score_magnitude,
     topk_indices,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "dsa_topk_indexer",
     "encode_e4m3",
     "indexer_logits",
+    "indexer_product_magnitude",
     "indexer_score_magnitude",
     "mla_bwd",
     "mla_bwd_dkv_spread",

@@ -40,8 +40,12 @@ def _scores(
     seq_lens: Tensor,
     block_table: Tensor,
     max_len: int,
+    *,
+    of_products: bool = False,
 ) -> Tensor:
+    """`of_products`: of |q| and |k|, so that no product within a dot product cancels."""
     q = decode_e4m3(q_index_fp8)
+    q = q.abs() if of_products else q
     w = weights.detach().to(device="cpu", dtype=torch.float64)
     scores = torch.full((q.shape[0], max_len), -torch.inf, dtype=torch.float64)
     rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0])
@@ -51,7 +55,8 @@ def _scores(
             page, offset = divmod(token, PAGE_TOKENS)
             if page not in page_scores:
                 codes, scale = page_tokens(k_index_cache_fp8, page)
-                dots = q[b] @ decode_e4m3(codes).T  # [H, 64]
+                keys = decode_e4m3(codes)
+                dots = q[b] @ (keys.abs() if of_products else keys).T  # [H, 64]
                 page_scores[page] = scale * (w[b][:, None] * torch.relu(dots)).sum(dim=0)
             scores[b, t] = page_scores[page][offset]
     return scores
@@ -83,6 +88,26 @@ def indexer_score_magnitude(
 ) -> Tensor:
     """The scores with |weights|: what is summed into each score, whatever cancels."""
     return _scores(q_index_fp8, k_index_cache_fp8, weights.abs(), seq_lens, block_table, max_len)
+
+
+def indexer_product_magnitude(
+    q_index_fp8: Tensor,
+    k_index_cache_fp8: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    max_len: int,
+) -> Tensor:
+    """`scale[t] * sum_h |w_h| sum_d |q_hd k_td|`: the unit of a tensor core's fp8 accumulation."""
+    return _scores(
+        q_index_fp8,
+        k_index_cache_fp8,
+        weights.abs(),
+        seq_lens,
+        block_table,
+        max_len,
+        of_products=True,
+    )
 
 
 def _best(scores: list[float], positions: list[int], topk: int, *, by_score: bool) -> list[int]:

@@ -249,13 +249,15 @@ def compare_scores(
     magnitude: Tensor,
     *,
     c: float,
+    besides: Tensor | None = None,
     dtype: torch.dtype | None = torch.float32,
 ) -> Comparison:
-    """Judge `|out - ref| <= c * magnitude`; NaN and -inf must stand where the reference's do.
+    """Judge `|out - ref| <= c * magnitude + besides`; NaN and -inf must stand where ref's do.
 
     `row_error` is the worst element's share of its allowance (limit 1).
     """
-    return _elementwise(output, out, ref, c * magnitude.double(), dtype)
+    allowed = c * magnitude.double()
+    return _elementwise(output, out, ref, allowed if besides is None else allowed + besides, dtype)
 
 
 def compare_exact(output: str, out: Tensor, ref: Tensor) -> Comparison:

@@ -7,7 +7,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.verify.compare import Comparison, compare_exact, compare_scores
 from flashdsa.verify.indexer_cases import IndexerInputs
-from flashdsa.verify.tolerances import SCORE_TOLERANCES
+from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES
 
 ASCENDING_POSITION = ("cpu",)
 """Backends whose default order is ascending token position; the order of others is their own."""
@@ -32,12 +32,17 @@ def judge_selection(output: str, ids: Tensor, expected: Tensor, *, exact_order: 
 def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
     """Run and judge `indexer_logits`; the scores come back for judging the selection."""
     scores = flashdsa.indexer_logits(*inputs.operands, inputs.max_len, backend=backend)
+    besides = None
+    if backend != "cpu":  # tensor cores add the fp8 products
+        products = reference.indexer_product_magnitude(*inputs.operands, inputs.max_len)
+        besides = PRODUCT_TOLERANCE * products
     verdict = compare_scores(
         "scores",
         scores,
         reference.indexer_logits(*inputs.operands, inputs.max_len),
         reference.indexer_score_magnitude(*inputs.operands, inputs.max_len),
         c=SCORE_TOLERANCES[backend],
+        besides=besides,
     )
     return scores, [verdict]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa import reference
 from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.indexer.clusters import SIZES, clusters_for
 from flashdsa.jit.loader import load
@@ -23,6 +24,7 @@ from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.problem import PAGE_KEY_BYTES
+from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -472,3 +474,26 @@ def test_the_first_call_does_not_stall_where_the_object_is_installed() -> None:
     seconds, with_compiler = done.stdout.split()
     assert float(seconds) < 0.2
     assert with_compiler == "False"
+
+
+@pytest.mark.parametrize("num_heads", [16, 64])
+def test_scores_of_any_data_are_within_a_share_of_their_products(num_heads: int) -> None:
+    """Heads that point the same way, and channels 30 times as large: the worst data known."""
+    generator = torch.Generator().manual_seed(num_heads)
+    tokens, large = 4096, torch.ones(128)
+    large[:4] = 30
+    q = torch.randn(1, num_heads, 128, generator=generator) * 0.2
+    q = (q + torch.randn(1, 1, 128, generator=generator)) * large
+    k = torch.randn(tokens, 128, generator=generator) * large
+    cache = torch.zeros(tokens // 64, 64, 1, 132, dtype=torch.uint8)
+    flashdsa.write_index_k_cache(k.bfloat16(), torch.arange(tokens), cache, backend="cpu")
+    folded = flashdsa.quantize_index_q(
+        q.bfloat16(), torch.rand(1, num_heads, generator=generator), backend="cpu"
+    )
+    lengths = torch.tensor([tokens], dtype=torch.int32)
+    table = torch.arange(tokens // 64, dtype=torch.int32)[None]
+    operands = (folded[0], cache, folded[1], lengths, table)
+    scores = flashdsa.indexer_logits(*(x.cuda() for x in operands), tokens, backend="sm90")
+    error = (scores.cpu().double() - reference.indexer_logits(*operands, tokens)).abs()
+    products = reference.indexer_product_magnitude(*operands, tokens)
+    assert (error <= PRODUCT_TOLERANCE_ANY_DATA * products).all()
