@@ -38,7 +38,7 @@ def draw(document: dict[str, Any], target: Path) -> None:
     figure = Figure(figsize=(11, 0.29 * len(rows) + 1.9), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes(
-        (0.25, 1.0 / figure.get_figheight(), 0.72, 1 - 1.8 / figure.get_figheight())
+        (0.27, 1.0 / figure.get_figheight(), 0.70, 1 - 1.8 / figure.get_figheight())
     )
     groups = list(dict.fromkeys(row["group"] for row in rows))
     places, place = [], 0.0

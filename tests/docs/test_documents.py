@@ -59,6 +59,7 @@ def test_the_readmes_ratios_are_those_of_the_result() -> None:
     readme = (ROOT / "README.md").read_text()
     assert draw_peers.newest().name in readme
     for group, words in (
+        ("sparse MLA forward, S = 4096, topk = 2048, hot; peer FlashMLA", "forward {} to {}"),
         ("indexer, equal lengths", "{} to {} with equal lengths"),
         ("indexer, mixed lengths", "{} to {} with these mixed lengths"),
     ):
