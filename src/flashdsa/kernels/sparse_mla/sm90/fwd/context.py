@@ -42,8 +42,8 @@ class Context(NamedTuple):
 
 
 @cute.jit
-def arrive_warp(c: Context, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
+def arrive_warp(ctx: Context, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
     """One arrival for the warp: what its lanes did before is done for whoever waits."""
     cute.arch.sync_warp()
-    if c.thread % WARP_SIZE == 0:
-        c.barriers(name).arrive(stage)
+    if ctx.thread % WARP_SIZE == 0:
+        ctx.barriers(name).arrive(stage)

@@ -29,7 +29,7 @@ BLOCK_DIMS = 32
 class Output(NamedTuple):
     """Where results go."""
 
-    c: Context
+    ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
@@ -48,15 +48,15 @@ class Place(NamedTuple):
 @cute.jit
 def place_of(w: Output, item: Int32) -> Place:
     """The item's rows."""
-    c = w.c
-    row = row_of_thread(c.thread)
-    if cutlass.const_expr(c.plan.group > 1):
+    ctx = w.ctx
+    row = row_of_thread(ctx.thread)
+    if cutlass.const_expr(ctx.plan.group > 1):
         first = item * ROWS
-        count = Int32(w.lse.shape[0]) * c.plan.group_heads - first
-        return Place(Int64(first), count, row % c.plan.group_heads, row)
+        count = Int32(w.lse.shape[0]) * ctx.plan.group_heads - first
+        return Place(Int64(first), count, row % ctx.plan.group_heads, row)
     num_heads = Int32(w.lse.shape[1])
-    query = item // c.blocks
-    head = (item - query * c.blocks) * ROWS
+    query = item // ctx.blocks
+    head = (item - query * ctx.blocks) * ROWS
     return Place(Int64(query) * num_heads + head, num_heads - head, head + row, row)
 
 
@@ -65,13 +65,13 @@ def write_item(
     w: Output, out: cute.Tensor, rows: Rows, item: Int32, side: cutlass.Constexpr
 ) -> None:
     """A consumer's half of O, divided by the rows' sums; side 0 writes lse besides."""
-    c = w.c
-    sums = merge_sums(c, rows, w.scale, side)
+    ctx = w.ctx
+    sums = merge_sums(ctx, rows, w.scale, side)
     place = place_of(w, item)
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         total, head = sums[h], place.head
-        if cutlass.const_expr(c.plan.group_heads > 8):
+        if cutlass.const_expr(ctx.plan.group_heads > 8):
             head += 8 * h
         present = place.row + 8 * h < place.count
         factor, lse = Float32(0.0), Float32(float("inf"))
@@ -85,7 +85,7 @@ def write_item(
                 if sink == float("inf"):
                     factor = Float32(0.0)  # of a sum that is NaN too
         if cutlass.const_expr(side == 0):
-            if present and c.thread % 4 == 0:
+            if present and ctx.thread % 4 == 0:
                 (w.lse.iterator + (place.first + place.row + 8 * h)).store(lse)
         factors.append(factor)
     multiply_rows(out, factors)
@@ -107,14 +107,14 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cute.jit
-def merge_sums(c: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr) -> list[Float32]:
+def merge_sums(ctx: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr) -> list[Float32]:
     """The rows' sums over both consumers' tiles, against O's maxima."""
-    shared = c.arena.array("row_sum", Float32, 2 * 2 * ROWS)
-    row = row_of_thread(c.thread)
+    shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
+    row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
     # MERGE: both consumers have read what the item before left.
     cute.arch.barrier(barrier_id=MERGE, number_of_threads=2 * WARPGROUP_SIZE)
-    if c.thread % 4 == 0:
+    if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             shared[(side * 2) * ROWS + row + 8 * h] = own[h]
             shared[(side * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
@@ -134,7 +134,7 @@ def merge_sums(c: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr) ->
 @cute.jit
 def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexpr) -> None:
     """O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8 dims."""
-    quad = w.c.thread % 4
+    quad = w.ctx.thread % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
     row = (place.first + place.row) * D_V + side * HALF_DIMS
     at = w.out.iterator + (row + quad * 8)
@@ -153,13 +153,13 @@ def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexp
 @cute.jit
 def transpose_quad(words: list[Any], odd: Any, upper: Any) -> list[Any]:
     """Word i of lane j of four becomes word j of lane i."""
-    a, b, c, d = words
+    a, b, ctx, d = words
     x = cute.arch.shuffle_sync_bfly(a if odd else b, 1)
-    y = cute.arch.shuffle_sync_bfly(c if odd else d, 1)
+    y = cute.arch.shuffle_sync_bfly(ctx if odd else d, 1)
     a, b = (x if odd else a), (b if odd else x)
-    c, d = (y if odd else c), (d if odd else y)
-    x = cute.arch.shuffle_sync_bfly(a if upper else c, 2)
+    ctx, d = (y if odd else ctx), (d if odd else y)
+    x = cute.arch.shuffle_sync_bfly(a if upper else ctx, 2)
     y = cute.arch.shuffle_sync_bfly(b if upper else d, 2)
     a, b = (x if upper else a), (y if upper else b)
-    c, d = (c if upper else x), (d if upper else y)
-    return [a, b, c, d]
+    ctx, d = (ctx if upper else x), (d if upper else y)
+    return [a, b, ctx, d]

@@ -52,7 +52,7 @@ HALVES = (
 class Gatherer(NamedTuple):
     """Fills q, k, masks and flags. Signals q_full, k0_full, k1_full, notes."""
 
-    c: Context
+    ctx: Context
     q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64; of a group (S * H, 576), boxes of 64 x 64
     kv: cute.Tensor  # (S_kv, 576) bf16
     slots: cute.Tensor  # (queries or groups, any) int32: the rows that they name
@@ -78,68 +78,68 @@ class Slots(NamedTuple):
 
 
 @cute.jit
-def slots_of(r: Gatherer, item: Int32) -> Int32:
+def slots_of(role: Gatherer, item: Int32) -> Int32:
     """Slots of the item that may be valid; any number behind the last item."""
-    count = Int32(r.slots.shape[1])
-    if r.num_slots.shape[0] > 0:
-        if item < r.c.num_items:
-            given = (r.num_slots.iterator + item // r.c.blocks).load()
+    count = Int32(role.slots.shape[1])
+    if role.num_slots.shape[0] > 0:
+        if item < role.ctx.num_items:
+            given = (role.num_slots.iterator + item // role.ctx.blocks).load()
             count = cutlass.min(cutlass.max(given, Int32(0)), count)
     return count
 
 
 @cute.jit
-def first_step(r: Gatherer) -> Cursor:
+def first_step(role: Gatherer) -> Cursor:
     """The CTA's first step."""
-    item = r.c.first_item
-    behind = slots_of(r, item + r.c.num_ctas)
-    return Cursor(item, item // r.c.blocks, Int32(0), slots_of(r, item), behind)
+    item = role.ctx.first_item
+    behind = slots_of(role, item + role.ctx.num_ctas)
+    return Cursor(item, item // role.ctx.blocks, Int32(0), slots_of(role, item), behind)
 
 
 @cute.jit
-def following(r: Gatherer, at: Cursor) -> Cursor:
+def following(role: Gatherer, at: Cursor) -> Cursor:
     """The step behind `at`: an item has one, even without a slot."""
     item, row, step = at.item, at.list, at.step + 1
     num_slots, next_slots = at.num_slots, at.next_slots
     if step * STEP_KEYS >= num_slots:
-        item += r.c.num_ctas
-        row = item // r.c.blocks
+        item += role.ctx.num_ctas
+        row = item // role.ctx.blocks
         step = Int32(0)
         num_slots = next_slots
-        next_slots = slots_of(r, item + r.c.num_ctas)
+        next_slots = slots_of(role, item + role.ctx.num_ctas)
     return Cursor(item, row, step, num_slots, next_slots)
 
 
 @cute.jit
-def read_slot(r: Gatherer, at: Cursor, slot: Int32) -> tuple[Int32, Int32]:
+def read_slot(role: Gatherer, at: Cursor, slot: Int32) -> tuple[Int32, Int32]:
     """The kv row that the slot names, negative where it is not valid, and its members."""
     row, members = Int32(-1), Int32(0)
-    if slot < at.num_slots and at.item < r.c.num_items:
-        place = Int64(at.list) * r.slots.shape[1] + slot
-        row = (r.slots.iterator + place).load()
-        if row >= r.kv.shape[0]:
+    if slot < at.num_slots and at.item < role.ctx.num_items:
+        place = Int64(at.list) * role.slots.shape[1] + slot
+        row = (role.slots.iterator + place).load()
+        if row >= role.kv.shape[0]:
             row = Int32(-1)
-        if cutlass.const_expr(r.members is not None):
-            members = Int32((r.members.iterator + place).load())
+        if cutlass.const_expr(role.members is not None):
+            members = Int32((role.members.iterator + place).load())
     return row, members
 
 
 @cute.jit
-def read_slots(r: Gatherer, at: Cursor, lane: Int32) -> Slots:
+def read_slots(role: Gatherer, at: Cursor, lane: Int32) -> Slots:
     """This lane's slots of the step."""
     first = at.step * STEP_KEYS + lane
-    found = [read_slot(r, at, first + WARP_SIZE * i) for i in range(SLOTS_A_LANE)]
-    members = [one[1] for one in found] if cutlass.const_expr(r.members is not None) else []
+    found = [read_slot(role, at, first + WARP_SIZE * i) for i in range(SLOTS_A_LANE)]
+    members = [one[1] for one in found] if cutlass.const_expr(role.members is not None) else []
     return Slots([one[0] for one in found], members)
 
 
 @cute.jit
 def write_note(
-    r: Gatherer, slots: Slots, flags: Int32, lane: Int32, tile: cutlass.Constexpr
+    role: Gatherer, slots: Slots, flags: Int32, lane: Int32, tile: cutlass.Constexpr
 ) -> None:
     """One warp: which keys of the tile each query has, and what follows the step."""
-    plan = r.c.plan
-    masks = r.c.arena.array("masks", Int32, TILES * plan.group * MASK_WORDS)
+    plan = role.ctx.plan
+    masks = role.ctx.arena.array("masks", Int32, TILES * plan.group * MASK_WORDS)
     for query in cutlass.range_constexpr(plan.group):
         for word in cutlass.range_constexpr(MASK_WORDS):
             number = tile * MASK_WORDS + word
@@ -150,13 +150,13 @@ def write_note(
             if lane == 0:
                 masks[(tile * plan.group + query) * MASK_WORDS + word] = Int32(mask)
     if lane == 0:
-        r.c.arena.array("flags", Int32, TILES)[tile] = flags
-        r.c.barriers("notes").arrive(tile)
+        role.ctx.arena.array("flags", Int32, TILES)[tile] = flags
+        role.ctx.barriers("notes").arrive(tile)
 
 
 @cute.jit
 def copy_half(
-    r: Gatherer, rows: list[Int32], to: Int32, unit: Int32, half: cutlass.Constexpr
+    role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, half: cutlass.Constexpr
 ) -> None:
     """This thread's copies of a half; each piece is announced when it has come."""
     tile, _, pieces = HALVES[half]
@@ -167,42 +167,42 @@ def copy_half(
             at = tile * TILE_BYTES + turn * ROWS_AT_ONCE * CHUNK * BF16
             copy_units(
                 to,
-                r.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)),
+                role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)),
                 row,
                 [(at + chunk * CHUNK_BYTES, chunk * CHUNK * BF16) for chunk in chunks],
             )
-        arrive_when_copied(r.c.barriers(f"k{tile}_full").at(piece))
+        arrive_when_copied(role.ctx.barriers(f"k{tile}_full").at(piece))
 
 
 @cute.jit
-def load_query(r: Gatherer, at: Cursor) -> None:
+def load_query(role: Gatherer, at: Cursor) -> None:
     """One thread: the item's rows of Q; those behind the last one come as zeros."""
-    c = r.c
-    barrier = c.barriers("q_full")
+    ctx = role.ctx
+    barrier = ctx.barriers("q_full")
     barrier.arrive_and_expect_tx()
     for chunk in cutlass.range_constexpr(CHUNKS):
-        to = c.arena.bytes("q") + chunk * CHUNK_BYTES
-        place = [Int32(chunk * CHUNK), (at.item - at.list * c.blocks) * ROWS, at.list]
-        if cutlass.const_expr(c.plan.group > 1):
+        to = ctx.arena.bytes("q") + chunk * CHUNK_BYTES
+        place = [Int32(chunk * CHUNK), (at.item - at.list * ctx.blocks) * ROWS, at.list]
+        if cutlass.const_expr(ctx.plan.group > 1):
             place = [Int32(chunk * CHUNK), at.item * ROWS]
-        load_box(to, r.q_map, place, barrier.at())
+        load_box(to, role.q_map, place, barrier.at())
 
 
 @cute.jit
-def gather_all(r: Gatherer) -> None:
+def gather_all(role: Gatherer) -> None:
     """All four warps: every step of the CTA."""
-    c = r.c
-    warp = cute.arch.make_warp_uniform(c.thread // WARP_SIZE)
-    lane = c.thread % WARP_SIZE
-    unit, row_of_turn = c.thread % UNITS, c.thread // UNITS
-    to = c.arena.address("k") + swizzled_128(row_of_turn, unit)
-    at = first_step(r)
-    slots = read_slots(r, at, lane)
+    ctx = role.ctx
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    lane = ctx.thread % WARP_SIZE
+    unit, row_of_turn = ctx.thread % UNITS, ctx.thread // UNITS
+    to = ctx.arena.address("k") + swizzled_128(row_of_turn, unit)
+    at = first_step(role)
+    slots = read_slots(role, at, lane)
     number, items = Int32(0), Int32(0)
-    more = Boolean(at.item < c.num_items)
+    more = Boolean(at.item < ctx.num_items)
     while more:
-        ahead = following(r, at)
-        more = ahead.item < c.num_items
+        ahead = following(role, at)
+        more = ahead.item < ctx.num_items
         flags = Int32(0)
         if ahead.step == 0:
             flags = Int32(LAST_OF_ITEM) if more else Int32(LAST_OF_ITEM | LAST_OF_ALL)
@@ -217,21 +217,21 @@ def gather_all(r: Gatherer) -> None:
             if warp == 0:
                 if lane == 0:
                     # q_free: both consumers have the last scores of the item before.
-                    c.barriers("q_free").wait_for(items - 1)
-                    load_query(r, at)
+                    ctx.barriers("q_free").wait_for(items - 1)
+                    load_query(role, at)
                 cute.arch.sync_warp()
             items += 1
-        phase = c.phase(number)
+        phase = ctx.phase(number)
         for half in cutlass.range_constexpr(len(HALVES)):
             tile, free, _ = HALVES[half]
             # The consumer has read the half in the step before, and with it the tile's note.
-            ring = RingProducer(c.barriers(f"k{tile}_full"), c.barriers(free))
+            ring = RingProducer(ctx.barriers(f"k{tile}_full"), ctx.barriers(free))
             ring.acquire(PipelineState(Int32(tile), phase))
-            copy_half(r, rows, to, unit, half)
+            copy_half(role, rows, to, unit, half)
             # Behind the copies, which the consumers wait for longer.
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
-                    write_note(r, slots, flags, lane, tile)
-        slots = read_slots(r, ahead, lane)
+                    write_note(role, slots, flags, lane, tile)
+        slots = read_slots(role, ahead, lane)
         at = ahead
         number += 1

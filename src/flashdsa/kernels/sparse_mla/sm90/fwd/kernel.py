@@ -56,18 +56,18 @@ def forward_kernel(
     # Each role finds its place for itself: what all share would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        c = locate(lse, arena)
-        gather_all(Gatherer(c, q_map.get_ptr(), kv, slots, num_slots, members))
+        ctx = locate(lse, arena)
+        gather_all(Gatherer(ctx, q_map.get_ptr(), kv, slots, num_slots, members))
     elif group == LEFT:
         cute.arch.setmaxregister_increase(plan.left.registers)
-        c = locate(lse, arena)
+        ctx = locate(lse, arena)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_left(Left(c, Output(c, out, lse, attn_sink, scale), scale))
+        consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
     else:
         cute.arch.setmaxregister_increase(plan.right.registers)
-        c = locate(lse, arena)
+        ctx = locate(lse, arena)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_right(Right(c, Output(c, out, lse, attn_sink, scale), scale))
+        consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
 
 
 @cute.jit

@@ -49,23 +49,23 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 class Left(NamedTuple):
     """Reads tile 0, the left half of tile 1, q, P of tile 1. Writes P of tile 0, and results."""
 
-    c: Context
+    ctx: Context
     output: Output
     scale: Scale
 
 
 @cute.jit
 def issue_scores(
-    r: Left, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
+    role: Left, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
 ) -> None:
     """Pieces of S of tile 0 as one group. A step that is not `there` gives numbers without use:
     a branch around wgmmas would make ptxas wait for each of them."""
-    c = r.c
-    q, k = along_k(c.arena.address("q")), along_k(c.arena.address("k"))
+    ctx = role.ctx
+    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
     if there:
         for piece in pieces:
             # k0_full: the piece has been copied by threads; the fence shows it to wgmma.
-            c.barriers("k0_full").wait(c.phase(step), piece)
+            ctx.barriers("k0_full").wait(ctx.phase(step), piece)
     cute.arch.fence_proxy("async.shared", space="cta")
     for piece in pieces:
         multiply_scores(s, q, k, piece, piece == 0)
@@ -73,21 +73,21 @@ def issue_scores(
 
 
 @cute.jit
-def finish_scores(c: Context, step: Int32) -> None:
+def finish_scores(ctx: Context, step: Int32) -> None:
     """All of the step's S is there: tile 1's may come, and after the item's last step its Q."""
     cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-    c.barriers("notes").wait(c.phase(step), 0)
-    if read_flags(c, 0) != 0:
-        arrive_warp(c, "q_free")
+    ctx.barriers("notes").wait(ctx.phase(step), 0)
+    if read_flags(ctx, 0) != 0:
+        arrive_warp(ctx, "q_free")
 
 
 @cute.jit
-def consume_left(r: Left) -> None:
+def consume_left(role: Left) -> None:
     """Every step of the CTA; S of the next step is issued behind this one's last product."""
-    c = r.c
-    k0 = c.arena.address("k")
+    ctx = role.ctx
+    k0 = ctx.arena.address("k")
     v0, v1 = along_n(k0), along_n(k0 + TILE_BYTES)
-    p1 = along_k(c.arena.address("p"))
+    p1 = along_k(ctx.arena.address("p"))
     s = cute.make_rmem_tensor(OF_SCORES, Float32)
     p = cute.make_rmem_tensor(P_WORDS, Int32)
     out = cute.make_rmem_tensor(OF_OUT, Float32)
@@ -95,39 +95,39 @@ def consume_left(r: Left) -> None:
     rows = new_rows()
     step, items = Int32(0), Int32(0)
 
-    c.barriers("q_full").wait_for(items)
-    issue_scores(r, s, step, True, LEFT_PIECES + RIGHT_PIECES)
+    ctx.barriers("q_full").wait_for(items)
+    issue_scores(role, s, step, True, LEFT_PIECES + RIGHT_PIECES)
     warpgroup.wait_group(0)
-    finish_scores(c, step)
+    finish_scores(ctx, step)
     more = Boolean(True)
     while more:
-        flags = read_flags(c, 0)
+        flags = read_flags(ctx, 0)
         more = flags & LAST_OF_ALL == 0
-        mask_scores(c, s, r.scale, 0)
-        exponentiate(s, p, rows, r.scale, c.plan.lazy_log2)
+        mask_scores(ctx, s, role.scale, 0)
+        exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2)
         # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
         cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
-        store_p(c, p, rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
-        arrive_warp(c, "p0_full")
-        rescale_to_own(out, rows, r.scale)
+        store_p(ctx, p, rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
+        arrive_warp(ctx, "p0_full")
+        rescale_to_own(out, rows, role.scale)
         multiply_own(out, p, v0)
         warpgroup.wait_group(0)
-        arrive_warp(c, "left_free", 0)
-        c.barriers("p1_full").wait_for(step)
-        rescale_to_others(c, out, rows, r.scale, 1)
+        arrive_warp(ctx, "left_free", 0)
+        ctx.barriers("p1_full").wait_for(step)
+        rescale_to_others(ctx, out, rows, role.scale, 1)
         multiply_others(out, p1, v1)
         step += 1
         if flags == LAST_OF_ITEM:
-            c.barriers("q_full").wait_for(items + 1)
-        issue_scores(r, s, step, more, LEFT_PIECES)
+            ctx.barriers("q_full").wait_for(items + 1)
+        issue_scores(role, s, step, more, LEFT_PIECES)
         warpgroup.wait_group(1)
-        arrive_warp(c, "left_free", 1)
-        issue_scores(r, s, step, more, RIGHT_PIECES)
+        arrive_warp(ctx, "left_free", 1)
+        issue_scores(role, s, step, more, RIGHT_PIECES)
         warpgroup.wait_group(0)
         if more:
-            finish_scores(c, step)
+            finish_scores(ctx, step)
         if flags != 0:
-            write_item(r.output, out, rows, c.first_item + items * c.num_ctas, 0)
+            write_item(role.output, out, rows, ctx.first_item + items * ctx.num_ctas, 0)
             restart(rows)
             out.fill(0.0)
             items += 1

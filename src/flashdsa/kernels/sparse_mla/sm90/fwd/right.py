@@ -43,20 +43,20 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 class Right(NamedTuple):
     """Reads tile 1, the right half of tile 0, q, P of tile 0. Writes P of tile 1, and results."""
 
-    c: Context
+    ctx: Context
     output: Output
     scale: Scale
 
 
 @cute.jit
-def compute_scores(r: Right, s: cute.Tensor, step: Int32) -> None:
+def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
     """S of tile 1: its right half first, which was freed first."""
-    c = r.c
-    q, k = along_k(c.arena.address("q")), along_k(c.arena.address("k") + TILE_BYTES)
+    ctx = role.ctx
+    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
     for pieces in (RIGHT_PIECES, LEFT_PIECES):
         for piece in pieces:
             # k1_full: the piece has been copied by threads; the fence shows it to wgmma.
-            c.barriers("k1_full").wait(c.phase(step), piece)
+            ctx.barriers("k1_full").wait(ctx.phase(step), piece)
         cute.arch.fence_proxy("async.shared", space="cta")
         for piece in pieces:
             multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0])
@@ -65,10 +65,10 @@ def compute_scores(r: Right, s: cute.Tensor, step: Int32) -> None:
 
 
 @cute.jit
-def consume_right(r: Right) -> None:
+def consume_right(role: Right) -> None:
     """Every step of the CTA; its softmax runs under the product with P of tile 0."""
-    c = r.c
-    k0 = c.arena.address("k")
+    ctx = role.ctx
+    k0 = ctx.arena.address("k")
     v0 = along_n(k0 + LEFT_CHUNKS * CHUNK_BYTES)
     v1 = along_n(k0 + TILE_BYTES + LEFT_CHUNKS * CHUNK_BYTES)
     p0 = along_k(k0 + (CHUNKS - 1) * CHUNK_BYTES)
@@ -79,36 +79,36 @@ def consume_right(r: Right) -> None:
     rows = new_rows()
     step, items = Int32(0), Int32(0)
 
-    c.barriers("q_full").wait_for(items)
+    ctx.barriers("q_full").wait_for(items)
     more = Boolean(True)
     while more:
         # Tile 0's scores come first, so that its softmax runs under these.
         cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-        compute_scores(r, s, step)
-        c.barriers("notes").wait(c.phase(step), 1)
-        flags = read_flags(c, 1)
+        compute_scores(role, s, step)
+        ctx.barriers("notes").wait(ctx.phase(step), 1)
+        flags = read_flags(ctx, 1)
         more = flags & LAST_OF_ALL == 0
         if flags != 0:
-            arrive_warp(c, "q_free")
-        c.barriers("p0_full").wait_for(step)
-        rescale_to_others(c, out, rows, r.scale, 0)
+            arrive_warp(ctx, "q_free")
+        ctx.barriers("p0_full").wait_for(step)
+        rescale_to_others(ctx, out, rows, role.scale, 0)
         multiply_others(out, p0, v0)
-        mask_scores(c, s, r.scale, 1)
-        exponentiate(s, p, rows, r.scale, c.plan.lazy_log2)
+        mask_scores(ctx, s, role.scale, 1)
+        exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2)
         # P of the step before: the other consumer was done with it before p0_full of this one.
-        store_p(c, p, rows, c.arena.address("p"), 1)
-        arrive_warp(c, "p1_full")
+        store_p(ctx, p, rows, ctx.arena.address("p"), 1)
+        arrive_warp(ctx, "p1_full")
         warpgroup.wait_group(0)
-        arrive_warp(c, "right_free", 0)
-        rescale_to_own(out, rows, r.scale)
+        arrive_warp(ctx, "right_free", 0)
+        rescale_to_own(out, rows, role.scale)
         multiply_own(out, p, v1)
         warpgroup.wait_group(0)
-        arrive_warp(c, "right_free", 1)
+        arrive_warp(ctx, "right_free", 1)
         step += 1
         if flags != 0:
-            write_item(r.output, out, rows, c.first_item + items * c.num_ctas, 1)
+            write_item(role.output, out, rows, ctx.first_item + items * ctx.num_ctas, 1)
             restart(rows)
             out.fill(0.0)
             items += 1
             if more:
-                c.barriers("q_full").wait_for(items)
+                ctx.barriers("q_full").wait_for(items)

@@ -83,36 +83,36 @@ def quad_reduce(value: Any, combine: Any) -> Any:
     return value
 
 
-def read_masks(c: Context, tile: int) -> list[list[Int32]]:
+def read_masks(ctx: Context, tile: int) -> list[list[Int32]]:
     """Bits of the tile's valid keys, for each of the thread's rows."""
-    group = c.plan.group
-    masks = c.arena.array("masks", Int32, TILES * group * MASK_WORDS)
+    group = ctx.plan.group
+    masks = ctx.arena.array("masks", Int32, TILES * group * MASK_WORDS)
     found: list[list[Int32]] = []
     for h in range(THREAD_ROWS):
-        query = (row_of_thread(c.thread) + 8 * h) // c.plan.group_heads if group > 1 else 0
+        query = (row_of_thread(ctx.thread) + 8 * h) // ctx.plan.group_heads if group > 1 else 0
         first = (tile * group + query) * MASK_WORDS
-        if h > 0 and c.plan.group_heads >= MMA_ROWS:
+        if h > 0 and ctx.plan.group_heads >= MMA_ROWS:
             found.append(found[0])  # both rows are of one query
         else:
             found.append([masks[first + word] for word in range(MASK_WORDS)])
     return found
 
 
-def read_flags(c: Context, tile: int) -> Any:
+def read_flags(ctx: Context, tile: int) -> Any:
     """What follows the step: LAST_OF_ITEM, LAST_OF_ALL."""
-    return c.arena.array("flags", Int32, TILES)[tile]
+    return ctx.arena.array("flags", Int32, TILES)[tile]
 
 
 @cute.jit
-def mask_scores(c: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
+def mask_scores(ctx: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
     """NO_KEY for keys that are not valid; the scale's sign."""
-    masks = read_masks(c, tile)
+    masks = read_masks(ctx, tile)
     every = Int32(-1)
     for words in masks:
         for word in words:
             every = every & word
     if every != -1 or scale.negative:
-        first = c.thread % 4 * 2
+        first = ctx.thread % 4 * 2
         sign = Float32(-1.0) if scale.negative else Float32(1.0)
         for i in cutlass.range_constexpr(OF_SCORES):
             column = i // 4 * 8 + i % 2
@@ -158,10 +158,10 @@ def pack(low: Any, high: Any) -> Any:
 
 
 @cute.jit
-def store_p(c: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
+def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
     """P to a swizzled chunk in shared memory, and the maxima that it is against."""
-    lane = c.thread % WARP_SIZE
-    row = c.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
+    lane = ctx.thread % WARP_SIZE
+    row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
     for block in cutlass.range_constexpr(TILE_KEYS // MMA_ROWS):
         unit = (2 * block + lane // MMA_ROWS) ^ (lane % 8)
         cute.arch.inline_ptx(
@@ -172,9 +172,9 @@ def store_p(c: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexp
             ],
         )
     if lane % 4 == 0:
-        maxima = c.arena.array("row_max", Float32, TILES * ROWS)
+        maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            maxima[tile * ROWS + row_of_thread(c.thread) + 8 * h] = rows.row_max[h]
+            maxima[tile * ROWS + row_of_thread(ctx.thread) + 8 * h] = rows.row_max[h]
     # wgmma of the other consumer reads P: the generic proxy's writes are fenced by who wrote them.
     cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -200,10 +200,10 @@ def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
     rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
 
 
-def rescale_to_others(c: Context, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
+def rescale_to_others(ctx: Context, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
     """O against the maxima of the other consumer's P; this one's are no less from here on."""
-    maxima = c.arena.array("row_max", Float32, TILES * ROWS)
-    first = tile * ROWS + row_of_thread(c.thread)
+    maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
+    first = tile * ROWS + row_of_thread(ctx.thread)
     theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]
     rescale(out, rows, theirs, scale)
     for h in range(THREAD_ROWS):
