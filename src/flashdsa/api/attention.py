@@ -82,7 +82,14 @@ def sparse_mla(
 ) -> Tensor:
     """`sparse_mla_fwd`'s O, differentiable in `q`, `kv` and `attn_sink` (not in `indices`).
 
-    Args: as for `sparse_mla_fwd`, and
+    Args:
+        q: (S, H, d_qk) bf16, fp16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
+        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), q's dtype; V is its first `d_v` columns.
+        indices: (S, topk) or (S, 1, topk) int32 or int64, any values; see `sparse_mla_fwd`.
+        d_v: columns of V, at most d_qk.
+        sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
+        topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
+        attn_sink: (H,) fp32, a logit that takes weight and gives no value.
         deterministic: gradients are bit-identical from run to run; otherwise the last bits of
             kv's gradient may differ (order of fp32 additions).
         backend: the name of one or "auto", of both directions or, as a pair, of the forward and

@@ -22,8 +22,12 @@ from flashdsa.analysis.model.shapes import (
 from flashdsa.analysis.model.timeline import BULK, DSMEM, RED, Step, mma_step, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, Traffic
 from flashdsa.dsl.umma import UmmaProduct
+from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
+
+BACKWARD_PLAN: BwdPlan = MLA_BWD.plans[0]
+"""The plan of the kernel that ships."""
 
 S_KV = 8192
 
@@ -185,7 +189,7 @@ def work(
     s_kv: int = S_KV,
 ) -> Work:
     """The kernel on a shape of 128 heads."""
-    plan = plan or BwdPlan()
+    plan = plan or BACKWARD_PLAN
     return Work(
         name=f"mla_bwd sm_100a, {reduction.value}",
         traffic=traffic(plan, reduction),

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flashdsa.analysis.model import backward_sm100, indexer_sm100
+from flashdsa.analysis.model.backward_sm100 import BACKWARD_PLAN
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
 from flashdsa.analysis.model.machine import B200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
 from flashdsa.analysis.model.shapes import QUERIES, TOPK
 from flashdsa.analysis.model.traffic import Traffic
 from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def backward(
         queries=queries,
         topk=topk,
         s_kv=s_kv,
-        traffic=backward_sm100.traffic(BwdPlan()),
+        traffic=backward_sm100.traffic(BACKWARD_PLAN),
         predictions=tuple(on(B200, reduction) for reduction in backward_sm100.Reduction),
         fast_bulk=on(_with_fast_bulk_reads(B200), backward_sm100.Reduction.BULK),
         slow_dsmem=on(_with_slow_dsmem(B200), backward_sm100.Reduction.BULK),
