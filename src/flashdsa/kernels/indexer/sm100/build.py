@@ -1,73 +1,22 @@
-"""Compiles the indexer's variants for Blackwell; shapes are dynamic, what the plan says is not."""
+"""Compiles the indexer's variants for Blackwell."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from cutlass import Float8E4M3FN, Float32, Int32, Uint8, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
-
+from flashdsa.hw import SM100
+from flashdsa.kernels.indexer import build
 from flashdsa.kernels.indexer.sm100.kernel import launch_indexer, launch_splits
 from flashdsa.kernels.indexer.sm100.logits_kernel import launch_logits
 from flashdsa.kernels.indexer.sm100.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
-
-TMA_ALIGNMENT = 16
-"""Bytes, of every address that a bulk copy takes."""
-WORD_ALIGNMENT = 4
-
-
-def _tensor(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
-
-
-def _rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
-    """A matrix whose rows may have any distance."""
-    return make_fake_tensor(
-        dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
-    )
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
-    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
-    cluster_size) on torch's current stream; needs no GPU. With splits it is (..., topk_indices,
-    arrivals, slots, num_clusters, cluster_size, num_splits)."""
-    rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
-    workspace = (
-        _tensor(Int32, (counters,), WORD_ALIGNMENT),
-        _tensor(Int32, (slots, plan.slot_words), TMA_ALIGNMENT),
-    )
-    return cute.compile(
-        launch_splits if plan.splits else launch_indexer,
-        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
-        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
-        _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
-        _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _rows_apart(Int32, rows, table),
-        _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
-        *(workspace if plan.splits else ()),
-        *(Int32(1) for _ in range(3 if plan.splits else 2)),
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_100a",
-    )
+    """See `kernels.indexer.build.compile_indexer`."""
+    return build.compile_indexer(launch_splits if plan.splits else launch_indexer, plan, SM100.name)
 
 
 def compile_logits(plan: LogitsPlan) -> Any:
-    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, scores, num_ctas)."""
-    rows, pages, table, width = (cute.sym_int32() for _ in range(4))
-    return cute.compile(
-        launch_logits,
-        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), TMA_ALIGNMENT),
-        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), TMA_ALIGNMENT),
-        _tensor(Float32, (rows, plan.num_heads), TMA_ALIGNMENT),
-        _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _rows_apart(Int32, rows, table),
-        _tensor(Float32, (rows, width), WORD_ALIGNMENT),
-        Int32(1),
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_100a",
-    )
+    """See `kernels.indexer.build.compile_logits`."""
+    return build.compile_logits(launch_logits, plan, SM100.name)

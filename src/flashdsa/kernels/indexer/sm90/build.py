@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint8, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.hw import BULK_ALIGNMENT, SM90
+from flashdsa.kernels.indexer import build
+from flashdsa.kernels.indexer.build import WORD_ALIGNMENT, compact_tensor, rows_apart
 from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_splits
 from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
@@ -16,64 +18,17 @@ from flashdsa.kernels.indexer.sm90.quantize_kernel import launch_quantize, launc
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_kernel import launch_topk
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_BYTES, PAGE_SIZE
-
-WORD_ALIGNMENT = 4
-
-
-def _tensor(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
-
-
-def _rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
-    """A matrix whose rows may have any distance."""
-    return make_fake_tensor(
-        dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
-    )
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
-    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
-    cluster_size) on torch's current stream; needs no GPU. With splits it is (..., topk_indices,
-    arrivals, slots, num_clusters, cluster_size, num_splits)."""
-    rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
-    workspace = (
-        _tensor(Int32, (counters,), WORD_ALIGNMENT),
-        _tensor(Int32, (slots, plan.slot_words), BULK_ALIGNMENT),
-    )
-    return cute.compile(
-        launch_splits if plan.splits else launch_indexer,
-        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
-        _tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
-        _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _rows_apart(Int32, rows, table),
-        _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
-        *(workspace if plan.splits else ()),
-        *(Int32(1) for _ in range(3 if plan.splits else 2)),
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
-    )
+    """See `kernels.indexer.build.compile_indexer`."""
+    return build.compile_indexer(launch_splits if plan.splits else launch_indexer, plan, SM90.name)
 
 
 def compile_logits(plan: LogitsPlan) -> Any:
-    """A TVM-FFI function (q, cache, weights, seq_lens, block_table, scores, num_ctas)."""
-    rows, pages, table, width = (cute.sym_int32() for _ in range(4))
-    return cute.compile(
-        launch_logits,
-        _tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-        _tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
-        _tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
-        _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _rows_apart(Int32, rows, table),
-        _tensor(Float32, (rows, width), WORD_ALIGNMENT),
-        Int32(1),
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
-    )
+    """See `kernels.indexer.build.compile_logits`."""
+    return build.compile_logits(launch_logits, plan, SM90.name)
 
 
 def compile_topk(plan: TopkPlan) -> Any:
@@ -81,14 +36,14 @@ def compile_topk(plan: TopkPlan) -> Any:
     rows, width = (cute.sym_int32() for _ in range(2))
     return cute.compile(
         launch_topk,
-        _rows_apart(Float32, rows, width),
-        _tensor(Int32, (rows,), WORD_ALIGNMENT),
-        _tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        rows_apart(Float32, rows, width),
+        compact_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        compact_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         Int32(1),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
     )
 
 
@@ -96,11 +51,11 @@ def compile_quantize(plan: QuantizePlan) -> Any:
     """A TVM-FFI function (keys, slots, cache), or without slots (vectors, fp8, scales)."""
     count, pages = cute.sym_int32(), cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
-    vectors = _tensor(element, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT)
+    vectors = compact_tensor(element, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT)
     if plan.slot_bits:
         launch = launch_write
         others = (
-            _tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
+            compact_tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
             make_fake_tensor(
                 Uint8,
                 (pages, PAGE_BYTES),
@@ -111,8 +66,8 @@ def compile_quantize(plan: QuantizePlan) -> Any:
     else:
         launch = launch_quantize
         others = (
-            _tensor(Uint8, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-            _tensor(Float32, (count,), WORD_ALIGNMENT),
+            compact_tensor(Uint8, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT),
+            compact_tensor(Float32, (count,), WORD_ALIGNMENT),
         )
     return cute.compile(
         launch,
@@ -120,5 +75,5 @@ def compile_quantize(plan: QuantizePlan) -> Any:
         *others,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
     )
