@@ -43,12 +43,12 @@ def test_a_kernels_operations_have_an_implementation_on_its_backend(spec: Kernel
     assert spec.operations and set(spec.operations) <= served
 
 
-def test_every_folder_with_a_plan_is_of_a_row() -> None:
+def test_every_folder_with_a_kernel_is_of_a_row() -> None:
     (kernels,) = map(Path, flashdsa.kernels.__path__)
     builds = {spec.build.partition(":")[0] for spec in KERNELS}
     found = {
-        f"flashdsa.kernels.{'.'.join(path.relative_to(kernels).with_suffix('').parts)}"
-        for path in kernels.rglob("build.py")
+        f"flashdsa.kernels.{'.'.join(path.parent.relative_to(kernels).parts)}.build"
+        for path in kernels.rglob("kernel.py")
     }
     assert found == builds
 
