@@ -1,0 +1,62 @@
+"""What the kernels of the backward hand to each other: rows, lists of keys, and the spool.
+
+**Rows.** Row r = query * H + head of Q, dO, dQ, seen as (S * H, dims). A row block is BLOCK_ROWS
+neighbouring rows. A group is `row_blocks` (2 or 4) neighbouring row blocks, so `group_queries`
+neighbouring queries; group g has the row blocks from g * row_blocks on. Rows behind the last query
+count as zeros and are not written.
+
+**Lists.** Each group has one list of kv rows, the union of what its queries name:
+    ids      (groups, capacity) int32; capacity is a multiple of TILE_KEYS. The first counts[g] are
+             the list: 0 <= id < S_kv. From there to the next multiple of TILE_KEYS they are copies
+             of ids of the list, of which every P and dS is 0; behind it they are not to be read.
+    members  (groups, capacity) uint8, or uint16 where a group has 16 queries: bit i says that query
+             i of the group names the key. 0 behind the list.
+    counts   (groups,) int32; with 0 there is no tile: dQ of the group's rows is 0.
+    present  (groups,) int32: bit i says that query i of the group names any key. Q and dO of one
+             that does not, or that is behind the last query, may hold anything, NaN too. Products
+             over rows take them for zeros.
+
+**Spool.** For each row block and tile of TILE_KEYS keys an image of P and one of dS, in bf16. An
+image is a K-major tile [key][row] of 128-byte rows in the 128-byte swizzle, as wgmma reads it, so a
+plain bulk copy brings it: element (key, row) is at swizzled_128(key, row // 8) + row % 8 * 2. dS
+has sm_scale in it: dQ = dS K and dK = dS^T Q. Where a query does not name a key both are exact
+zeros.
+
+The kernels work on the groups of [group_begin, group_end). The spool's first row block is the first
+one of group_begin, so that parts of the queries use the same spool one after another; lists, Q, dO
+and dQ are whole.
+"""
+
+from typing import Any
+
+BLOCK_ROWS = 64
+"""(query, head) rows of an image: the M of a wgmma."""
+TILE_KEYS = 64
+IMAGE_BYTES = TILE_KEYS * BLOCK_ROWS * 2
+P_IMAGE, DS_IMAGE = 0, 1
+IMAGES = 2
+"""Of a row block's tile: P and then dS."""
+ROW_BLOCKS = (2, 4)
+"""Row blocks of a group."""
+HEADS = (8, 16, 32, 64, 128)
+
+
+def group_queries(heads: int, row_blocks: int) -> int:
+    """Neighbouring queries of a group."""
+    return row_blocks * BLOCK_ROWS // heads
+
+
+def image_offset(block: Any, tile: Any, capacity: Any, image: int) -> Any:
+    """Bytes from the spool's first to an image's first one.
+
+    Args:
+        block: row block, counted from the first one of group_begin; 64 bits where it is a run-time
+            value, and so is the result. tile: of the group's list. capacity: of the lists.
+        image: P_IMAGE or DS_IMAGE.
+    """
+    return ((block * (capacity // TILE_KEYS) + tile) * IMAGES + image) * IMAGE_BYTES
+
+
+def spool_bytes(groups: int, row_blocks: int, capacity: int) -> int:
+    """Of so many groups at a time."""
+    return groups * row_blocks * image_offset(1, 0, capacity, P_IMAGE)
