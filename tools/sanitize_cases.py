@@ -75,7 +75,7 @@ class Fused:
         from flashdsa.ops.table import DSA_TOPK_INDEXER
 
         ids = inputs.output(self.topk)
-        custom_op(DSA_TOPK_INDEXER)(*inputs, ids, self.by_score, False, "cpu")
+        custom_op(DSA_TOPK_INDEXER)(*inputs, ids, self.by_score, False, False, "cpu")
         return ids
 
 

@@ -57,5 +57,7 @@ class Problem:
     topk_length: bool = False
     deterministic: bool = False
     sorted: bool = False
+    positions: bool = False
+    """The indexer's ids are token positions, not cache slots."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability of the tensors' GPU; None on the CPU."""

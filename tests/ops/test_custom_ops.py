@@ -56,7 +56,7 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
 
 
 def _indexer_out() -> tuple[Any, ...]:
-    return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, True, "cpu")
+    return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, False, True, "cpu")
 
 
 def _written_cache() -> tuple[Any, ...]:

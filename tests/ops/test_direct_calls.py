@@ -54,7 +54,13 @@ class Kernel:
         return self
 
     def serve(
-        self, runner: Any, operands: TopkIndexerOperands, *, sorted: bool, check: bool
+        self,
+        runner: Any,
+        operands: TopkIndexerOperands,
+        *,
+        sorted: bool,
+        positions: bool,
+        check: bool,
     ) -> None:
         """The whole way."""
         assert runner is self
@@ -62,7 +68,7 @@ class Kernel:
         self._write("checked" if check else "unchecked", operands.topk_indices)
 
     def launch_config(
-        self, runner: Any, num_heads: int, topk: int, sorted: bool, rows: int
+        self, runner: Any, num_heads: int, topk: int, sorted: bool, positions: bool, rows: int
     ) -> tuple[Callable[..., None], int, int]:
         """The short way."""
         assert runner is self
@@ -89,7 +95,9 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     pretended = Kernel()
     (real,) = (
-        i for i in registry.implementations(Operation.DSA_TOPK_INDEXER) if i.backend == "sm90"
+        i
+        for i in registry.implementations(Operation.DSA_TOPK_INDEXER)
+        if i.backend == "sm90" and not i.features.positions
     )
     features = replace(
         real.features,
@@ -118,11 +126,15 @@ def output() -> Tensor:
 
 
 def call(
-    out: Tensor | None = None, sorted: bool = False, backend: str = "auto", **changed: Any
+    out: Tensor | None = None,
+    sorted: bool = False,
+    backend: str = "auto",
+    ids: str = "slot",
+    **changed: Any,
 ) -> None:
     out = output() if out is None else out
     operands = {**HELD._asdict(), **changed}
-    flashdsa.dsa_topk_indexer(*operands.values(), out, sorted=sorted, backend=backend)
+    flashdsa.dsa_topk_indexer(*operands.values(), out, sorted=sorted, ids=ids, backend=backend)
 
 
 def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
@@ -134,11 +146,13 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
         assert kernel.calls[-1] == way and len(kernel.calls) == turn
         assert out._version == before + 2  # the pretended kernel's fill_, and the operation
         assert (out == 7).all()
-    OP(*HELD, out, False, True, "auto")
+    OP(*HELD, out, False, False, True, "auto")
     assert kernel.calls[-1] == "direct"
     call(sorted=True)
     call(backend="sm90")
     assert kernel.calls[-2:] == ["checked", "checked"]
+    with pytest.raises(NotImplementedError, match="positions"):
+        call(ids="position")
     call(block_table=torch.zeros(2, 9, dtype=torch.int32)[:, :3])
     assert kernel.calls[-1] == "direct"  # of what else there is, the kernel's function takes care
 

@@ -241,3 +241,13 @@ def test_compile_kernel(arguments: dict[str, Any], error: type[Exception], messa
 def test_compile_kernel_warms_up() -> None:
     flashdsa.compile_kernel(backend="cpu")
     flashdsa.compile_kernel(num_heads=16, topk=512)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"), [("slots", ValueError), (None, TypeError), (True, TypeError)]
+)
+def test_ids_are_slots_or_positions(ids: Any, error: type[Exception]) -> None:
+    out = _int32(*[7] * 8).view(2, 4)
+    with pytest.raises(error, match='ids: expected "slot" or "position"'):
+        flashdsa.dsa_topk_indexer(**_arguments(), topk_indices=out, ids=ids)
+    assert (out == 7).all()

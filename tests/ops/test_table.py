@@ -103,8 +103,8 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
             optional[name].default is None for name in names
         ]
         public = inspect.signature(getattr(flashdsa, spec.operation)).parameters
-        # Of the backward that autograd runs, and of unchecked launches.
-        hidden = {"deterministic", "backward_backend", "check"}
+        # Of the backward that autograd runs, of unchecked launches, and `ids`.
+        hidden = {"deterministic", "backward_backend", "check", "positions"}
         parameters = {parameter.name for parameter in spec.parameters}
         assert set(names) | parameters - hidden <= set(public)
 

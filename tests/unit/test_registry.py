@@ -69,6 +69,7 @@ def test_environment_replaces_auto_only(
         ({"topk_length": True}, "topk_length: needed, not there"),
         ({"deterministic": True}, "deterministic: needed, not there"),
         ({"sorted": True}, "sorted: needed, not there"),
+        ({"positions": True}, "positions: needed, not there"),
     ],
 )
 def test_explicit_choice_says_which_feature_is_missing(

@@ -1,6 +1,7 @@
 """The public operations of flashdsa: signatures, meanings, and the way into the custom ops."""
 
 from flashdsa.api.attention import (
+    lse_for_merge,
     lse_from_base2,
     lse_to_base2,
     mla_bwd,
@@ -26,6 +27,7 @@ __all__ = [
     "dsa_topk_indexer",
     "dsa_topk_indexer_launch",
     "indexer_logits",
+    "lse_for_merge",
     "lse_from_base2",
     "lse_to_base2",
     "mla_bwd",

@@ -180,6 +180,15 @@ def lse_from_base2(lse: Tensor) -> Tensor:
     return lse * math.log(2)
 
 
+def lse_for_merge(lse: Tensor) -> Tensor:
+    """lse with -inf, the logarithm of 0, for queries without a valid slot, which have +inf.
+
+    Partial attentions over disjoint rows merge by ``logaddexp`` of these: a +inf would give NaN.
+    """
+    require_tensor("lse", lse)
+    return torch.where(torch.isposinf(lse), -math.inf, lse)
+
+
 def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:
     """The backends of the forward and of the backward."""
     if isinstance(backend, str):

@@ -8,7 +8,7 @@ from torch import Tensor
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
 from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
-from flashdsa.ops.checks import capability, require_positive
+from flashdsa.ops.checks import capability, require_positive, wants_positions
 from flashdsa.ops.indexer_launch import (
     REFUSALS,
     find_launch,
@@ -40,13 +40,15 @@ def dsa_topk_indexer(
     topk_indices: Tensor,
     *,
     sorted: bool = False,
+    ids: str = "slot",
     backend: str = "auto",
 ) -> None:
     """Write the ids of each row's best-scoring tokens into `topk_indices`.
 
     ``score[t] = scale[t] * sum_h weights[b, h] * relu(q[b, h] . k[t])``. Exactly
     ``min(topk, seq_lens[b])`` ids are written, then -1. Ties at the cut-off go to the smallest
-    token position; NaN scores rank last. An id is ``page * 64 + offset``.
+    token position; NaN scores rank last. An id is a cache slot, ``page * 64 + offset``, or with
+    ``ids="position"`` the token's position in its row.
 
     Args:
         q_index_fp8: (B, H, 128) float8_e4m3fn, from `quantize_index_q`.
@@ -58,6 +60,7 @@ def dsa_topk_indexer(
         topk_indices: (B, topk) int32, the output; may be uninitialised.
         sorted: descending score, ties by position. Otherwise the order is a backend's own,
             deterministic; the CPU's is ascending token position.
+        ids: "slot" or "position".
         backend: "auto" or the name of one.
 
     Raises:
@@ -66,6 +69,7 @@ def dsa_topk_indexer(
             outside the cache. Nothing is written then.
         NotImplementedError: no implementation serves the call.
     """
+    positions = wants_positions(ids)
     # NOTE: torch's dispatcher takes 5 us of host time where a launch takes as much.
     if (
         not torch.compiler.is_dynamo_compiling()
@@ -84,6 +88,7 @@ def dsa_topk_indexer(
             block_table,
             topk_indices,
             bool(sorted),
+            positions,
             backend,
         )
     ):
@@ -91,7 +96,7 @@ def dsa_topk_indexer(
     operands = TopkIndexerOperands(
         q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     )
-    call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, check=True)
+    call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
 
 
 def dsa_topk_indexer_launch(
@@ -102,7 +107,7 @@ def dsa_topk_indexer_launch(
     block_table: Tensor,
     topk_indices: Tensor,
 ) -> None:
-    """`dsa_topk_indexer` without argument checks, for callers that have made their own.
+    """`dsa_topk_indexer` of slots without argument checks, for callers that have made their own.
 
     Negative lengths count as 0, a too narrow table clamps the length, tokens of a page outside
     the cache are never emitted, and nothing outside the buffers is touched.

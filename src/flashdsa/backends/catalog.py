@@ -20,6 +20,7 @@ _CPU_INDEXER = Features(
     dtypes=("float8_e4m3fn",),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     sorted=True,
+    positions=True,
     deterministic=True,
 )
 _CPU_SCORES = Features(devices=("cpu",), dtypes=("float32",), sorted=True, deterministic=True)
@@ -52,6 +53,10 @@ _INDEXER = Features(
     deterministic=True,
     sorted=True,
 )
+_INDEXER_POSITIONS = replace(
+    _INDEXER, num_heads=OneOf((32, 64)), topk=OneOf((2048,)), positions=True
+)
+"""Of the variants that write positions: the sizes of the models that are served with them."""
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
@@ -100,7 +105,10 @@ for _operation, (_entry, _features) in _CPU.items():
         Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_entry}", _features)
     )
 for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0), _SM100)):
-    for _operation, (_entry, _features) in _rows.items():
+    for _operation, (_entry, _features) in (
+        *_rows.items(),
+        (Operation.DSA_TOPK_INDEXER, ("indexer:topk_indexer", _INDEXER_POSITIONS)),
+    ):
         _on_gpu = Implementation(
             _operation,
             _backend,

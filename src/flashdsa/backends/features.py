@@ -86,6 +86,7 @@ class Features:
     topk_length: bool = False
     deterministic: bool = False
     sorted: bool = False
+    positions: bool = False
     capability: tuple[int, int] | None = None
     """CUDA compute capability that the kernels are built for; None: no matter."""
 
@@ -105,7 +106,7 @@ class Features:
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
                 yield Reason(name, str(supported), str(size))
-        for name in ("attn_sink", "topk_length", "deterministic", "sorted"):
+        for name in ("attn_sink", "topk_length", "deterministic", "sorted", "positions"):
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)
 

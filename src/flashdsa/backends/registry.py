@@ -77,7 +77,7 @@ class Registry:
         self._announced: set[tuple[Operation, str]] = set()
 
     def register(self, implementation: Implementation) -> None:
-        """Add one; an operation has at most one implementation a backend and entry."""
+        """Add one; of two of a backend that can serve a call, the first of equal priority does."""
         if implementation.backend not in BACKENDS[1:]:
             raise ArgumentValueError(
                 f"backend: expected one of {', '.join(BACKENDS[1:])}; "

@@ -88,6 +88,7 @@ def _row(
             "topk_length": has.topk_length,
             "deterministic": has.deterministic,
             "sorted": has.sorted,
+            "positions": has.positions,
         }
     why_not = [reason for reason in reasons if reason]
     return {

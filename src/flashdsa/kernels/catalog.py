@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK
@@ -40,12 +41,17 @@ _SELECT_FILES = (
     "row_schedule.py",
 )
 _FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
-_FUSED: tuple[dict[str, bool], ...] = (
+_FUSED: tuple[dict[str, Any], ...] = (
     {},
     {"scheduled": True},
     {"splits": True},
     {"sorted": True, "scheduled": True},
 )
+_POSITIONS = tuple(
+    {"num_heads": num_heads, "positions": True, **kind}
+    for num_heads, kind in product((64, 32), _FUSED)
+)
+"""Variants that write positions, of the sizes of DeepSeek-V3.2 and GLM-5."""
 _OTHER_STAGES = (1, 4)
 """Pages of a stage, of variants beside the ones with two: one of each kernel, to compare."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
@@ -54,9 +60,12 @@ INDEXER = KernelSpec(
     name="indexer",
     arch=SM90.name,
     operations=(Operation.DSA_TOPK_INDEXER,),
-    plans=tuple(
-        IndexerPlan(num_heads, topk, **kind)
-        for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
+    plans=(
+        *(
+            IndexerPlan(num_heads, topk, **kind)
+            for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
+        ),
+        *(IndexerPlan(**choices) for choices in _POSITIONS),
     ),
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
@@ -83,6 +92,7 @@ INDEXER_SM100 = KernelSpec(
             sm100.IndexerPlan(num_heads, topk, **kind)
             for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
         ),
+        *(sm100.IndexerPlan(**choices) for choices in _POSITIONS),
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
     ),
     build=f"{_SM100_BUILD}:compile_indexer",

@@ -99,6 +99,16 @@ def require_positive(name: str, value: object) -> None:
         raise ArgumentValueError(f"{name}: expected at least 1; got {value}")
 
 
+def wants_positions(ids: object) -> bool:
+    """Whether `ids` asks the indexer for token positions; otherwise it asks for cache slots."""
+    if ids == "slot":
+        return False
+    if ids == "position":
+        return True
+    error = ArgumentValueError if isinstance(ids, str) else ArgumentTypeError
+    raise error(f'ids: expected "slot" or "position"; got {ids!r}')
+
+
 def scale_or_default(sm_scale: float | None, q: Tensor) -> float:
     """`sm_scale`, or d_qk ** -0.5 where it is None."""
     if sm_scale is None:

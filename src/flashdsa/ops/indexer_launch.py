@@ -31,7 +31,7 @@ NamedTuple takes 20 ns more to unpack."""
 
 class LaunchCache:
     """How calls are launched, by the numbers of elements of the queries and of the ids and by the
-    GPU; if they are checked, by their order and what chose the backend too.
+    GPU; if they are checked, by their order, the kind of their ids and what chose the backend too.
 
     Two calls with one key differ in their rows (2 rows of 32 heads and 1024 ids, one of 64 and
     2048): where both come, the launch that is kept looks at the rows. To have them in the key would
@@ -83,15 +83,16 @@ def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[An
     """Launch calls like this one, which `chosen` served, directly from now on.
 
     Args:
-        choice: the order and the backend that was asked for; empty for unchecked calls.
+        choice: the order, the kind of the ids and the backend that was asked for; empty for
+            unchecked calls.
     """
     queries, ids = operands.q_index_fp8, operands.topk_indices
     rows, topk = ids.shape
     if not rows:
         return
-    sorted = bool(choice and choice[0])
+    sorted, positions = choice[:2] if choice else (False, False)
     launch_config = chosen.load_launch_config(queries.device)
-    config = launch_config(queries.shape[1], topk, sorted, rows)
+    config = launch_config(queries.shape[1], topk, sorted, positions, rows)
     if choice:
         choice += (raw_settings()[0],)
     key = (queries.numel(), ids.numel(), ids.get_device(), *choice)
@@ -106,6 +107,7 @@ def launch_again(
     block_table: Tensor,
     topk_indices: Tensor,
     sorted: bool,
+    positions: bool,
     backend: str,
 ) -> bool:
     """Launch a call like one that was checked and served; False: not served, nothing was written.
@@ -124,6 +126,7 @@ def launch_again(
             topk_indices.numel(),
             topk_indices.get_device(),
             sorted,
+            positions,
             backend,
             raw_backend,
         )
@@ -157,9 +160,9 @@ def serve_unchecked(operands: TopkIndexerOperands) -> None:
     """An unchecked call of sizes that were not there before, or that no kernel is launched for."""
     queries, ids = operands.q_index_fp8, operands.topk_indices
     sizes = {"H": queries.shape[1], "topk": ids.shape[1]}
-    problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False}, sizes)
+    problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False, "positions": False}, sizes)
     chosen = registry.select(problem)
-    chosen.load()(operands, sorted=False, check=False)
+    chosen.load()(operands, sorted=False, positions=False, check=False)
     if chosen.launch_config:
         keep(chosen, operands, ())
 

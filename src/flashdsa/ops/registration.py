@@ -49,7 +49,9 @@ def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
         if operand.written:
             torch.autograd.graph.increment_version(tensor)
     if chosen.launch_config:
-        indexer_launch.keep(chosen, operands, (parameters["sorted"], backend))
+        indexer_launch.keep(
+            chosen, operands, (parameters["sorted"], parameters["positions"], backend)
+        )
     return results
 
 
@@ -60,8 +62,8 @@ def _implementation(spec: OpSpec) -> Callable[..., Any]:
         return serve(spec, arguments)
 
     def run_indexer(*arguments: Any) -> None:
-        *operands_and_order, _check, backend = arguments
-        if not indexer_launch.launch_again(*(*operands_and_order, backend)):
+        *operands_and_kind, _check, backend = arguments
+        if not indexer_launch.launch_again(*(*operands_and_kind, backend)):
             serve(spec, arguments)
 
     return run_indexer if spec is DSA_TOPK_INDEXER else run

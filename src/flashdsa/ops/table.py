@@ -115,7 +115,7 @@ DSA_TOPK_INDEXER = OpSpec(
             nonempty="expected shape [B, topk] with topk >= 1; got 0",
         ),
     ),
-    parameters=(_SORTED, Parameter("check", "bool")),
+    parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
     facts=_OF_INDEX_HEADS,
 )
 INDEXER_LOGITS = OpSpec(

@@ -144,9 +144,11 @@ def dsa_topk_indexer(
     topk: int,
     *,
     sorted: bool = False,
+    positions: bool = False,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """The ids `page * 64 + offset` of each row's best tokens, int32 `[B, topk]`, then -1.
+    """The ids `page * 64 + offset` of each row's best tokens, int32 `[B, topk]`, then -1; with
+    `positions` their positions in the row.
 
     `scores` `[B, max_len]`, where given, is what a kernel computed itself, and is ranked instead
     of the float64 scores: a selection is judged by the scores it was made from.
@@ -160,6 +162,6 @@ def dsa_topk_indexer(
     for b, candidates in enumerate(rows):
         token_at = dict(candidates)
         best = _best(table[b], list(token_at), topk, by_score=sorted)
-        ids = [token_at[t] for t in best]
+        ids = best if positions else [token_at[t] for t in best]
         picked[b, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return picked

@@ -24,6 +24,7 @@ class IndexerCase:
     topk: int
     num_heads: int = 64
     sorted: bool = False
+    positions: bool = False
     negative_weights: bool = False
     plateaus: bool = False
     """Tokens are drawn from five, so most of them share all their 132 bytes."""
@@ -200,6 +201,9 @@ INDEXER_CASES: list[IndexerCase] = [
     IndexerCase("NaN keys at the cut, sorted", (200, 500), 199, nan_keys=True, sorted=True),
     IndexerCase("int8 cache", (64, 300), 100, int8_cache=True),
     IndexerCase("strided", (64, 300), 100, strided=True),
+    IndexerCase("positions", (0, 30, 64, 300, 700), 100, positions=True),
+    IndexerCase("positions, sorted", (40, 700), 100, positions=True, sorted=True,
+                repeated_pages=True),
     IndexerCase("no query", (), 16),
     IndexerCase("every feature", (0, 64, 65, 600), 90, **_ALL_FEATURES),
     IndexerCase("every feature, sorted", (0, 64, 65, 600), 90, sorted=True, **_ALL_FEATURES),

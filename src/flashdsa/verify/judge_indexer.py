@@ -51,9 +51,10 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
     """Run `dsa_topk_indexer` into a poisoned buffer; judge it by the backend's own scores."""
     case = inputs.case
     ids = inputs.output_buffer()
-    flashdsa.dsa_topk_indexer(*inputs.operands, ids, sorted=case.sorted, backend=backend)
+    kind = "position" if case.positions else "slot"
+    flashdsa.dsa_topk_indexer(*inputs.operands, ids, sorted=case.sorted, ids=kind, backend=backend)
     expected = reference.dsa_topk_indexer(
-        *inputs.operands, case.topk, sorted=case.sorted, scores=scores
+        *inputs.operands, case.topk, sorted=case.sorted, positions=case.positions, scores=scores
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]

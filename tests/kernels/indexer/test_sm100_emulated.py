@@ -70,6 +70,12 @@ def test_clusters_share_a_long_row() -> None:
     assert_as_the_cpu(SPLITS, inputs, 4, 1, num_splits=2)
 
 
+def test_ids_are_positions() -> None:
+    """Of rows without scores, and of scored ones."""
+    plan = IndexerPlan(num_heads=16, topk=512, positions=True)
+    assert_as_the_cpu(plan, make_inputs([5, 700], num_heads=16), 1, 2)
+
+
 def test_sorted_rows() -> None:
     """All rows are scored, also those of at most topk tokens."""
     assert_as_the_cpu(SORTED, make_inputs([65, 1100], num_heads=32, values="two"), 1, 3)

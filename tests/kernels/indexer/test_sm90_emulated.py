@@ -42,6 +42,19 @@ def test_lengths_around_a_page_and_topk() -> None:
     assert_as_the_cpu(MODEL, make_inputs(EDGES))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"sorted": True, "scheduled": True}],
+    ids=["by position", "sorted"],
+)
+def test_ids_are_positions(kind: dict[str, bool]) -> None:
+    """Of rows that need no scores, one of them with a bad page, and of a scored row."""
+    plan = replace(SMALL, positions=True, **kind)
+    bad = make_inputs([5, 130, 700], num_heads=16)
+    bad.block_table[1, 0] = -1
+    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES)
+
+
 def test_lengths_around_a_page_and_topk_sorted() -> None:
     assert_as_the_cpu(SORTED, make_inputs([0, 2049]), 1, 2)
 

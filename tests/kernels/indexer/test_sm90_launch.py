@@ -159,7 +159,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
     ids = inputs.output(512)
     operands = TopkIndexerOperands(*inputs, ids)
-    indexer.topk_indexer(gpu_runner(GPU), operands, sorted=by_score, check=False)
+    indexer.topk_indexer(gpu_runner(GPU), operands, sorted=by_score, positions=False, check=False)
     return ids
 
 
@@ -222,7 +222,7 @@ def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: G
 
 def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    ready = indexer.launch_config(gpu_runner(GPU), 16, 512, False, 1)
+    ready = indexer.launch_config(gpu_runner(GPU), 16, 512, False, False, 1)
     inputs = rows(1, SPLIT_PAGES)
     ids = inputs.output(512)
     asked: list[int] = []
@@ -263,7 +263,7 @@ def test_checked_calls_check_addresses_and_where_asked_values(
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
         operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        indexer.topk_indexer(gpu_runner(GPU), operands, sorted=False, check=check)
+        indexer.topk_indexer(gpu_runner(GPU), operands, sorted=False, positions=False, check=check)
 
     inputs = rows(2)
     shifted = torch.zeros(2 * 16 + 1)[1:].view(2, 16)
@@ -296,8 +296,8 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     for count in (1, 2, 3, 7, 16, 40, 67, 133):
         for pages in (1, SPLIT_PAGES):
             operands = TopkIndexerOperands(*rows(count, pages), torch.empty(count, 512).int())
-            config = indexer.launch_config(gpu_runner(GPU), 16, 512, by_score, count)
-            same = indexer.launch_config(emulator, 16, 512, by_score, count)
+            config = indexer.launch_config(gpu_runner(GPU), 16, 512, by_score, False, count)
+            same = indexer.launch_config(emulator, 16, 512, by_score, False, count)
             assert config[1:] == same[1:]
             config.function(*operands, *config[1:])
             same.function(*operands, *same[1:])

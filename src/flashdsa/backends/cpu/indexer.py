@@ -32,12 +32,15 @@ class Row(NamedTuple):
     """(length,) bool, False for tokens of a bad page; None when all pages are good."""
 
 
-def topk_indexer(operands: TopkIndexerOperands, *, sorted: bool, check: bool) -> None:
+def topk_indexer(
+    operands: TopkIndexerOperands, *, sorted: bool, positions: bool, check: bool
+) -> None:
     """Write each row's best token ids (page * 64 + offset) into `topk_indices` (B, topk) int32.
 
     Default order: ascending token position; `sorted`: descending score, ties by position.
 
     Args:
+        positions: a token's id is its position in the row instead.
         check: bad lengths and page ids are errors, raised before anything is written; otherwise
             lengths are clamped and tokens of bad pages are never emitted.
     """
@@ -50,11 +53,11 @@ def topk_indexer(operands: TopkIndexerOperands, *, sorted: bool, check: bool) ->
         if unscored[index]:
             everything = torch.arange(row.length)
             chosen = everything if row.selectable is None else everything[row.selectable]
-            _emit(topk_indices[index], row, chosen)
+            _emit(topk_indices[index], row, chosen, positions)
     scored = [index for index, skip in enumerate(unscored) if not skip]
     for index, scores in _scores(q_index_fp8, k_index_cache_fp8, weights, rows, scored):
         chosen = select(scores, rows[index].selectable, topk, sorted=sorted)
-        _emit(topk_indices[index], rows[index], chosen)
+        _emit(topk_indices[index], rows[index], chosen, positions)
 
 
 def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
@@ -82,8 +85,8 @@ def check_values(seq_lens: Tensor, block_table: Tensor, num_pages: int) -> None:
     _rows(seq_lens, block_table, num_pages, check=True)
 
 
-def _emit(out: Tensor, row: Row, positions: Tensor) -> None:
-    ids = row.pages[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+def _emit(out: Tensor, row: Row, chosen: Tensor, positions: bool) -> None:
+    ids = chosen if positions else row.pages[chosen // PAGE_SIZE] * PAGE_SIZE + chosen % PAGE_SIZE
     out[: len(ids)] = ids.to(torch.int32)
 
 

@@ -12,12 +12,19 @@ from flashdsa.backends.indexer.clusters import clusters_for
 from flashdsa.backends.indexer.row_splits import RowSplits
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
+from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 
 
 def topk_indexer(
-    spec: KernelSpec, runner: Runner, operands: TopkIndexerOperands, *, sorted: bool, check: bool
+    spec: KernelSpec,
+    runner: Runner,
+    operands: TopkIndexerOperands,
+    *,
+    sorted: bool,
+    positions: bool,
+    check: bool,
 ) -> None:
     """Write each row's best token ids into `topk_indices`, on the current stream.
 
@@ -25,6 +32,7 @@ def topk_indexer(
 
     Args:
         spec: the architecture's kernel.
+        positions: an id is the token's position in its row, not its slot.
         check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
@@ -38,9 +46,8 @@ def topk_indexer(
     if not seq_lens.numel() or not cache.numel():
         topk_indices.fill_(-1)
         return
-    function, *numbers = launch_config(
-        spec, runner, q_index_fp8.shape[1], topk_indices.shape[1], sorted, seq_lens.numel()
-    )
+    num_heads, topk, rows = q_index_fp8.shape[1], topk_indices.shape[1], seq_lens.numel()
+    function, *numbers = launch_config(spec, runner, num_heads, topk, sorted, positions, rows)
     with runner.launching():
         function(
             q_index_fp8,
@@ -67,24 +74,34 @@ class LaunchConfig(NamedTuple):
 
 
 def launch_config(
-    spec: KernelSpec, runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int
+    spec: KernelSpec,
+    runner: Runner,
+    num_heads: int,
+    topk: int,
+    sorted: bool,
+    positions: bool,
+    rows: int,
 ) -> LaunchConfig:
     """How calls of these sizes are launched, at least one row; compiles or loads the kernel."""
-    key = spec, num_heads, topk, sorted, rows
+    key = spec, num_heads, topk, sorted, positions, rows
     found: LaunchConfig | None = runner.launches.get(key)
     if found is None:
-        found = runner.launches[key] = _choose(spec, runner, num_heads, topk, sorted, rows)
+        # Sorting takes so long that one kernel serves all batches.
+        plan = replace(
+            spec.plans[0],
+            num_heads=num_heads,
+            topk=topk,
+            sorted=sorted,
+            scheduled=sorted,
+            positions=positions,
+        )
+        found = runner.launches[key] = _choose(spec, runner, plan, rows)
     return found
 
 
-def _choose(
-    spec: KernelSpec, runner: Runner, num_heads: int, topk: int, sorted: bool, rows: int
-) -> LaunchConfig:
+def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> LaunchConfig:
     clusters = clusters_for(runner, spec.plans[0], rows)
-    # Sorting takes so long that one kernel serves all batches.
-    choices = {"num_heads": num_heads, "topk": topk, "sorted": sorted, "scheduled": sorted}
-    plan = replace(spec.plans[0], **choices)
-    if clusters.num_splits > 1 and not sorted:
+    if clusters.num_splits > 1 and not plan.sorted:
         splits = RowSplits(runner, spec, plan)
         return LaunchConfig(splits.launch, clusters.number, clusters.size)
     clusters = clusters.without_splits()

@@ -29,7 +29,7 @@ def host_us(device: str, timer: Timer) -> dict[str, float]:
     inputs = make_inputs(BenchCase("host", "host", (64,)), device)
     table = torch.zeros(1, WIDE_PAGES, dtype=torch.int32, device=device)
     wide = replace(inputs, block_table=table).operands
-    settings = (False, True, "auto")
+    settings = (False, False, True, "auto")
     return {
         LAUNCH: timer.host_us(partial(flashdsa.dsa_topk_indexer_launch, *inputs.operands)),
         WIDE: timer.host_us(partial(flashdsa.dsa_topk_indexer_launch, *wide)),
@@ -45,7 +45,7 @@ def host_floor_us(device: str, timer: Timer) -> dict[str, float]:
     operands = make_inputs(BenchCase("host", "host", (64,)), device).operands
     return {
         ADD: timer.host_us(lambda: one.add_(1)),
-        EMPTY: timer.host_us(partial(_empty_op(), *operands, False, True, "auto")),
+        EMPTY: timer.host_us(partial(_empty_op(), *operands, False, False, True, "auto")),
     }
 
 

@@ -23,6 +23,7 @@ class SelectPlan:
 
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
+        positions: ids are token positions, not cache slots.
         splits: several clusters may share a long row (see select/row_splits.py); not with `sorted`.
         scheduled: for more rows than clusters: longest first, to whole clusters or parts of them
             (see schedule/row_schedule.py). Without it, such a batch keeps its own order.
@@ -42,6 +43,7 @@ class SelectPlan:
     num_heads: int = 64
     topk: int = 2048
     sorted: bool = False
+    positions: bool = False
     splits: bool = False
     scheduled: bool = False
     stages: int = 12
@@ -88,7 +90,8 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """In the exported name: what tells the plans of one kernel apart."""
-        kinds = [kind for kind in ("sorted", "splits", "scheduled") if getattr(self, kind)]
+        names = ("sorted", "splits", "scheduled", "positions")
+        kinds = [name for name in names if getattr(self, name)]
         return "_".join((f"h{self.num_heads}", f"k{self.topk}", *kinds))
 
     @property

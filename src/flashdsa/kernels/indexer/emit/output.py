@@ -17,18 +17,19 @@ class Output(NamedTuple):
     """Where ids go, and what they are made from."""
 
     topk_indices: Any  # (B, topk) int32, device memory
-    block_table: Any  # (B, max_pages) int32, device memory; None: ids are positions
+    block_table: Any  # (B, max_pages) int32, device memory; None: there are no pages
+    id_table: Any  # the block table; None: ids are positions
     num_pages: Int32
     rows: Rows
 
 
 @cute.jit
 def token_id(output: Output, row: Int32, position: Int32) -> Int32:
-    """page * 64 + offset of a token; its position if there is no table."""
-    if const_expr(output.block_table is None):
+    """page * 64 + offset of a token; its position if ids are positions."""
+    if const_expr(output.id_table is None):
         return position
-    at = Int64(row) * output.block_table.stride[0] + (position >> PAGE_BITS)
-    page = (output.block_table.iterator + at).load()
+    at = Int64(row) * output.id_table.stride[0] + (position >> PAGE_BITS)
+    page = (output.id_table.iterator + at).load()
     return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
 
 
@@ -92,7 +93,9 @@ def emit_all(
     mask = cute.arch.vote_ballot_sync(valid)
     written = Int32(0)
     for i in cutlass.range(pages, unroll=1):
-        id_ = cute.arch.shuffle_sync(page, i) * PAGE_SIZE
+        id_ = i * PAGE_SIZE
+        if const_expr(output.id_table is not None):
+            id_ = cute.arch.shuffle_sync(page, i) * PAGE_SIZE
         tokens = cutlass.min(length - i * PAGE_SIZE, Int32(PAGE_SIZE))
         if (mask >> i) & 1 == 1:
             for offset in cutlass.range(lane, tokens, WARP_SIZE, unroll=1):

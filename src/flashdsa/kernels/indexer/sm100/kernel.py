@@ -92,7 +92,8 @@ def indexer_kernel(
     load, _, role = plan.roles
     if consumes:
         cute.arch.setmaxregister_increase(role.registers)
-        output = Output(topk_indices, block_table, cache.shape[0], rows)
+        id_table = None if const_expr(plan.positions) else block_table
+        output = Output(topk_indices, block_table, id_table, cache.shape[0], rows)
         if const_expr(not plan.scheduled):
             prefetch_inputs(
                 block_table,

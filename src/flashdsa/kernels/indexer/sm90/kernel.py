@@ -89,7 +89,8 @@ def indexer_kernel(
     load, role = plan.roles
     if consumes:
         cute.arch.setmaxregister_increase(role.registers)
-        output = Output(topk_indices, block_table, num_pages, rows)
+        id_table = None if const_expr(plan.positions) else block_table
+        output = Output(topk_indices, block_table, id_table, num_pages, rows)
         if const_expr(not plan.scheduled):
             prefetch_inputs(
                 block_table,

@@ -52,7 +52,7 @@ def topk_kernel(
     enter_cluster(arena, thread, INITIALISING_WARPS)
     coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
     if consumes:
-        output = Output(positions, None, Int32(0), rows)
+        output = Output(positions, None, None, Int32(0), rows)
         # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
         emit_unscored_rows(
             output,
