@@ -15,14 +15,18 @@ if TYPE_CHECKING:
         lse_for_merge,
         lse_from_base2,
         lse_to_base2,
+        merge_attention,
         mla_bwd,
         quantize_index_k,
         quantize_index_q,
+        quantize_kv,
         read_index_k_cache,
+        read_kv_cache,
         sparse_mla,
         sparse_mla_fwd,
         topk_indices,
         write_index_k_cache,
+        write_kv_cache,
     )
 
 __all__ = [
@@ -33,14 +37,18 @@ __all__ = [
     "lse_for_merge",
     "lse_from_base2",
     "lse_to_base2",
+    "merge_attention",
     "mla_bwd",
     "quantize_index_k",
     "quantize_index_q",
+    "quantize_kv",
     "read_index_k_cache",
+    "read_kv_cache",
     "sparse_mla",
     "sparse_mla_fwd",
     "topk_indices",
     "write_index_k_cache",
+    "write_kv_cache",
 ]
 
 try:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class SparseMlaOperands(NamedTuple):
-    """Of `sparse_mla_fwd`: q (S, H, d_qk), kv (S_kv, d_qk), indices (S, topk) int32,
-    topk_length (S,) int32, attn_sink (H,)."""
+    """Of `sparse_mla_fwd`: q (S, H, d_qk), kv (S_kv, d_qk) or packed rows (S_kv, 656) of bytes,
+    indices (S, topk) int32, topk_length (S,) int32, attn_sink (H,)."""
 
     q: Tensor
     kv: Tensor

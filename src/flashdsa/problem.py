@@ -9,13 +9,24 @@ D_QK = 576
 """Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
 D_V = 512
 """Columns of V, the first ones of `kv`."""
+D_ROPE = D_QK - D_V
 PAGE_SIZE = 64
-"""Tokens of one page of the index-K cache."""
+"""Tokens of one page of the index-K cache, and of a paged kv."""
+KV_GROUP = 128
+"""Latent columns of a packed kv row that share a scale."""
 INDEX_HEAD_DIM = 128
 """Columns of an indexer query head and of an indexer key."""
 SCALE_BYTES = 4
 """One fp32 scale a token."""
 INDEX_TOKEN_BYTES = INDEX_HEAD_DIM + SCALE_BYTES
+KV_SCALES = D_V // KV_GROUP
+KV_SCALES_AT = D_V
+"""Byte of a packed kv row at which its fp32 scales begin, behind one e4m3 byte a latent column."""
+KV_ROPE_AT = KV_SCALES_AT + KV_SCALES * SCALE_BYTES
+KV_ROW_BYTES = KV_ROPE_AT + D_ROPE * 2
+"""Of a packed kv row: e4m3, scales, bf16 RoPE columns."""
+PACKED_DTYPES = ("uint8", "int8")
+"""Names of the dtypes in which packed rows come."""
 PAGE_BYTES = PAGE_SIZE * INDEX_TOKEN_BYTES
 PAGE_KEY_BYTES = PAGE_SIZE * INDEX_HEAD_DIM
 """The page's e4m3 keys come first; its fp32 scales follow."""
@@ -49,6 +60,8 @@ class Problem:
     """Device type of the tensors: "cpu" or "cuda"."""
     dtype: str
     """Name of the main operand's dtype, e.g. "bfloat16"."""
+    kv_dtype: str | None = None
+    """Of kv where the operation has it: `dtype`, or bytes for packed rows."""
     num_heads: int | None = None
     d_qk: int | None = None
     d_v: int | None = None
@@ -61,3 +74,8 @@ class Problem:
     """The indexer's ids are token positions, not cache slots."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability of the tensors' GPU; None on the CPU."""
+
+    @property
+    def packed_kv(self) -> bool:
+        """Whether kv has packed rows."""
+        return self.kv_dtype in PACKED_DTYPES

@@ -34,10 +34,18 @@ SHARED = [
     ("q", torch.zeros(3, 12).bfloat16(), ValueError, r"q: expected shape \[S, H, d_qk\]; got 2"),
     ("q", torch.zeros(3, 0, 12).bfloat16(), ValueError, r"q: expected .*H >= 1.*\[3, 0, 12\]"),
     ("kv", None, TypeError, "kv: expected a torch.Tensor; got NoneType"),
-    ("kv", torch.zeros(7, 12), TypeError, "kv: expected dtype bfloat16; got float32"),
+    ("kv", torch.zeros(7, 12), TypeError, "kv: expected dtype bfloat16.*; got float32"),
     ("kv", torch.zeros(7, 2, 12).bfloat16(), ValueError, r"kv: expected one kv head.*\[7, 2, 12\]"),
     ("kv", torch.zeros(7, 13).bfloat16(), ValueError, r"kv: expected shape .*\[7, 12\]; got .*13"),
     ("kv", torch.zeros(12).bfloat16(), ValueError, r"kv: expected shape .*; got 1 dimensions"),
+    ("kv", torch.zeros(2, 64, 1, 1, 12).bfloat16(), ValueError, "kv: expected shape .*; got 5 dim"),
+    ("kv", torch.zeros(2, 16, 2, 12).bfloat16(), ValueError, r"kv: expected one kv head.*2, 16, 2"),
+    (
+        "kv",
+        torch.zeros(4, 64, 12).bfloat16()[::2],
+        ValueError,
+        r"kv: expected pages that follow each other.*strides \[1536, 12, 1\]",
+    ),
     ("kv", torch.zeros(12, 7).bfloat16().t(), ValueError, r"kv: expected a contiguous last.*1, 7"),
     ("indices", torch.zeros(3, 6), TypeError, "indices: expected dtype int32; got float32"),
     ("indices", _int32(3, 6).short(), TypeError, "indices: expected dtype int32; got int16"),
@@ -58,11 +66,14 @@ SHARED = [
     ("backend", "sm90", NotImplementedError, "backend 'sm90'"),
 ]
 FORWARD_ONLY = [
+    ("kv", torch.zeros(7, 576).byte(), ValueError, r"kv: expected .*\[7, 656\]; got .*\[7, 576\]"),
+    ("kv", torch.zeros(7, 656).byte(), ValueError, "kv: packed rows are of 576 columns.*got 12"),
     ("d_v", 0, ValueError, "d_v: expected at least 1; got 0"),
     ("d_v", 13, ValueError, "d_v: expected at most q's last dimension, 12.*; got 13"),
     ("d_v", 8.0, TypeError, "d_v: expected an integer; got float"),
 ]
 BACKWARD_ONLY = [
+    ("kv", torch.zeros(7, 656).byte(), NotImplementedError, "mla_bwd: packed rows .*no gradient"),
     ("dO", torch.zeros(3, 2, 8), TypeError, "dO: expected dtype bfloat16; got float32"),
     ("dO", torch.zeros(3, 2).bfloat16(), ValueError, r"dO: expected shape \[S, H, d_v\]; got 2"),
     ("dO", torch.zeros(3, 2, 13).bfloat16(), ValueError, r"dO: expected .* in \[1, 12\].*; got 13"),

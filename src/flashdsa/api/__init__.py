@@ -15,6 +15,8 @@ from flashdsa.api.indexer import (
     indexer_logits,
     topk_indices,
 )
+from flashdsa.api.kv_cache import quantize_kv, read_kv_cache, write_kv_cache
+from flashdsa.api.merge import merge_attention
 from flashdsa.api.quantization import (
     quantize_index_k,
     quantize_index_q,
@@ -30,12 +32,16 @@ __all__ = [
     "lse_for_merge",
     "lse_from_base2",
     "lse_to_base2",
+    "merge_attention",
     "mla_bwd",
     "quantize_index_k",
     "quantize_index_q",
+    "quantize_kv",
     "read_index_k_cache",
+    "read_kv_cache",
     "sparse_mla",
     "sparse_mla_fwd",
     "topk_indices",
     "write_index_k_cache",
+    "write_kv_cache",
 ]

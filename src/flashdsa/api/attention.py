@@ -10,8 +10,9 @@ from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
-from flashdsa.ops.checks import as_int32, drop_kv_head, require_tensor, scale_or_default
+from flashdsa.ops.checks import as_int32, drop_kv_head, kv_rows, require_tensor, scale_or_default
 from flashdsa.ops.registration import call
+from flashdsa.ops.rules import refuse_packed
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
 from flashdsa.problem import D_V
@@ -36,8 +37,11 @@ def sparse_mla_fwd(
 
     Args:
         q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too; d_qk = 576 in DeepSeek's MLA.
-        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), q's dtype; V is its first `d_v` columns.
-        indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values.
+        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), or pages (num_pages, 64, d_qk) or (num_pages,
+            page_size, 1, d_qk), q's dtype; V is its first `d_v` columns. Or uint8 or int8 with
+            656 in place of d_qk = 576: packed rows, see `quantize_kv`.
+        indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values. Of a
+            paged kv ``page * page_size + offset``.
         d_v: columns of V, at most d_qk.
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
         topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
@@ -84,7 +88,7 @@ def sparse_mla(
 
     Args:
         q: (S, H, d_qk) bf16, fp16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
-        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), q's dtype; V is its first `d_v` columns.
+        kv: as for `sparse_mla_fwd`; packed rows have no gradient, and none may be asked for.
         indices: (S, topk) or (S, 1, topk) int32 or int64, any values; see `sparse_mla_fwd`.
         d_v: columns of V, at most d_qk.
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
@@ -137,7 +141,8 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     ``d_sink = -sum_s exp(sink - lse') delta``.
 
     Args:
-        q, kv, indices, sm_scale, topk_length, attn_sink, backend: as for `sparse_mla_fwd`.
+        q, kv, indices, sm_scale, topk_length, attn_sink, backend: as for `sparse_mla_fwd`; kv in
+            q's dtype.
         dO: (S, H, d_v) in q's dtype, the gradient of O.
         lse: (S, H) fp32 (fp64 for fp64 inputs), as the forward returned it (natural logarithm).
         O: (S, H, d_v) in q's dtype, as the forward returned it (scaled by the sink, if any).
@@ -156,6 +161,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     operands = _normalised(
         MLA_BWD, MlaBwdOperands(q, kv, dO, lse, O, indices, topk_length, attn_sink)
     )
+    refuse_packed(operands.kv)
     dq, dkv, d_sink = call(
         MLA_BWD,
         operands,
@@ -202,13 +208,13 @@ def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:
 
 
 def _normalised(spec: OpSpec, operands: Any) -> Any:
-    """The operands with kv (S_kv, d_qk) and indices (S, topk), since MLA in MQA form has one kv
-    head, and with int32 slots."""
+    """The operands with kv (S_kv, d) and indices (S, topk), since MLA in MQA form has one kv
+    head and ids count the rows of all pages through, and with int32 slots."""
     spec.require_tensors(operands)
     indices = drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]")
     length = operands.topk_length
     return operands._replace(
-        kv=drop_kv_head("kv", operands.kv, "[S_kv, d_qk] or [S_kv, 1, d_qk]"),
+        kv=kv_rows("kv", operands.kv),
         indices=as_int32(indices, -1),
         topk_length=None if length is None else as_int32(length, 0),
     )

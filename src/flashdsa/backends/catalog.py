@@ -14,6 +14,7 @@ _CPU_ATTENTION = Features(
     attn_sink=True,
     topk_length=True,
     deterministic=True,
+    packed_kv=True,
 )
 _CPU_INDEXER = Features(
     devices=("cpu",),

@@ -56,6 +56,8 @@ class MultipleOf:
 
 
 ANY = AtLeast(1)
+_FLAGS = ("attn_sink", "topk_length", "deterministic", "sorted", "positions", "packed_kv")
+"""Of a `Problem` and of `Features`: what a call may need."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Features:
     deterministic: bool = False
     sorted: bool = False
     positions: bool = False
+    packed_kv: bool = False
+    """Rows of kv of 656 bytes."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability that the kernels are built for; None: no matter."""
 
@@ -106,7 +110,7 @@ class Features:
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
                 yield Reason(name, str(supported), str(size))
-        for name in ("attn_sink", "topk_length", "deterministic", "sorted", "positions"):
+        for name in _FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)
 

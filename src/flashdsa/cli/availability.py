@@ -89,6 +89,7 @@ def _row(
             "deterministic": has.deterministic,
             "sorted": has.sorted,
             "positions": has.positions,
+            "packed_kv": has.packed_kv,
         }
     why_not = [reason for reason in reasons if reason]
     return {

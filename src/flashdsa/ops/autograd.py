@@ -17,6 +17,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
 from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.rules import refuse_packed
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
 from flashdsa.problem import Operation
@@ -33,6 +34,7 @@ def _sparse_mla_backward(ctx: Any, dO: Tensor, _: Tensor) -> tuple[Tensor | None
     """Gradients of the forward's inputs: q, kv and attn_sink, in the inputs' dtypes."""
     *operands, out, lse = ctx.saved_tensors
     x = SparseMlaOperands(*operands)
+    refuse_packed(x.kv)
     dq, dkv, d_sink = torch.ops.flashdsa.mla_bwd.default(
         x.q,
         x.kv,

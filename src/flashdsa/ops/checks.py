@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import BACKENDS
 
 INT32_MAX = 2**31 - 1
@@ -132,6 +133,33 @@ def drop_kv_head(name: str, tensor: Tensor, layout: str) -> Tensor:
             f"{name}: expected one kv head, shape {layout}; got {_shape(tensor)}"
         )
     return tensor.squeeze(1)
+
+
+def kv_rows(name: str, kv: Tensor) -> Tensor:
+    """Every row of `kv` as (n, d): MLA in MQA form has one kv head, and pages follow each other.
+
+    Args:
+        kv: (n, d), (n, 1, d), or pages (num_pages, 64, d) or (num_pages, page_size, 1, d).
+    """
+    layout = (
+        "[S_kv, d], [S_kv, 1, d] or pages, "
+        f"[num_pages, {PAGE_SIZE}, d] or [num_pages, page_size, 1, d]"
+    )
+    require_rank(name, kv, (2, 3, 4), layout)
+    heads = {2: 1, 3: 1 if kv.shape[1] == PAGE_SIZE else kv.shape[1], 4: kv.shape[-2]}[kv.dim()]
+    if heads != 1:
+        raise ArgumentValueError(f"{name}: expected one kv head, shape {layout}; got {_shape(kv)}")
+    if kv.dim() == 2:
+        return kv
+    if kv.dim() == 3 and kv.shape[1] == 1:
+        return kv.squeeze(1)
+    pages = kv.squeeze(2) if kv.dim() == 4 else kv
+    if pages.shape[0] > 1 and pages.stride(0) != pages.shape[1] * pages.stride(1):
+        raise ArgumentValueError(
+            f"{name}: expected pages that follow each other in memory, as ids count their rows "
+            f"through; got shape {list(kv.shape)} with strides {list(kv.stride())}"
+        )
+    return pages.flatten(0, 1)
 
 
 def as_int32(tensor: Tensor, lowest: int) -> Tensor:

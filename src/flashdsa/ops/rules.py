@@ -5,19 +5,48 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
-from flashdsa.ops.checks import dtype_name
+from flashdsa.ops.checks import dtype_name, require_shape
 from flashdsa.ops.spec import Sizes
-from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE
+from flashdsa.problem import D_QK, INDEX_TOKEN_BYTES, KV_ROW_BYTES, PAGE_SIZE
 
 MAX_PAGES = 2**31 // PAGE_SIZE
 """Token ids are int32."""
+PACKED = (torch.uint8, torch.int8)
+"""dtypes of packed kv rows."""
 
 
 def same_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """The first operand's."""
     return (dtype,)
+
+
+def kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The first operand's, or bytes: packed rows."""
+    return (dtype, *PACKED)
+
+
+def kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
+    """As many columns as q has, or a packed row's 656 bytes in place of 576 columns."""
+    rows, d_qk = sizes["S_kv"], sizes["d_qk"]
+    if kv.dtype not in PACKED:
+        require_shape(name, kv, (rows, d_qk), "[S_kv, d_qk] or [S_kv, 1, d_qk]")
+        return
+    require_shape(name, kv, (rows, KV_ROW_BYTES), f"[S_kv, {KV_ROW_BYTES}] of packed rows")
+    if d_qk != D_QK:
+        raise ArgumentValueError(
+            f"{name}: packed rows are of {D_QK} columns; expected as many of q, got {d_qk}"
+        )
+
+
+def refuse_packed(kv: Tensor) -> None:
+    """Raise UnsupportedError where a gradient is asked for and kv has packed rows."""
+    if kv.dtype in PACKED:
+        raise UnsupportedError(
+            "mla_bwd: packed rows of kv have no gradient; `read_kv_cache` gives bf16 rows, "
+            "which have one"
+        )
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -213,6 +213,8 @@ class OpSpec:
         for operand, tensor in zip(self.operands, operands, strict=True):
             if operand.optional:
                 known[operand.name] = tensor is not None
+            elif tensor is not first:
+                known[f"{operand.name}_dtype"] = dtype_name(tensor.dtype)
         return Problem(
             self.operation,
             first.device.type,
@@ -233,4 +235,5 @@ class OpSpec:
 _PROBLEM_FACTS = tuple(
     f.name for f in fields(Problem) if f.name not in ("operation", "device", "dtype", "capability")
 )
-"""Fields of a `Problem` that have the name of a size, a parameter or an optional operand."""
+"""Fields of a `Problem` that have the name of a size, a parameter or an optional operand, or of an
+operand's dtype ("kv_dtype")."""

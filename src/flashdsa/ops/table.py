@@ -39,6 +39,7 @@ _Q = Operand(
     nonempty="expected shape [S, H, d_qk] with H >= 1 and d_qk >= 1; got {shape}",
 )
 _KV = Operand("kv", "S_kv d_qk", rules.same_dtype, note=" or [S_kv, 1, d_qk]")
+_KV_OR_PACKED = Operand("kv", "S_kv width", rules.kv_dtypes, rule=rules.kv_columns)
 _INDICES = Operand("indices", "S topk", INT32, nonempty="expected topk >= 1 columns; got 0")
 _TOPK_LENGTH = Operand("topk_length", "S", INT32, optional=True)
 _ATTN_SINK = Operand("attn_sink", "H", rules.sink_dtypes, optional=True)
@@ -48,7 +49,7 @@ _DETERMINISTIC = Parameter("deterministic", "bool")
 SPARSE_MLA_FWD = OpSpec(
     Operation.SPARSE_MLA_FWD,
     SparseMlaOperands,
-    operands=(_Q, _KV, _INDICES, _TOPK_LENGTH, _ATTN_SINK),
+    operands=(_Q, _KV_OR_PACKED, _INDICES, _TOPK_LENGTH, _ATTN_SINK),
     parameters=(
         Parameter("d_v", "int", rule=rules.d_v_at_most_d_qk),
         _SCALE,

@@ -11,6 +11,7 @@ from flashdsa.reference.indexer import (
     indexer_score_magnitude,
     topk_indices,
 )
+from flashdsa.reference.packed_kv import quantize_kv, unpack_kv
 from flashdsa.reference.quant import (
     decode_e4m3,
     encode_e4m3,
@@ -24,6 +25,7 @@ from flashdsa.reference.sparse_mla import (
     mla_bwd_dkv_spread,
     mla_bwd_magnitude,
     mla_bwd_sink_magnitude,
+    num_rows,
     sparse_mla_fwd,
     sparse_mla_fwd_magnitude,
     valid_slots,
@@ -40,12 +42,15 @@ __all__ = [
     "mla_bwd_dkv_spread",
     "mla_bwd_magnitude",
     "mla_bwd_sink_magnitude",
+    "num_rows",
     "quantize_index_k",
     "quantize_index_q",
+    "quantize_kv",
     "read_index_k_cache",
     "sparse_mla_fwd",
     "sparse_mla_fwd_magnitude",
     "topk_indices",
+    "unpack_kv",
     "valid_slots",
     "write_index_k_cache",
 ]

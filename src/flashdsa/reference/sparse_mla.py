@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.reference.packed_kv import is_packed, unpack_kv
+
 
 def _f64(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)
@@ -30,11 +32,20 @@ def valid_slots(
     ]
 
 
+def num_rows(kv: Tensor) -> int:
+    """S_kv of a kv `[S_kv, d]` or `[S_kv, 1, d]`, or the rows of all pages."""
+    return kv[..., 0].numel()
+
+
 def _named_rows(kv: Tensor, rows: list[int]) -> Tensor:
-    """The named rows of kv `[S_kv, d]` or `[S_kv, 1, d]`, as float64 `[len(rows), d]`."""
+    """The named rows of kv, of any leading dimensions, as float64 `[len(rows), d]`.
+
+    Packed rows of 656 bytes are `e4m3 * scale` and the RoPE columns.
+    """
     # Selects before converting, so that a kv of many gigabytes costs only the rows named.
-    flat = kv.detach().reshape(kv.shape[0], kv.shape[-1])
-    return _f64(flat[torch.tensor(rows, dtype=torch.int64, device=kv.device)])
+    flat = kv.detach().reshape(num_rows(kv), kv.shape[-1])
+    named = flat[torch.tensor(rows, dtype=torch.int64, device=kv.device)]
+    return unpack_kv(named) if is_packed(kv) else _f64(named)
 
 
 def _scale(q: Tensor, sm_scale: float | None) -> float:
@@ -53,7 +64,8 @@ def sparse_mla_fwd(
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query over the kv rows that its slots name.
 
-    q `[S, H, d]`, kv `[S_kv, d]` or `[S_kv, 1, d]`, indices `[S, topk]` or `[S, 1, topk]`
+    q `[S, H, d]`, kv `[S_kv, d]` or `[S_kv, 1, d]`, pages `[num_pages, page_size, d]`, or packed
+    rows with 656 bytes in place of d; indices `[S, topk]` or `[S, 1, topk]`
     -> O `[S, H, d_v]`, lse `[S, H]` (natural logarithm, without the sink), both float64.
     """
     return _forward(q, kv, indices, d_v, sm_scale, topk_length, attn_sink, absolute=False)
@@ -88,7 +100,7 @@ def _forward(
     q64 = _f64(q)
     out = torch.zeros(q.shape[0], q.shape[1], d_v, dtype=torch.float64)
     lse = torch.full((q.shape[0], q.shape[1]), torch.inf, dtype=torch.float64)
-    for s, rows in enumerate(valid_slots(indices, kv.shape[0], topk_length)):
+    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
         if not rows:
             continue  # no valid slot: O = 0, lse = +inf
         keys = _named_rows(kv, rows)
@@ -130,7 +142,7 @@ def _backward_queries(
     """The queries that have a valid slot; the others contribute nothing to any gradient."""
     scale = _scale(q, sm_scale)
     q64, dO64, lse64, O64 = _f64(q), _f64(dO), _f64(lse), _f64(O)
-    for s, rows in enumerate(valid_slots(indices, kv.shape[0], topk_length)):
+    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
         if not rows:
             continue
         keys = _named_rows(kv, rows)

@@ -7,6 +7,7 @@ from flashdsa.verify.indexer_cases import (
     make_indexer_inputs,
 )
 from flashdsa.verify.sparse_mla_cases import (
+    PACKED_CASES,
     SPARSE_MLA_CASES,
     SparseMlaCase,
     SparseMlaInputs,
@@ -15,6 +16,7 @@ from flashdsa.verify.sparse_mla_cases import (
 
 __all__ = [
     "INDEXER_CASES",
+    "PACKED_CASES",
     "SPARSE_MLA_CASES",
     "IndexerCase",
     "IndexerInputs",
@@ -24,7 +26,7 @@ __all__ = [
     "make_sparse_mla_inputs",
 ]
 
-for _cases in (SPARSE_MLA_CASES, INDEXER_CASES):
+for _cases in ([*SPARSE_MLA_CASES, *PACKED_CASES], INDEXER_CASES):
     _names = [case.name for case in _cases]
     # Results are reported by name: two cases of one name would hide each other.
     assert len(set(_names)) == len(_names), f"case names repeat: {sorted(_names)}"

@@ -31,14 +31,14 @@ def accumulator_dtype(inputs: SparseMlaInputs) -> torch.dtype:
 
 def empty_queries(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S]`: the queries without a valid slot."""
-    named = reference.valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
+    named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)
     return torch.tensor([not rows for rows in named], dtype=torch.bool)
 
 
 def unnamed_rows(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S_kv]`: the kv rows that no valid slot names."""
-    named = reference.valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
-    unnamed = torch.ones(inputs.kv.shape[0], dtype=torch.bool)
+    named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)
+    unnamed = torch.ones(inputs.num_keys, dtype=torch.bool)
     unnamed[[row for rows in named for row in rows]] = False
     return unnamed
 

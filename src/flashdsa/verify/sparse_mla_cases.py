@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa import reference
 from flashdsa.reference import valid_slots
 from flashdsa.verify.layouts import strided_copy
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+NAN_BYTE = 0x7F
+"""NaN in e4m3; four of them are 3.4e38 in fp32 and two so in bf16: the largest numbers, and NaN."""
 
 
 def invalid_values(num_keys: int) -> list[int]:
@@ -60,6 +63,10 @@ class SparseMlaCase:
     and wrapped indices land, are among them, and slots past topk_length name them."""
     strided: bool = False
     kv_3d: bool = False
+    packed: str = ""
+    """kv has packed rows, with scales of this kind: "ue8m0" or "fp32"."""
+    page_size: int = 0
+    """kv has pages of so many rows, where it is not 0; num_keys is a multiple of it."""
     indices_3d: bool = False
     cancels: bool = False
     """dS all but vanishes (a single key, say), so norms of gradients say nothing; rows still do."""
@@ -100,6 +107,11 @@ class SparseMlaInputs:
             topk_length=None if self.topk_length is None else self.topk_length.to(device),
             attn_sink=None if self.attn_sink is None else self.attn_sink.to(device),
         )
+
+    @property
+    def num_keys(self) -> int:
+        """S_kv, over all pages."""
+        return self.case.num_keys
 
     @property
     def options(self) -> dict[str, Any]:
@@ -151,6 +163,13 @@ def _draw_sink(case: SparseMlaCase, generator: torch.Generator) -> Tensor | None
     return sink
 
 
+def _packed_rows(kv: Tensor, scale: str) -> Tensor:
+    """Rows (S_kv, 576) as packed ones; a row that is not finite has such bytes everywhere."""
+    packed = reference.quantize_kv(kv, scale)
+    packed[~kv.isfinite().all(dim=1)] = NAN_BYTE
+    return packed
+
+
 def make_sparse_mla_inputs(
     case: SparseMlaCase, seed: int, device: str | torch.device = "cpu"
 ) -> SparseMlaInputs:
@@ -199,10 +218,13 @@ def make_sparse_mla_inputs(
         x = x.to(device=device, dtype=dtype)
         return strided_copy(x) if case.strided else x
 
+    rows = _packed_rows(kv, case.packed) if case.packed else kv.to(case.dtype)
+    if case.page_size:
+        rows = rows.view(-1, case.page_size, rows.shape[-1])
     return SparseMlaInputs(
         case=case,
         q=finish(q, case.dtype),
-        kv=finish(kv[:, None, :] if case.kv_3d else kv, case.dtype),
+        kv=finish(rows[:, None, :] if case.kv_3d else rows, rows.dtype),
         indices=finish(indices[:, None, :] if case.indices_3d else indices, torch.int32),
         do=finish(do, case.dtype),
         topk_length=None if topk_length is None else topk_length.to(device),
@@ -270,5 +292,24 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("fp64", 4, 150, 16, 96, dtype=_FP64),
     SparseMlaCase("fp64, every feature", 10, 130, 6, 70, dtype=_FP64, **_ALL_FEATURES),
     SparseMlaCase("fp64, logits to 1e4", 5, 150, 16, 64, dtype=_FP64, logit_scale=1e4),
+]
+PACKED_CASES: list[SparseMlaCase] = [
+    # name, S, S_kv, H, topk: packed rows, of which there is no backward
+    SparseMlaCase("packed", 5, 300, 64, 128, packed="ue8m0"),
+    SparseMlaCase("packed, any scale", 5, 300, 64, 128, packed="fp32"),
+    SparseMlaCase("packed, 8 heads", 4, 200, 8, 130, packed="ue8m0", invalid=True),
+    SparseMlaCase("packed, 128 heads", 2, 2300, 128, 2048, packed="ue8m0", invalid=True),
+    SparseMlaCase("packed pages", 4, 256, 16, 96, packed="ue8m0", page_size=64, duplicates=True),
+    SparseMlaCase("packed, one slot", 3, 9, 16, 1, packed="ue8m0", cancels=True),
+    SparseMlaCase("packed, poisoned rows", 9, 150, 16, 64, packed="fp32", invalid=True,
+                  topk_length=True, poison=True, empty_rows=True),
+    SparseMlaCase("packed, infinite sinks", 5, 120, 32, 64, packed="ue8m0", attn_sink="infinite",
+                  empty_rows=True),
+    SparseMlaCase("packed, logits to 1e4", 6, 500, 32, 128, packed="ue8m0", logit_scale=1e4),
+    SparseMlaCase("packed, 3-D", 4, 90, 8, 48, packed="fp32", kv_3d=True, indices_3d=True),
+    SparseMlaCase("packed, strided", 4, 90, 8, 48, packed="ue8m0", strided=True),
+    SparseMlaCase("packed, no key", 2, 0, 16, 5, packed="ue8m0"),
+    SparseMlaCase("packed, odd sizes", 3, 77, 3, 33, packed="fp32"),
+    SparseMlaCase("pages", 4, 256, 16, 96, page_size=64, duplicates=True, invalid=True),
 ]
 # fmt: on

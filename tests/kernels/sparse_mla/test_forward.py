@@ -7,7 +7,12 @@ import torch
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.cases import SPARSE_MLA_CASES, SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.cases import (
+    PACKED_CASES,
+    SPARSE_MLA_CASES,
+    SparseMlaCase,
+    make_sparse_mla_inputs,
+)
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 
@@ -25,7 +30,7 @@ def forward(inputs, backend):
     )
 
 
-@pytest.mark.parametrize("case", SPARSE_MLA_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*SPARSE_MLA_CASES, *PACKED_CASES], ids=lambda case: case.name)
 def test_forward_is_within_the_contract(case, backend, device, seed):
     assert failures(check_forward(make_sparse_mla_inputs(case, seed, device), backend)) == []
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.backends.packed_rows import is_packed, unpack
+
 
 class GatheredRows(NamedTuple):
     """The rows of one tile.
@@ -28,7 +30,7 @@ def gather_rows(
     """Gather kv[indices], zero where a slot is invalid.
 
     Args:
-        kv: (S_kv, d_qk), S_kv >= 1.
+        kv: (S_kv, d_qk) or packed rows (S_kv, 656), S_kv >= 1.
         indices: (queries, keys) int32, any values.
         first_slot: position of the first of these keys among the query's topk slots.
         topk_length: (queries,) int32 or None; slots at or beyond it are invalid.
@@ -41,7 +43,9 @@ def gather_rows(
         valid &= slots < topk_length[:, None]
     every_slot = bool(valid.all())
     row_ids = indices if every_slot else indices.masked_fill(~valid, 0)
-    rows = kv.index_select(0, row_ids.reshape(-1)).to(dtype).view(queries, keys, kv.shape[1])
+    rows = kv.index_select(0, row_ids.reshape(-1))
+    rows = unpack(rows, dtype) if is_packed(kv) else rows.to(dtype)
+    rows = rows.view(queries, keys, -1)
     if every_slot:
         return GatheredRows(rows, row_ids, None)
     return GatheredRows(rows.masked_fill_(~valid[..., None], 0), row_ids, valid)

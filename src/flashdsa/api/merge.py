@@ -1,0 +1,78 @@
+"""Results of attention over parts of the keys, merged into that over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.checks import require_dtype, require_shape, require_tensor
+
+
+def merge_attention(
+    outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """O and lse over all keys from those over parts of them, as `sparse_mla_fwd` returns them.
+
+    ``lse = log sum_p exp(lse_p)`` and ``O = sum_p exp(lse_p - lse) O_p``, added up in the order of
+    the parts, in fp32 (fp64 for fp64). A part without a key (lse = +inf) weighs nothing, whatever
+    its O holds; where no part has a key, O = 0 and lse = +inf. Parts are to be computed without a
+    sink; it scales the merged O.
+
+    Args:
+        outs: P tensors (S, H, d_v), or one (P, S, H, d_v); any floating dtype.
+        lses: P tensors (S, H), or one (P, S, H); fp32, or fp64; natural logarithms.
+
+    Returns:
+        O (S, H, d_v) in the dtype of `outs`, and lse (S, H) in that of `lses`.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+    """
+    out_parts, lse_parts = _parts("outs", outs), _parts("lses", lses)
+    if not out_parts or len(out_parts) != len(lse_parts):
+        raise ArgumentValueError(
+            f"lses: expected as many parts as outs has, at least 1; got {len(lse_parts)} "
+            f"and {len(out_parts)}"
+        )
+    for out, lse in zip(out_parts, lse_parts, strict=True):
+        require_dtype("lses", lse, lse_parts[0].dtype)
+        require_dtype("outs", out, out_parts[0].dtype)
+        require_shape("outs", out, out_parts[0].shape, "of the first part")
+        require_shape("lses", lse, out.shape[:-1], "[S, H], that of outs without d_v,")
+    wide = torch.float64 if torch.float64 in (out.dtype, lse.dtype) else torch.float32
+    logs = torch.stack(lse_parts).to(wide)
+    logs = logs.masked_fill(logs == math.inf, -math.inf)
+    top = logs.amax(0)
+    top = top.masked_fill(top == -math.inf, 0)
+    weights = (logs - top).exp()
+    total = torch.zeros_like(top)
+    merged = torch.zeros_like(out_parts[0], dtype=wide)
+    for out, weight in zip(out_parts, weights, strict=True):
+        total = total + weight
+        # 0 times what an empty part holds may be NaN.
+        part = out.to(wide) * weight[..., None]
+        merged = merged + part.masked_fill((weight == 0)[..., None], 0)
+    empty = total == 0
+    merged = merged / total.masked_fill(empty, 1)[..., None]
+    lse = (top + total.log()).masked_fill(empty, math.inf)
+    return merged.to(out_parts[0].dtype), lse.to(lse_parts[0].dtype)
+
+
+def _parts(name: str, values: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """One tensor a part."""
+    parts = list(values)
+    for part in parts:
+        require_tensor(name, part)
+        require_dtype(
+            name,
+            part,
+            *((torch.float32, torch.float64) if name == "lses" else _FLOATS),
+        )
+    return parts
+
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
