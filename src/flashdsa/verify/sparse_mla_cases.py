@@ -218,13 +218,13 @@ def make_sparse_mla_inputs(
         x = x.to(device=device, dtype=dtype)
         return strided_copy(x) if case.strided else x
 
-    rows = _packed_rows(kv, case.packed) if case.packed else kv.to(case.dtype)
+    keys = _packed_rows(kv, case.packed) if case.packed else kv.to(case.dtype)
     if case.page_size:
-        rows = rows.view(-1, case.page_size, rows.shape[-1])
+        keys = keys.view(-1, case.page_size, keys.shape[-1])
     return SparseMlaInputs(
         case=case,
         q=finish(q, case.dtype),
-        kv=finish(rows[:, None, :] if case.kv_3d else rows, rows.dtype),
+        kv=finish(keys[:, None, :] if case.kv_3d else keys, keys.dtype),
         indices=finish(indices[:, None, :] if case.indices_3d else indices, torch.int32),
         do=finish(do, case.dtype),
         topk_length=None if topk_length is None else topk_length.to(device),
