@@ -92,6 +92,8 @@ class WgmmaState:
     num_issued: int = 0
     latest: dict[tuple[int, ...], WgmmaOperation] = field(default_factory=dict)
     """The last operation on each set of D registers: the next one is ordered behind it."""
+    num_fenced: int = 0
+    """Operations issued before the last wgmma.fence."""
 
 
 wgmma_state: EngineState[Warp, WgmmaState] = EngineState(lambda warp: WgmmaState())
@@ -104,6 +106,8 @@ _started: EngineState[Cta, dict[tuple[int, int], list[WgmmaOperation]]] = Engine
 
 def fence(warp: Warp, instruction: Instruction) -> None:
     """wgmma.fence: register accesses before it are ordered before wgmma's."""
+    state = wgmma_state(warp)
+    state.num_fenced = state.num_issued
     observer = warp.cta.machine.observer
     if observer is not None:
         observer.fenced(warp, Fence(FenceKind.WGMMA), instruction)
@@ -120,9 +124,7 @@ def issue(
     """Start one product; `a` is None where A is in registers."""
     machine = warp.cta.machine
     state = wgmma_state(warp)
-    before = state.latest.get(form.d)
-    same_d = [] if before is None else [before]
-    operation = WgmmaOperation("wgmma", warp, instruction, ordering=Ordering(same_d))
+    operation = WgmmaOperation("wgmma", warp, instruction, ordering=Ordering(_before(state, form)))
     operation.shape = (64, form.n, form.k)
     operation.registers = (*form.d, *form.sources)
     operation.number = state.num_issued
@@ -138,6 +140,16 @@ def issue(
     if machine.observer is not None:
         claim(warp, operation, form.d, form.sources)
     machine.issue(operation)
+
+
+def _before(state: WgmmaState, form: WgmmaForm) -> list[WgmmaOperation]:
+    """What an operation is ordered behind: those of its shape on its D, and with a wgmma.fence in
+    between those of other shapes that have some of its registers."""
+    return [
+        operation
+        for d, operation in state.latest.items()
+        if d == form.d or (operation.number < state.num_fenced and not set(d).isdisjoint(form.d))
+    ]
 
 
 def _join_warpgroup(operation: WgmmaOperation) -> list[WgmmaOperation]:

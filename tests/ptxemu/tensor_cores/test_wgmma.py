@@ -269,6 +269,24 @@ def test_products_on_the_same_d_accumulate_in_order(asynchronous: str) -> None:
             assert later.ordering.after == [earlier]
 
 
+@pytest.mark.parametrize("asynchronous", ["eager", "late", "random"])
+def test_a_fence_orders_products_of_other_shapes_on_some_of_the_same_d(asynchronous: str) -> None:
+    rng = np.random.default_rng(6)
+    a, b = run.integers(rng, (64, 16)), run.integers(rng, (16, 16))
+    few, all_ = (", ".join(f"%d{i}" for i in range(count)) for count in (4, 8))
+    more = "wgmma.fence.sync.aligned; mov.pred %p, -1;" + CHAIN.format(d=few)
+    more += "wgmma.fence.sync.aligned;" + CHAIN.replace("m64n8", "m64n16").format(d=all_)
+    behind = f"{more} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+    text = program(16, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    expected = 2 * (a @ b.T)
+    expected[:, :8] += (a @ b.T)[:, :8]
+    for seed in range(4):
+        policy = Policy(asynchronous=asynchronous, seed=seed)
+        recorder = multiply(codes(a, "bf16"), codes(b, "bf16"), text, policy=policy, d=9.0)
+        assert np.array_equal(read_d(recorder, 16, "f32"), expected)
+        assert recorder.complaints == []
+
+
 # A visible instruction that names %r1 and changes nothing: registers that only one block names are
 # not given back to the warp, where these tests look for it.
 KEEP_R1 = "shfl.sync.bfly.b32 %r1, %r1, 0, 31, -1;"
