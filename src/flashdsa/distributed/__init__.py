@@ -1,0 +1,24 @@
+"""DSA on many GPUs: queries stay where they are, keys are gathered, gradients are added.
+
+See docs/guides/context-parallel.md.
+"""
+
+from flashdsa.distributed.indexer import context_parallel_topk_indexer
+from flashdsa.distributed.layout import SequenceLayout
+from flashdsa.distributed.sparse_mla import (
+    AttentionOptions,
+    GatheredLatents,
+    context_parallel_sparse_mla,
+    gather_latents,
+)
+from flashdsa.distributed.style import ContextParallelSparseMLA
+
+__all__ = [
+    "AttentionOptions",
+    "ContextParallelSparseMLA",
+    "GatheredLatents",
+    "SequenceLayout",
+    "context_parallel_sparse_mla",
+    "context_parallel_topk_indexer",
+    "gather_latents",
+]

@@ -1,0 +1,109 @@
+"""All-gathers and sums over a group, as functional collectives that compilers and tools see.
+
+The functional ops of torch are called by their raw names, which are the same in every torch that is
+supported; the Python wrappers around them were renamed. A group of one rank never communicates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.distributed.group import Group
+
+
+def start_all_gather(local: Tensor, group: Group) -> Tensor:
+    """Every rank's `local` [n, ...] in the order of ranks, [size * n, ...].
+
+    The result may be read once `wait` has returned it.
+    """
+    if group.size == 1:
+        return local
+    gathered: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
+        local.contiguous(), group.size, group.name
+    )
+    return gathered
+
+
+def wait(started: Tensor) -> Tensor:
+    """The result of a started collective; the current stream waits, not the host."""
+    ready: Tensor = torch.ops._c10d_functional.wait_tensor(started)
+    return ready
+
+
+def all_gather(local: Tensor, group: Group) -> Tensor:
+    """`start_all_gather` and `wait`."""
+    return local if group.size == 1 else wait(start_all_gather(local, group))
+
+
+def all_to_all(parts: Tensor, group: Group) -> Tensor:
+    """Part r of `parts` [size * n, ...] goes to rank r; part r of the result came from there."""
+    if group.size == 1:
+        return parts
+    splits = [parts.shape[0] // group.size] * group.size
+    return wait(
+        torch.ops._c10d_functional.all_to_all_single(parts.contiguous(), splits, splits, group.name)
+    )
+
+
+def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
+    """This rank's part [n, ...] of the sum of every rank's `parts` [size * n, ...].
+
+    In the dtype of `parts` and in an order that is the library's own.
+    """
+    if group.size == 1:
+        return parts
+    return wait(
+        torch.ops._c10d_functional.reduce_scatter_tensor(
+            parts.contiguous(), "sum", group.size, group.name
+        )
+    )
+
+
+def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
+    """As `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
+    does. `parts` travel in their own dtype."""
+    return _sum_in_order(all_to_all(parts, group), group.size, dtype)
+
+
+def all_reduce_in_order(share: Tensor, group: Group) -> Tensor:
+    """The sum of every rank's `share`, added from rank 0 upwards. For few numbers."""
+    return _sum_in_order(all_gather(share, group), group.size, share.dtype)
+
+
+def _sum_in_order(parts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    shares = parts.unflatten(0, (count, parts.shape[0] // count)).unbind(0)
+    total: Tensor = shares[0].to(dtype, copy=True)
+    for share in shares[1:]:
+        total += share
+    return total
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which values of `dtype` are added: fp32, or fp64 for fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _AllGather(torch.autograd.Function):
+    """An all-gather whose gradient is the ordered sum of all ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(local, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        total = reduce_scatter_in_order(gradient, ctx.group, sum_dtype(gradient.dtype))
+        return total.to(gradient.dtype), None
+
+
+def all_gather_differentiable(local: Tensor, group: Group) -> Tensor:
+    """`all_gather` with a gradient: the shares of all ranks, in their dtype, added in rank order in
+    fp32 (fp64 for fp64)."""
+    apply: Any = _AllGather.apply
+    gathered: Tensor = apply(local, group)
+    return gathered

@@ -1,0 +1,76 @@
+"""The process group of a mesh: its name, size, this rank, and the devices that it serves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+
+Mesh = DeviceMesh | dist.ProcessGroup | tuple[int, int]
+"""What a layout is made of; (rank, number of ranks) where nothing communicates."""
+
+
+class Group(NamedTuple):
+    """A process group as torch's functional collectives name it."""
+
+    name: str
+    size: int
+    rank: int
+
+
+def process_group(mesh: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
+    """The group of a 1-D mesh, or the group itself.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: something else, or a mesh of more dimensions.
+    """
+    if isinstance(mesh, DeviceMesh):
+        if mesh.ndim != 1:
+            names = mesh.mesh_dim_names
+            example = f'mesh["{names[0]}"]' if names else "one of its dimensions"
+            raise ArgumentValueError(
+                f"mesh: expected 1 dimension, e.g. {example}; got {mesh.ndim}"
+                + (f" ({', '.join(names)})" if names else "")
+            )
+        return mesh.get_group()
+    if isinstance(mesh, dist.ProcessGroup):
+        return mesh
+    raise ArgumentTypeError(
+        f"mesh: expected a DeviceMesh or a ProcessGroup; got {type(mesh).__name__}"
+    )
+
+
+def group_of(mesh: DeviceMesh | dist.ProcessGroup) -> Group:
+    """Name, size and rank of the mesh's group."""
+    group = process_group(mesh)
+    return Group(group.group_name, group.size(), group.rank())
+
+
+def serves(group: dist.ProcessGroup, device_type: str) -> bool:
+    """Whether the group has a backend for tensors of such devices."""
+    try:
+        group._get_backend(torch.device(device_type))
+    except RuntimeError:
+        return False
+    return True
+
+
+def require_device_of_group(name: str, device: torch.device, group: dist.ProcessGroup) -> None:
+    """The group communicates tensors of `device`, the one of argument `name`."""
+    if not serves(group, device.type):
+        raise ArgumentValueError(
+            f"{name}: expected a device that the group communicates ({dist.get_backend(group)}); "
+            f"got {device}"
+        )
+
+
+def device_of_group(mesh: DeviceMesh | dist.ProcessGroup) -> torch.device:
+    """Where tensors of the group lie: the mesh's devices, or the GPU of a group that serves one."""
+    on_gpu = mesh.device_type == "cuda" if isinstance(mesh, DeviceMesh) else serves(mesh, "cuda")
+    if on_gpu and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,157 @@
+"""The indexer of this rank's queries over the keys of all ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from flashdsa.api import dsa_topk_indexer, write_index_k_cache
+from flashdsa.distributed.agree import agree
+from flashdsa.distributed.collectives import all_gather
+from flashdsa.distributed.description import describe
+from flashdsa.distributed.dtensors import as_dtensor, local_parts
+from flashdsa.distributed.group import group_of, process_group, require_device_of_group
+from flashdsa.distributed.layout import SequenceLayout
+from flashdsa.errors import ArgumentTypeError, FlashDsaError
+from flashdsa.ops.checks import (
+    require_backend,
+    require_device,
+    require_dtype,
+    require_positive,
+    require_shape,
+    require_tensor,
+)
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, INDEX_TOPK, PAGE_SIZE
+
+
+def context_parallel_topk_indexer(
+    q_index_fp8: Tensor,
+    k_index_local: Tensor,
+    weights: Tensor,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    *,
+    layout: SequenceLayout,
+    topk: int = INDEX_TOPK,
+    query_chunk: int = 4096,
+    sorted: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """`flashdsa.dsa_topk_indexer` of this rank's queries over the keys of all ranks, causal.
+
+    The packed pages are gathered (132 bytes a token). Each query sees the keys of its document up
+    to itself, and selects those that one process would, ties by the smallest token.
+
+    Args:
+        q_index_fp8: (num_local, H, 128) float8_e4m3fn, from `quantize_index_q`; rows of padding are
+            ignored.
+        k_index_local: (num_local, 128) bf16 or fp32, quantised here; or the rank's packed pages
+            (num_local / 64, 64, 1, 132) uint8 or int8, as `write_index_k_cache` wrote them.
+        weights: (num_local, H) fp32, with the queries' scales folded in.
+        mesh: a 1-D DeviceMesh or a ProcessGroup.
+        layout: of the tokens on the ranks.
+        topk: width of the result.
+        query_chunk: queries that are scored at a time; bounds the workspace.
+        sorted: descending score, ties by token; otherwise a backend's own order.
+        backend: "auto" or the name of one.
+
+    Returns:
+        (num_local, topk) int32: rows of the gathered kv, -1 where fewer keys are seen and in rows
+        of padding; `layout.token_of` gives their tokens. A DTensor where the arguments are.
+
+    Raises:
+        TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ; on
+            every rank, before anything is sent.
+        NotImplementedError: no implementation serves the call.
+    """
+    group = group_of(mesh)
+    arguments = {"q_index_fp8": q_index_fp8, "k_index_local": k_index_local, "weights": weights}
+    if torch.compiler.is_compiling():
+        (q, k, folded), spread = local_parts(mesh, arguments)
+    else:
+        error: FlashDsaError | None = None
+        facts = {"operation": "context_parallel_topk_indexer"}
+        try:
+            (q, k, folded), spread = local_parts(mesh, arguments)
+            _check(q, k, folded, layout, process_group(mesh))
+            require_positive("topk", topk)
+            require_positive("query_chunk", query_chunk)
+            require_backend("backend", backend)
+            facts |= _facts(q, k, folded, layout)
+        except FlashDsaError as found:
+            error = found
+        facts |= {"topk": str(topk), "sorted": str(sorted), "backend": str(backend)}
+        agree(process_group(mesh), k_index_local, facts, error)
+    pages = all_gather(_pages_of(k, layout, backend), group)
+    indices = torch.empty(layout.num_local, topk, dtype=torch.int32, device=q.device)
+    block_table = layout.block_table.to(q.device)
+    seq_lens, documents = layout.seq_lens.to(q.device), layout.documents.to(q.device)
+    for first in range(0, layout.num_local, query_chunk):
+        chunk = slice(first, min(first + query_chunk, layout.num_local))
+        rows = chunk.stop - chunk.start
+        # One document: every query has the same table, which is not copied for each.
+        table = (
+            block_table.expand(rows, -1) if len(block_table) == 1 else block_table[documents[chunk]]
+        )
+        dsa_topk_indexer(
+            q[chunk],
+            pages,
+            folded[chunk],
+            seq_lens[chunk],
+            table,
+            indices[chunk],
+            sorted=sorted,
+            backend=backend,
+        )
+    return as_dtensor(indices, spread)
+
+
+def _pages_of(k: Tensor, layout: SequenceLayout, backend: str) -> Tensor:
+    """The rank's packed pages: `k` itself, or written from the keys; padding stays zero."""
+    if k.dim() == 4:
+        return k
+    num_pages = layout.num_local // PAGE_SIZE
+    cache = torch.zeros(
+        num_pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8, device=k.device
+    )
+    positions = layout.positions.to(k.device)
+    slots = torch.arange(layout.num_local, device=k.device).masked_fill(positions < 0, -1)
+    write_index_k_cache(k, slots, cache, backend=backend)
+    return cache
+
+
+def _check(
+    q: Tensor, k: Tensor, weights: Tensor, layout: SequenceLayout, group: dist.ProcessGroup
+) -> None:
+    """Everything about shapes, dtypes and devices that can be wrong on this rank."""
+    for name, value in (("q_index_fp8", q), ("k_index_local", k), ("weights", weights)):
+        require_tensor(name, value)
+    if not isinstance(layout, SequenceLayout):
+        raise ArgumentTypeError(f"layout: expected a SequenceLayout; got {type(layout).__name__}")
+    layout.require_place(group)
+    rows, why = layout.num_local, " (rows as the layout says)"
+    require_dtype("q_index_fp8", q, torch.float8_e4m3fn)
+    heads = q.shape[1] if q.dim() == 3 else 1
+    require_shape("q_index_fp8", q, (rows, heads, INDEX_HEAD_DIM), "[num_local, H, 128]", why)
+    require_dtype("weights", weights, torch.float32)
+    require_shape("weights", weights, (rows, heads), "[num_local, H]", why)
+    if k.dim() == 4:
+        require_dtype("k_index_local", k, torch.uint8, torch.int8)
+        packed = (rows // PAGE_SIZE, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)
+        require_shape("k_index_local", k, packed, "[num_local / 64, 64, 1, 132]", why)
+    else:
+        require_dtype("k_index_local", k, torch.bfloat16, torch.float32)
+        require_shape("k_index_local", k, (rows, INDEX_HEAD_DIM), "[num_local, 128]", why)
+    require_device("k_index_local", k, q.device, "q_index_fp8")
+    require_device("weights", weights, q.device, "q_index_fp8")
+    require_device_of_group("k_index_local", k.device, group)
+
+
+def _facts(q: Tensor, k: Tensor, weights: Tensor, layout: SequenceLayout) -> dict[str, str]:
+    return {
+        "q_index_fp8": describe(q),
+        "k_index_local": describe(k),
+        "weights": describe(weights),
+        "layout": layout.summary,
+    }

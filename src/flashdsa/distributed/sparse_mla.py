@@ -1,0 +1,375 @@
+"""Sparse MLA whose queries and keys are spread over the ranks of a group."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from flashdsa.api import mla_bwd, sparse_mla, sparse_mla_fwd
+from flashdsa.backends.catalog import registry
+from flashdsa.distributed.agree import agree
+from flashdsa.distributed.collectives import (
+    all_gather,
+    all_gather_differentiable,
+    all_reduce_in_order,
+    reduce_scatter,
+    reduce_scatter_in_order,
+    start_all_gather,
+    sum_dtype,
+    wait,
+)
+from flashdsa.distributed.description import describe
+from flashdsa.distributed.dtensors import as_dtensor, local_parts
+from flashdsa.distributed.group import (
+    Group,
+    group_of,
+    process_group,
+    require_device_of_group,
+)
+from flashdsa.distributed.layout import SequenceLayout
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, FlashDsaError
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.checks import as_int32, require_tensor, scale_or_default
+from flashdsa.ops.table import SPARSE_MLA_FWD
+from flashdsa.problem import D_V
+
+GradWire = Literal["fp32", "bf16"]
+IndexKind = Literal["rows", "positions"]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keywords of `flashdsa.sparse_mla`; `attn_sink` is the same tensor on every rank."""
+
+    d_v: int
+    sm_scale: float | None
+    topk_length: Tensor | None
+    attn_sink: Tensor | None
+    deterministic: bool
+    backend: str
+
+
+class GatheredLatents:
+    """An all-gather of kv that is under way; `wait` gives the gathered rows."""
+
+    def __init__(self, started: Tensor, group: Group) -> None:
+        """Of what `start_all_gather` returned."""
+        self._rows, self._group, self._waiting = started, group, group.size > 1
+
+    def wait(self) -> Tensor:
+        """kv of all ranks, [ranks * S_local, d_qk], without a gradient. The host does not wait."""
+        if self._waiting:
+            self._rows, self._waiting = wait(self._rows), False
+        return self._rows
+
+
+def gather_latents(
+    kv_local: Tensor, mesh: DeviceMesh | dist.ProcessGroup, *, async_op: bool = False
+) -> Tensor | GatheredLatents:
+    """The kv rows of all ranks, one shard after another.
+
+    Args:
+        kv_local: (S_local, d_qk), as many rows on every rank; any dtype.
+        mesh: a 1-D DeviceMesh or a ProcessGroup.
+        async_op: return at once with a handle, for `kv_gathered=` of
+            `context_parallel_sparse_mla`, so that other work hides the transfer.
+
+    Returns:
+        (ranks * S_local, d_qk), differentiable (gradients of all ranks are added in rank order in
+        fp32); with `async_op` a `GatheredLatents`, which has no gradient of its own.
+
+    Raises:
+        TypeError, ValueError: wrong arguments, or shapes or dtypes that differ between ranks.
+    """
+    require_tensor("kv_local", kv_local)
+    group = group_of(mesh)
+    if not torch.compiler.is_compiling():
+        _agree_on_gather(kv_local, process_group(mesh), async_op)
+    if async_op:
+        return GatheredLatents(start_all_gather(kv_local.detach(), group), group)
+    return all_gather_differentiable(kv_local, group)
+
+
+def _agree_on_gather(kv_local: Tensor, group: dist.ProcessGroup, async_op: bool) -> None:
+    error: FlashDsaError | None = None
+    try:
+        require_device_of_group("kv_local", kv_local.device, group)
+    except FlashDsaError as found:
+        error = found
+    facts = {"kv_local": describe(kv_local), "async_op": str(async_op)}
+    agree(group, kv_local, {"operation": "gather_latents"} | facts, error)
+
+
+class _Call(NamedTuple):
+    """What a call is besides its tensors."""
+
+    group: Group
+    d_v: int
+    sm_scale: float
+    deterministic: bool
+    grad_wire: GradWire
+    save_gathered: bool
+    backend: str
+
+
+def context_parallel_sparse_mla(
+    q_local: Tensor,
+    kv_local: Tensor,
+    indices: Tensor,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    *,
+    layout: SequenceLayout | None = None,
+    ids: IndexKind = "rows",
+    grad_wire: GradWire = "fp32",
+    save_gathered: bool = False,
+    kv_gathered: GatheredLatents | None = None,
+    **attention: Unpack[AttentionOptions],
+) -> Tensor:
+    """`flashdsa.sparse_mla` of this rank's queries over the keys of all ranks.
+
+    The kv shards are gathered, forward and backward; O and dQ have the bits of one process that
+    holds everything, in any layout. kv's gradient is the sum over ranks: each rank's share in fp32
+    (fp64 for fp64), sent as `grad_wire` says, added in fp32, rounded once.
+
+    Args:
+        q_local: (S, H, d_qk) bf16, fp16, fp32 or fp64; S may differ between ranks and be 0.
+        kv_local: (S_local, d_qk) or (S_local, 1, d_qk), as many rows on every rank.
+        indices: (S, topk) int32 or int64, keys of each query; see `ids`.
+        mesh: a 1-D DeviceMesh (of a larger one `mesh["cp"]`) or a ProcessGroup.
+        layout: needed for `ids="positions"`; then `kv_local` has `layout.num_local` rows.
+        ids: "rows" of the gathered kv, as `context_parallel_topk_indexer` gives them, or
+            "positions": tokens of the sequence.
+        grad_wire: "fp32", or "bf16" (of bf16 inputs) for half of the bytes: shares are rounded to
+            bf16, sent, and added in fp32 in the order of ranks.
+        save_gathered: keep the gathered rows for the backward instead of gathering them again.
+        kv_gathered: of `gather_latents(kv_local, mesh, async_op=True)`, to overlap by hand.
+        attention: `d_v`, `sm_scale`, `topk_length`, `attn_sink`, `deterministic`, `backend` as for
+            `flashdsa.sparse_mla`. With `deterministic` the shares are added in the order of ranks,
+            whatever the collective library does: the same bits for the same layout and number of
+            ranks. The gradient of `attn_sink` is summed over ranks: do not sum it again.
+
+    Returns:
+        O (S, H, d_v) in q's dtype. q, kv and indices may be DTensors, `Shard(0)` on `mesh`; then O
+        is one too.
+
+    Raises:
+        TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ in
+            shapes, dtypes or options; on every rank, before anything is sent.
+        NotImplementedError: no implementation serves the call.
+    """
+    options = _Options(**attention)
+    group = group_of(mesh)
+    arguments = {"q_local": q_local, "kv_local": kv_local, "indices": indices}
+    if torch.compiler.is_compiling():
+        (q, kv, slots), spread = local_parts(mesh, arguments)
+        x = _operands(q, kv, slots, layout, ids, options)
+    else:
+        # Errors that only this rank sees must not leave the others waiting in a collective.
+        error: FlashDsaError | None = None
+        facts = {"operation": "context_parallel_sparse_mla"}
+        try:
+            (q, kv, slots), spread = local_parts(mesh, arguments)
+            x = _operands(q, kv, slots, layout, ids, options)
+            _check(x, options, grad_wire, process_group(mesh), layout)
+            facts |= _facts(x, options, layout, ids)
+        except FlashDsaError as found:
+            error = found
+        facts["grad_wire"], facts["save_gathered"] = str(grad_wire), str(save_gathered)
+        facts["kv_gathered"] = "none" if kv_gathered is None else "given"
+        agree(process_group(mesh), kv_local, facts, error)
+    scale = scale_or_default(options.sm_scale, x.q)
+    if group.size == 1:
+        out = sparse_mla(
+            x.q,
+            x.kv,
+            x.indices,
+            d_v=options.d_v,
+            sm_scale=scale,
+            topk_length=x.topk_length,
+            attn_sink=x.attn_sink,
+            deterministic=options.deterministic,
+            backend=options.backend,
+        )
+    else:
+        call = _Call(
+            group,
+            options.d_v,
+            scale,
+            options.deterministic,
+            grad_wire,
+            save_gathered,
+            options.backend,
+        )
+        gathered = None if kv_gathered is None else kv_gathered.wait()
+        apply: Any = _ContextParallelSparseMla.apply
+        out = apply(x.q, x.kv, x.indices, x.topk_length, x.attn_sink, gathered, call)
+    return as_dtensor(out, spread)
+
+
+class _Options(NamedTuple):
+    """`AttentionOptions` with its defaults."""
+
+    d_v: int = D_V
+    sm_scale: float | None = None
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+    deterministic: bool = False
+    backend: str = "auto"
+
+
+def _operands(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    layout: SequenceLayout | None,
+    ids: IndexKind,
+    options: _Options,
+) -> SparseMlaOperands:
+    """kv (S_local, d_qk), and indices (S, topk) int32 that name rows of the gathered kv."""
+    for name, value in (("q_local", q), ("kv_local", kv), ("indices", indices)):
+        require_tensor(name, value)
+    if ids not in ("rows", "positions"):
+        raise ArgumentValueError(f'ids: expected "rows" or "positions"; got {ids!r}')
+    if kv.dim() == 3 and kv.shape[1] == 1:
+        kv = kv.squeeze(1)
+    if indices.dim() == 3 and indices.shape[1] == 1:
+        indices = indices.squeeze(1)
+    if ids == "positions":
+        if layout is None:
+            raise ArgumentValueError('ids: "positions" needs a layout; got layout=None')
+        if indices.dtype not in (torch.int32, torch.int64):
+            raise ArgumentTypeError(f"indices: expected int32 or int64; got {indices.dtype}")
+        indices = layout.key_row(indices)
+    length = options.topk_length
+    return SparseMlaOperands(
+        q,
+        kv,
+        as_int32(indices, -1),
+        None if length is None else as_int32(length, 0),
+        options.attn_sink,
+    )
+
+
+def _check(
+    x: SparseMlaOperands,
+    options: _Options,
+    grad_wire: GradWire,
+    group: dist.ProcessGroup,
+    layout: SequenceLayout | None,
+) -> None:
+    """Everything that can be wrong with this rank's arguments."""
+    SPARSE_MLA_FWD.require_tensors(x)
+    parameters = {
+        "d_v": options.d_v,
+        "sm_scale": scale_or_default(options.sm_scale, x.q),
+        "deterministic": options.deterministic,
+        "backward_backend": options.backend,
+    }
+    sizes = SPARSE_MLA_FWD.check(x, parameters)
+    require_device_of_group("kv_local", x.kv.device, group)
+    registry.select(SPARSE_MLA_FWD.problem(x, parameters, sizes), options.backend)
+    if grad_wire not in ("fp32", "bf16"):
+        raise ArgumentValueError(f'grad_wire: expected "fp32" or "bf16"; got {grad_wire!r}')
+    if grad_wire == "bf16" and x.kv.dtype != torch.bfloat16:
+        raise ArgumentTypeError(
+            f'grad_wire: "bf16" is for bfloat16 inputs; kv_local is {describe(x.kv)}'
+        )
+    if layout is None:
+        return
+    layout.require_place(group)
+    if x.kv.shape[0] != layout.num_local:
+        raise ArgumentValueError(
+            f"kv_local: expected {layout.num_local} rows, as the layout says; got {x.kv.shape[0]}"
+        )
+
+
+def _facts(
+    x: SparseMlaOperands, options: _Options, layout: SequenceLayout | None, ids: str
+) -> dict[str, str]:
+    """What all ranks must have the same; the number of queries may differ."""
+    facts = {
+        "kv_local": describe(x.kv),
+        "q_local": describe(x.q, of_each_row=True),
+        "indices": describe(x.indices, of_each_row=True),
+        "layout": "none" if layout is None else layout.summary,
+        "ids": ids,
+        "attn_sink": describe(x.attn_sink),
+        "topk_length": "none" if x.topk_length is None else "given",
+    }
+    for name in ("d_v", "sm_scale", "deterministic", "backend"):
+        facts[name] = str(getattr(options, name))
+    if torch.is_grad_enabled():
+        wanted = {"q_local": x.q, "kv_local": x.kv, "attn_sink": x.attn_sink}
+        facts["gradients"] = ", ".join(
+            name for name, one in wanted.items() if one is not None and one.requires_grad
+        )
+    return facts
+
+
+class _ContextParallelSparseMla(torch.autograd.Function):
+    """Gather kv, attend; backward: gather again, go back, add dKV over ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        kv: Tensor,
+        indices: Tensor,
+        topk_length: Tensor | None,
+        attn_sink: Tensor | None,
+        gathered: Tensor | None,
+        call: _Call,
+    ) -> Tensor:
+        if gathered is None:
+            gathered = all_gather(kv, call.group)
+        out, lse = sparse_mla_fwd(
+            q,
+            gathered,
+            indices,
+            d_v=call.d_v,
+            sm_scale=call.sm_scale,
+            topk_length=topk_length,
+            attn_sink=attn_sink,
+            backend=call.backend,
+        )
+        saved = gathered if call.save_gathered else kv
+        ctx.save_for_backward(q, saved, indices, topk_length, attn_sink, out, lse)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (d_out,) = gradients
+        call: _Call = ctx.call
+        q, kv, indices, topk_length, attn_sink, out, lse = ctx.saved_tensors
+        gathered = kv if call.save_gathered else all_gather(kv, call.group)
+        dq, dkv, *d_sink = mla_bwd(
+            q,
+            gathered,
+            d_out.contiguous(),
+            lse,
+            out,
+            indices,
+            sm_scale=call.sm_scale,
+            topk_length=topk_length,
+            attn_sink=attn_sink,
+            deterministic=call.deterministic,
+            backend=call.backend,
+        )
+        dkv_local = _sum_over_ranks(dkv, kv.dtype, call) if ctx.needs_input_grad[1] else None
+        wanted = d_sink and ctx.needs_input_grad[4]
+        sink = all_reduce_in_order(d_sink[0], call.group) if wanted else None
+        return dq, dkv_local, None, None, sink, None, None
+
+
+def _sum_over_ranks(dkv: Tensor, dtype: torch.dtype, call: _Call) -> Tensor:
+    """dkv [ranks * S_local, d_qk] in fp32 or fp64 -> this rank's rows of the sum, in `dtype`."""
+    sums = sum_dtype(dtype)
+    if call.grad_wire == "bf16":
+        return reduce_scatter_in_order(dkv.to(torch.bfloat16), call.group, sums).to(dtype)
+    if call.deterministic:
+        return reduce_scatter_in_order(dkv, call.group, sums).to(dtype)
+    return reduce_scatter(dkv, call.group).to(dtype)

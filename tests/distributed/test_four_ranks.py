@@ -1,0 +1,26 @@
+"""Four processes: tensor parallelism in the same mesh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import checks, tensor_parallel
+from tests.distributed.ranks import run_ranks
+
+
+@pytest.mark.slow
+def test_four_ranks(tmp_path: Path) -> None:
+    found = run_ranks(
+        tmp_path,
+        4,
+        [
+            tensor_parallel.check_heads_split_over_tp,
+            checks.check_attention_equals_one_process,
+            checks.check_short_sequences_leave_ranks_empty,
+            checks.check_options_of_the_gradients_wire,
+            checks.check_indexer_equals_one_process,
+        ],
+    )
+    assert found == [{}] * 4, "\n".join(text for one in found for text in one.values())

@@ -1,0 +1,35 @@
+"""Two processes give what one gives, and errors on both: one pair runs all checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.distributed import checks, failures
+from tests.distributed.ranks import run_ranks
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    found = run_ranks(
+        tmp_path,
+        2,
+        [
+            checks.check_attention_equals_one_process,
+            checks.check_short_sequences_leave_ranks_empty,
+            checks.check_ranks_may_have_different_numbers_of_queries,
+            checks.check_options_of_the_gradients_wire,
+            checks.check_gathered_by_hand,
+            checks.check_checkpointing_and_collectives_seen,
+            checks.check_compiled,
+            checks.check_dtensors,
+            checks.check_parallel_style,
+            checks.check_indexer_equals_one_process,
+            failures.check_ranks_that_differ,
+            failures.check_an_error_of_one_rank,
+            failures.check_meshes,
+            failures.check_a_hung_rank,
+            failures.check_a_dead_rank,  # the last one: rank 1 does not come back
+        ],
+    )
+    dead = found[1].pop("process", "nothing")
+    assert found == [{}, {}], "\n".join(text for one in found for text in one.values())
+    assert dead.startswith(f"exit code {failures.DEAD}"), dead
