@@ -1,0 +1,331 @@
+"""FlashInfer's sparse MLA and top-k: `from flashdsa.adapters import flashinfer`.
+
+The functions of FlashInfer 0.7.2 by their names, order and defaults. Its lse is in base 2 where it
+decodes (`return_lse_base="basee"` asks for the natural logarithm), and -inf for an empty row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.adapters.arguments import copy_into, require_default
+from flashdsa.api import (
+    lse_for_merge,
+    lse_to_base2,
+    mla_bwd,
+    sparse_mla_fwd,
+    topk_indices,
+)
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.problem import D_QK, D_V
+
+LARGER_INDEX = 2
+"""The tie break that flashdsa has not: `TopKTieBreak.LARGE`."""
+
+
+def top_k(
+    input: Tensor,
+    k: int,
+    sorted: bool = False,
+    deterministic: bool = False,
+    tie_break: int = 0,
+    dsa_graph_safe: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, by `flashdsa.topk_indices`, exact; ties to the smallest index.
+
+    Args:
+        input: (B, d) fp32, bf16 or fp16; k <= d.
+        sorted: in descending order.
+        deterministic, dsa_graph_safe: not used: always so.
+        tie_break: 0 or 1.
+
+    Returns:
+        values (B, k) in input's dtype, indices (B, k) int64.
+    """
+    if not 1 <= k <= input.shape[1]:
+        raise ArgumentValueError(
+            f"k: expected 1 to {input.shape[1]}, the columns of input; got {k}"
+        )
+    lengths = torch.full((len(input),), input.shape[1], dtype=torch.int32, device=input.device)
+    _require_smaller_index("top_k", tie_break)
+    indices = topk_indices(input.float().contiguous(), lengths, k, sorted=sorted).long()
+    return input.gather(1, indices), indices
+
+
+def top_k_page_table_transform(
+    input: Tensor,
+    src_page_table: Tensor,
+    lengths: Tensor,
+    k: int,
+    row_to_batch: Tensor | None = None,
+    deterministic: bool = False,
+    tie_break: int = 0,
+    dsa_graph_safe: bool = False,
+    row_starts: Tensor | None = None,
+    page_table_row_starts: Tensor | None = None,
+    *,
+    page_size: int = 1,
+    out: Tensor | None = None,
+    out_raw_indices: Tensor | None = None,
+) -> Tensor:
+    """The k best scores of each row as slots of a paged cache.
+
+    Args:
+        input: (rows, max_len) scores, fp32, bf16 or fp16.
+        src_page_table: (B, width) int32, pages of `page_size` tokens.
+        lengths: (rows,) int32. row_to_batch: (rows,) int32, the table's row of each; its own by
+            default.
+        deterministic, dsa_graph_safe: not used: always so. tie_break: 0 or 1.
+        row_starts: (rows,) int32, the column at which a row's scores begin; 0 by default.
+        page_table_row_starts: (rows,) int32, the entry at which its pages begin; row_starts by
+            default, which wants pages of one token.
+        out, out_raw_indices: (rows, k) int32 buffers for the slots and for the positions.
+
+    Returns:
+        (rows, k) int32 slots, -1 behind those of a short row.
+    """
+    if page_size > 1 and row_starts is not None and page_table_row_starts is None:
+        raise ArgumentValueError(
+            "page_table_row_starts: expected where row_starts is given and page_size > 1"
+        )
+    positions = _best(input, lengths, k, tie_break, row_starts)
+    table = src_page_table if row_to_batch is None else src_page_table[row_to_batch.long()]
+    first = row_starts if page_table_row_starts is None else page_table_row_starts
+    entry = positions.clamp_min(0) // page_size
+    if first is not None:
+        entry = entry + first[:, None]
+    pages = table.gather(1, entry.clamp_(0, table.shape[1] - 1).long())
+    slots = pages * page_size + positions % page_size
+    slots = torch.where(positions < 0, -1, slots).to(torch.int32)
+    if out_raw_indices is not None:
+        out_raw_indices.copy_(positions)
+    return copy_into(out, slots)
+
+
+def top_k_ragged_transform(
+    input: Tensor,
+    offsets: Tensor,
+    lengths: Tensor,
+    k: int,
+    deterministic: bool = False,
+    tie_break: int = 0,
+    dsa_graph_safe: bool = False,
+    row_starts: Tensor | None = None,
+) -> Tensor:
+    """The k best scores of each row as ids of packed keys: position + ``offsets[row]``, or -1.
+
+    Args: as for `top_k_page_table_transform`, and offsets: (rows,) int32.
+    """
+    positions = _best(input, lengths, k, tie_break, row_starts)
+    return torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32)
+
+
+def trtllm_batch_decode_with_kv_cache_mla(
+    query: Tensor,
+    kv_cache: Tensor,
+    workspace_buffer: Tensor | None,
+    qk_nope_head_dim: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: Tensor,
+    seq_lens: Tensor | None,
+    max_seq_len: int,
+    sparse_mla_top_k: int = 0,
+    out: Tensor | None = None,
+    bmm1_scale: float | Tensor = 1.0,
+    bmm2_scale: float | Tensor = 1.0,
+    sinks: list[Tensor] | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+    enable_pdl: bool | None = None,
+    backend: str = "auto",
+    is_var_seq: bool = True,
+    uses_shared_paged_kv_idx: bool = True,
+    lse: Tensor | None = None,
+    return_lse: bool = False,
+    cute_dsl_impl: str = "auto",
+    kv_scale_format: str = "auto",
+    cum_seq_lens_q: Tensor | None = None,
+    max_q_len: int | None = None,
+    multi_ctas_kv_counter_buffer: Tensor | None = None,
+    sparse_mla_top_k_lens: Tensor | None = None,
+    enable_dcp: bool = False,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    causal_seqlens_kv_global: Tensor | None = None,
+    use_fp16_softmax: bool | None = None,
+    return_lse_base: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Sparse decode of absorbed queries, by `flashdsa.sparse_mla_fwd`.
+
+    Args:
+        query: (B, q_len, H, 576) bf16.
+        kv_cache: (pages, page_size, 576) bf16 or (pages, 1, page_size, 576).
+        block_tables: (B, q_len, topk) int32, slots ``page * page_size + offset``; -1 is invalid.
+        sparse_mla_top_k: topk, at least 1: dense decode is not served.
+        out: (B, q_len, H, 512) buffer. lse: (B * q_len, H) or (B, q_len, H) fp32 buffer.
+        bmm1_scale: float, the factor of the logits, all of it.
+        bmm2_scale: 1.
+        sinks: [(H,) fp32].
+        sparse_mla_top_k_lens: (B * q_len,) or (B, q_len) int32, slots in use.
+        return_lse_base: "base2" (the default) or "basee".
+        workspace_buffer, qk_nope_head_dim, seq_lens, max_seq_len, enable_pdl, backend, is_var_seq,
+            cute_dsl_impl, max_q_len, multi_ctas_kv_counter_buffer, cp_world, cp_rank,
+            use_fp16_softmax: not used. The others must keep their defaults.
+
+    Returns:
+        out, or with `return_lse` out and lse (B * q_len, H), -inf for a query without a valid slot.
+    """
+    name = "trtllm_batch_decode_with_kv_cache_mla"
+    if sparse_mla_top_k < 1:
+        raise UnsupportedError(
+            f"{name}: sparse_mla_top_k=0 asks for dense decode; flashdsa is sparse"
+        )
+    if (kv_lora_rank, qk_rope_head_dim) != (D_V, D_QK - D_V):
+        raise UnsupportedError(
+            f"{name}: kv_lora_rank={kv_lora_rank}, qk_rope_head_dim={qk_rope_head_dim} are not "
+            f"served here, only {D_V} and {D_QK - D_V}"
+        )
+    if isinstance(bmm1_scale, Tensor):
+        raise UnsupportedError(f"{name}: bmm1_scale as a tensor is not served here; pass a float")
+    for argument, value, default, instead in (
+        ("bmm2_scale", bmm2_scale, 1.0, "scale the output"),
+        ("uses_shared_paged_kv_idx", uses_shared_paged_kv_idx, True, "K and V share their rows"),
+        (
+            "skip_softmax_threshold_scale_factor",
+            skip_softmax_threshold_scale_factor,
+            None,
+            "softmax is exact",
+        ),
+        ("kv_scale_format", kv_scale_format, "auto", "the cache is bf16"),
+        ("cum_seq_lens_q", cum_seq_lens_q, None, "pass [B, q_len, H, 576]"),
+        ("enable_dcp", enable_dcp, False, "merge parts by flashdsa.merge_attention"),
+        ("causal_seqlens_kv_global", causal_seqlens_kv_global, None, "indices say what is seen"),
+    ):
+        require_default(name, argument, value, default=default, instead=instead)
+    if return_lse_base not in (None, "base2", "basee"):
+        raise ArgumentValueError(
+            f'return_lse_base: expected "base2" or "basee"; got {return_lse_base!r}'
+        )
+    batch, q_len, num_heads, _ = query.shape
+    rows = kv_cache.squeeze(1) if kv_cache.dim() == 4 else kv_cache
+    result, natural = sparse_mla_fwd(
+        query.flatten(0, 1),
+        rows.reshape(-1, rows.shape[-1]),
+        block_tables.reshape(batch * q_len, -1),
+        sm_scale=float(bmm1_scale),
+        topk_length=None if sparse_mla_top_k_lens is None else sparse_mla_top_k_lens.flatten(),
+        attn_sink=sinks[0] if sinks else None,
+    )
+    result = copy_into(out, result.view(batch, q_len, num_heads, D_V))
+    if not return_lse:
+        return result
+    natural = lse_for_merge(natural)
+    shown = natural if return_lse_base == "basee" else lse_to_base2(natural)
+    return result, copy_into(lse, shown)
+
+
+def dsa_sparse_attention(
+    q_latent: Tensor,
+    q_rope: Tensor,
+    kv_latent: Tensor,
+    k_rope: Tensor,
+    indices: Tensor,
+    *,
+    topk_length: Tensor | None = None,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    key_passes: int | None = None,
+    backend: str = "cake",
+    dkv_acc: Tensor | None = None,
+    dkv_dst_map: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Differentiable sparse attention of latent and RoPE columns apart; they are concatenated.
+
+    Args:
+        q_latent: (T, H, 512). q_rope: (T, H, 64). kv_latent: (S, 512). k_rope: (S, 64), all bf16
+            (on the CPU fp32 too).
+        indices: (T, topk) int32; -1 and what lies outside is invalid, wherever it stands.
+        topk_length: (T,) int32. softmax_scale: ``576 ** -0.5`` by default.
+        key_passes, backend: not used.
+        dkv_acc: (S_dst, >= 576) fp32; the keys' gradients are added to it, and theirs are None.
+        dkv_dst_map: (S,) int32, the row of `dkv_acc` of each key; its own by default.
+
+    Returns:
+        out (T, H, 512), or with `return_lse` out and lse (T, H), the natural logarithm, -inf for a
+        query without a valid slot.
+    """
+    q = torch.cat([q_latent, q_rope], dim=-1)
+    kv = torch.cat([kv_latent, k_rope], dim=-1)
+    if dkv_acc is not None:
+        out, lse = _AccumulatingAttention.apply(  # type: ignore[no-untyped-call]
+            q, kv, indices, topk_length, softmax_scale, dkv_acc, dkv_dst_map
+        )
+    else:
+        if dkv_dst_map is not None:
+            raise ArgumentValueError("dkv_dst_map: expected with dkv_acc only")
+        out, lse = sparse_mla_fwd(q, kv, indices, sm_scale=softmax_scale, topk_length=topk_length)
+    return (out, lse_for_merge(lse)) if return_lse else out
+
+
+class _AccumulatingAttention(torch.autograd.Function):
+    """Sparse MLA whose backward adds dKV, in fp32, to the caller's buffer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        kv: Tensor,
+        indices: Tensor,
+        topk_length: Tensor | None,
+        sm_scale: float | None,
+        dkv_acc: Tensor,
+        dkv_dst_map: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = sparse_mla_fwd(q, kv, indices, sm_scale=sm_scale, topk_length=topk_length)
+        ctx.save_for_backward(q, kv, indices, topk_length, out, lse, dkv_dst_map)
+        ctx.sm_scale, ctx.dkv_acc = sm_scale, dkv_acc
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, kv, indices, topk_length, out, lse, dkv_dst_map = ctx.saved_tensors
+        dq, dkv, *_ = mla_bwd(
+            q,
+            kv,
+            gradients[0].contiguous(),
+            lse,
+            out,
+            indices,
+            sm_scale=ctx.sm_scale,
+            topk_length=topk_length,
+        )
+        target = ctx.dkv_acc[:, : dkv.shape[1]]
+        if dkv_dst_map is None:
+            target[: len(dkv)] += dkv
+        else:
+            target.index_add_(0, dkv_dst_map.long(), dkv)
+        return dq, None, None, None, None, None, None
+
+
+def _require_smaller_index(function: str, tie_break: int) -> None:
+    if int(tie_break) == LARGER_INDEX:
+        raise UnsupportedError(
+            f"{function}: tie_break=2 is not served here: ties go to the smallest index "
+            "(tie_break=1)"
+        )
+
+
+def _best(
+    scores: Tensor, lengths: Tensor, k: int, tie_break: int, row_starts: Tensor | None
+) -> Tensor:
+    """(rows, k) int32 positions of the best scores of each row's window, then -1."""
+    _require_smaller_index("top_k", tie_break)
+    scores = scores.float()
+    if row_starts is not None:
+        columns = torch.arange(scores.shape[1], device=scores.device) + row_starts[:, None]
+        scores = scores.gather(1, columns.clamp_(max=scores.shape[1] - 1))
+    return topk_indices(scores.contiguous(), lengths, k)

@@ -1,0 +1,150 @@
+"""FlashMLA's calls give FlashMLA's results: shapes, lse, invalid slots over NaN rows, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.adapters import flash_mla
+from flashdsa.errors import UnsupportedError
+from tests.adapters.formulas import assert_close, attention
+
+SCALE = 0.07
+
+
+def _valid(ids: Tensor, lengths: list[int], num_rows: int) -> list[list[int]]:
+    return [
+        [i for i in row[:length] if 0 <= i < num_rows]
+        for row, length in zip(ids.tolist(), lengths, strict=True)
+    ]
+
+
+def _prefill(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four queries, the last without a valid slot; rows that only invalid slots name are NaN."""
+    torch.manual_seed(3)
+    q, kv = torch.randn(4, 3, 576).to(dtype), torch.randn(40, 1, 576).to(dtype)
+    indices = torch.randint(0, 30, (4, 1, 9), dtype=torch.int32)
+    indices[0, 0, 3], indices[1, 0, 0], indices[2, 0, 1] = -1, 40, 2**31 - 1
+    lengths = torch.tensor([9, 5, 7, 0], dtype=torch.int32)
+    kv[30:] = torch.nan
+    indices[1, 0, 6], indices[2, 0, 8], indices[3, 0, 0] = 33, 34, 35  # past topk_length
+    return q, kv, indices, lengths
+
+
+@pytest.mark.parametrize("base2", [None, True, False])
+def test_prefill(base2: bool | None) -> None:
+    q, kv, indices, lengths = _prefill()
+    sink = torch.tensor([0.5, -torch.inf, 2.0])
+    out, max_logits, lse = flash_mla.flash_mla_sparse_fwd(
+        q, kv, indices, SCALE, 512, sink, lengths, return_log2_lse=base2
+    )
+    rows = _valid(indices[:, 0], lengths.tolist(), 40)
+    expected, expected_lse = attention(q, kv[:, 0], rows, SCALE, sink=sink)
+    assert max_logits is None and out.dtype == torch.bfloat16
+    assert_close(out, expected, 4e-3)
+    if base2 is False:
+        assert lse is None
+    else:
+        assert lse is not None
+        factor = torch.log2(torch.tensor(torch.e, dtype=torch.float64)) if base2 else 1
+        assert_close(lse, expected_lse * factor, 1e-5)
+
+
+def _decode_case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """2 sequences of 3 queries, 2 pages of 64; the second page is NaN from row 20 on."""
+    torch.manual_seed(4)
+    q = torch.randn(2, 3, 5, 576).bfloat16()
+    cache = torch.randn(2, 64, 1, 576).bfloat16()
+    indices = torch.randint(0, 84, (2, 3, 7), dtype=torch.int32)
+    indices[0, 1, 2], indices[1, 2, 0], indices[0, 0, 0] = -1, 128, -5
+    indices[1, :, 6] = 100
+    indices[1, 0, :] = -1
+    lengths = torch.tensor([7, 6], dtype=torch.int32)
+    cache[1, 20:] = torch.nan
+    return q, cache, indices, lengths
+
+
+def _decode(cache: Tensor, q: Tensor, indices: Tensor, **changed: Any) -> tuple[Tensor, Tensor]:
+    metadata, _ = flash_mla.get_mla_metadata()
+    return flash_mla.flash_mla_with_kvcache(
+        q, cache, None, None, 512, metadata, indices=indices, **changed
+    )
+
+
+def test_decode_of_bf16_rows() -> None:
+    q, cache, indices, lengths = _decode_case()
+    sink = torch.randn(5)
+    out, lse = _decode(cache, q, indices, topk_length=lengths, attn_sink=sink)
+    rows = _valid(indices.flatten(0, 1), [7, 7, 7, 6, 6, 6], 128)
+    expected, expected_lse = attention(
+        q.flatten(0, 1), cache.flatten(0, 2), rows, 576**-0.5, sink=sink
+    )
+    assert_close(out, expected.view(2, 3, 5, 512), 4e-3)
+    assert lse.shape == (2, 5, 3) and lse.is_contiguous()
+    assert_close(lse, expected_lse.view(2, 3, 5).transpose(1, 2), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("served", [True, False], ids=["by the backend", "rows made bf16 first"])
+def test_decode_of_packed_rows(
+    served: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valid slots name finite rows; the bytes of the others are NaN, latent, scale and RoPE."""
+    q, cache, indices, lengths = _decode_case()
+    finite = cache.nan_to_num().flatten(0, 2)
+    packed = flashdsa.quantize_kv(finite, scale="fp32")
+    values = flashdsa.read_kv_cache(packed, torch.arange(128))
+    packed[84:] = 0xFF
+    pages = packed.view(dtype).view(2, 64, 1, 656)
+    if not served:
+
+        def refuse_bytes(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
+            if kv.element_size() == 1:
+                raise UnsupportedError("packed rows")
+            return flashdsa.sparse_mla_fwd(q, kv, *args, **options)
+
+        monkeypatch.setattr(flash_mla, "sparse_mla_fwd", refuse_bytes)
+    out, lse = _decode(pages, q, indices, topk_length=lengths, softmax_scale=SCALE)
+    rows = _valid(indices.flatten(0, 1), [7, 7, 7, 6, 6, 6], 128)
+    expected, expected_lse = attention(q.flatten(0, 1), values, rows, SCALE)
+    assert_close(out, expected.view(2, 3, 5, 512), 4e-3)
+    assert_close(lse, expected_lse.view(2, 3, 5).transpose(1, 2), 3e-3 if not served else 1e-3)
+
+
+def test_decode_without_any_valid_slot_of_packed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, _, indices, _ = _decode_case()
+    pages = torch.full((2, 64, 1, 656), 0xFF, dtype=torch.uint8)
+    out, lse = _decode(pages, q, torch.full_like(indices, -1))
+    assert not out.any() and lse.isposinf().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("extra_k_cache", torch.zeros(1)),
+        ("extra_indices_in_kvcache", torch.zeros(1)),
+        ("extra_topk_length", torch.zeros(1)),
+        ("descale_q", torch.zeros(1)),
+        ("descale_k", torch.zeros(1)),
+        ("kv_format", "V4"),
+        ("causal", True),
+        ("indices", None),
+    ],
+)
+def test_what_is_refused_is_named(name: str, value: Any) -> None:
+    q, cache, indices, _ = _decode_case()
+    arguments = {"q": q, "cache": cache, "indices": indices, name: value}
+    with pytest.raises(NotImplementedError, match=name):
+        _decode(**arguments)
+
+
+def test_other_packed_rows_are_refused() -> None:
+    q, _, indices, _ = _decode_case()
+    with pytest.raises(NotImplementedError, match="656"):
+        _decode(torch.zeros(2, 64, 1, 584, dtype=torch.uint8), q, indices)
+    with pytest.raises(ValueError, match="is_fp8_kvcache"):
+        _decode(torch.zeros(2, 64, 1, 576).bfloat16(), q, indices, is_fp8_kvcache=True)

@@ -1,0 +1,56 @@
+"""The adapters' parameters are the peers': names, order, kinds and defaults, as recorded."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+RECORDED = json.loads((Path(__file__).parent / "signatures.json").read_text())
+FUNCTIONS = [
+    (module, name, text)
+    for module, record in RECORDED.items()
+    for name, text in record["functions"].items()
+]
+
+
+def parameters(text: str) -> list[tuple[str, str, str]]:
+    """(name, kind, default) of each parameter in a parameter list as text."""
+    namespace: dict[str, object] = {}
+    exec(f"def f({text}): pass", namespace)
+    return described(inspect.signature(namespace["f"]))  # type: ignore[arg-type]
+
+
+def described(signature: inspect.Signature) -> list[tuple[str, str, str]]:
+    return [
+        (
+            p.name,
+            p.kind.name,
+            "" if p.default is p.empty else ast.unparse(ast.parse(repr(p.default))),
+        )
+        for p in signature.parameters.values()
+    ]
+
+
+@pytest.mark.parametrize(("module", "name", "text"), FUNCTIONS, ids=lambda x: x[:40])
+def test_parameters_are_the_peers(module: str, name: str, text: str) -> None:
+    function = getattr(import_module(f"flashdsa.adapters.{module}"), name)
+    assert described(inspect.signature(function)) == parameters(text)
+
+
+def test_adapters_import_no_peer_and_nothing_imports_them() -> None:
+    names = ", ".join(f"flashdsa.adapters.{module}" for module in [*RECORDED, "tilelang"])
+    code = (
+        "import sys, flashdsa; flashdsa.sparse_mla\n"
+        "if any(name.startswith('flashdsa.adapters') for name in sys.modules): sys.exit(1)\n"
+        f"import {names}\n"
+        "sys.exit(bool({'flash_mla', 'deep_gemm', 'cudnn', 'flashinfer', 'tilelang'}"
+        " & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
