@@ -16,6 +16,7 @@ from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
+from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
@@ -167,6 +168,15 @@ SPARSE_MLA_FWD = KernelSpec(
     entry="forward_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), "left": ("left.py",), "right": ("right.py",)},
 )
+MLA_BWD_SCORES = KernelSpec(
+    name="mla_bwd_scores",
+    arch=SM90.name,
+    operations=(Operation.MLA_BWD,),
+    plans=(*(ScoresPlan(queries) for queries in (2, 1, 4, 8, 16)), ScoresPlan(16, True)),
+    build="flashdsa.kernels.sparse_mla.sm90.bwd.scores.build:compile_scores",
+    entry="scores_kernel",
+    sources={"gather": ("gather.py",), "score": ("score.py", "products.py")},
+)
 
 KERNELS = (
     INDEXER,
@@ -177,6 +187,7 @@ KERNELS = (
     QUANTIZE_INDEX,
     WRITE_INDEX_K_CACHE,
     SPARSE_MLA_FWD,
+    MLA_BWD_SCORES,
     MLA_BWD,
 )
 """All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's

@@ -28,7 +28,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.left import Left, consume_left
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, D_QK, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.right import Right, consume_right
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import make_scale
-from flashdsa.kernels.sparse_mla.sm90.fwd.union import Lists, launch_union
+from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
 
 GATHER, LEFT, RIGHT = range(3)
 """Warpgroups, in the plan's order of roles."""

@@ -1,16 +1,19 @@
-"""The union of the kv rows that a group of neighbouring queries names, before the forward.
+"""The union of the kv rows that a group of neighbouring queries names.
 
-A CTA a group. Each row of a range has a byte in shared memory, a bit a query; those that are not 0
-come out in ascending order. Where a query names a row again, the row comes again behind them, in
-order too, so that a group's list is the same every time. Where very many do, the group gets all its
-queries' slots one after another.
+A CTA a group. Each row of a range has a byte in shared memory, or two, a bit a query; those that
+are not 0 come out in ascending order. Where a query names a row again, the row comes again behind
+them, in order too, so that a group's list is the same every time. Where very many do, the group
+gets all its queries' slots one after another.
+
+A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
+is of a row that the group names, so that none needs a test before it is read.
 """
 
 import math
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, Uint8, cute
+from cutlass import Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.warp import neighbours_sum, prefix_sum
@@ -18,10 +21,9 @@ from flashdsa.hw import WARP_SIZE
 
 THREADS = 512
 WARPS = THREADS // WARP_SIZE
-RANGE = 65_536
-"""Rows at a time: their bytes leave room for three CTAs on an SM."""
-WORD_ROWS = 4
-"""Rows of a 32-bit word."""
+RANGE_WORDS = 16_384
+"""Words of shared memory for a range of rows: they leave room for three CTAs on an SM."""
+WORD_BITS = 32
 MOST_REPEATS = 1024
 STEP_WORDS = WARP_SIZE
 """Words that a warp looks at together."""
@@ -35,23 +37,46 @@ class Slots(NamedTuple):
     num_keys: Int32
     first_query: Int32
     group: cutlass.Constexpr  # queries
+    tile: cutlass.Constexpr  # see Lists; 0: not asked for
+
+    @property
+    def row_bits(self) -> int:
+        """Of a row, in shared memory and in `members`."""
+        return members_bits(self.group)
+
+    @property
+    def word_rows(self) -> int:
+        """Rows of a word."""
+        return WORD_BITS // self.row_bits
+
+    @property
+    def row_mask(self) -> int:
+        """A row's bits, of the lowest row of a word."""
+        return (1 << self.row_bits) - 1
 
 
 class Shared(NamedTuple):
     """Shared memory."""
 
-    words: cute.Tensor  # (RANGE / 4,) Int32: the rows' bytes
+    words: cute.Tensor  # (RANGE_WORDS,) Int32: the rows' bits
     counts: cute.Tensor  # (WARPS,) Int32: rows that each warp found
     repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
     num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
+    present: Any  # with whole tiles (1,) Int32: queries that name a row
 
 
 class Lists(NamedTuple):
     """Where the union goes, row `group` of each."""
 
-    rows: cute.Tensor  # (groups, group * topk) int32
-    members: cute.Tensor  # (groups, group * topk) uint8: bit i: query i of the group names it
+    rows: cute.Tensor  # (groups, capacity) int32; capacity is at least group * topk
+    members: cute.Tensor  # (groups, capacity) uint8 or uint16: bit i: query i of the group names it
     counts: cute.Tensor  # (groups,) int32
+    present: Any = None  # with whole tiles (groups,) int32: bit i: query i names any row
+
+
+def members_bits(group: int) -> int:
+    """Of a row's bits, one for each of the group's queries."""
+    return 8 if group <= 8 else 16
 
 
 @cute.jit
@@ -74,9 +99,9 @@ def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
         for slot in cutlass.range(thread, length_of(x, query), THREADS, unroll=4):
             row = (line + slot).load()
             place = row - base
-            if row >= 0 and row < x.num_keys and place >= 0 and place < RANGE:
-                bit = Int32(1) << (place % WORD_ROWS * 8 + member)
-                word = shared.words.iterator + place // WORD_ROWS
+            if row >= 0 and row < x.num_keys and place >= 0 and place < RANGE_WORDS * x.word_rows:
+                bit = Int32(1) << (place % x.word_rows * x.row_bits + member)
+                word = shared.words.iterator + place // x.word_rows
                 old = cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
                 if (old & bit) != 0:
                     at = cute.arch.atomic_add(
@@ -88,18 +113,38 @@ def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
 
 
 @cute.jit
-def rows_in(word: Int32) -> Int32:
+def note_present(x: Slots, shared: Shared, word: Int32) -> None:
+    """The queries of a word's rows name something."""
+    members = Int32(0)
+    for i in cutlass.range_constexpr(x.word_rows):
+        members = members | (word >> (x.row_bits * i))
+    for member in cutlass.range_constexpr(x.group):
+        if cute.arch.vote_any_sync((members >> member) & 1 == 1):
+            if cute.arch.lane_idx() == 0:
+                cute.arch.atomic_or(
+                    shared.present.iterator, Int32(1 << member), sem="relaxed", scope="cta"
+                )
+
+
+@cute.jit
+def rows_in(x: Slots, word: Int32) -> Int32:
     """How many of the word's rows are named."""
     count = Int32(0)
-    for i in cutlass.range_constexpr(WORD_ROWS):
-        if (word >> (8 * i)) & 255 != 0:
+    for i in cutlass.range_constexpr(x.word_rows):
+        if (word >> (x.row_bits * i)) & x.row_mask != 0:
             count += 1
     return count
 
 
 @cute.jit
 def write_range(
-    shared: Shared, lists: Lists, base: Int32, num_words: Int32, before: Int32, thread: Int32
+    x: Slots,
+    shared: Shared,
+    lists: Lists,
+    base: Int32,
+    num_words: Int32,
+    before: Int32,
+    thread: Int32,
 ) -> Int32:
     """The range's rows behind the `before` that there are; returns how many there are then.
 
@@ -110,9 +155,13 @@ def write_range(
     share = (num_words + THREADS - 1) // THREADS * STEP_WORDS
     first = warp * share
     last = cutlass.min(first + share, num_words)
-    mine = Int32(0)
+    mine, any_word = Int32(0), Int32(0)
     for at in cutlass.range(first + lane, last, STEP_WORDS, unroll=1):
-        mine += rows_in(shared.words[at])
+        mine += rows_in(x, shared.words[at])
+        if cutlass.const_expr(x.tile > 0):
+            any_word = any_word | shared.words[at]
+    if cutlass.const_expr(x.tile > 0):
+        note_present(x, shared, any_word)
     total = neighbours_sum(mine, WARP_SIZE)
     if lane == 0:
         shared.counts[warp] = total
@@ -128,19 +177,24 @@ def write_range(
         word = Int32(0)
         if start + lane < last:
             word = shared.words[start + lane]
-        count = rows_in(word)
+        count = rows_in(x, word)
         upto = prefix_sum(count, lane)
         to = place + upto - count
-        for i in cutlass.range_constexpr(WORD_ROWS):
-            members = (word >> (8 * i)) & 255
+        for i in cutlass.range_constexpr(x.word_rows):
+            members = (word >> (x.row_bits * i)) & x.row_mask
             if members != 0:
-                row = base + (start + lane) * WORD_ROWS + i
+                row = base + (start + lane) * x.word_rows + i
                 (lists.rows.iterator + (line + to)).store(row)
-                (lists.members.iterator + (line + to)).store(Uint8(members))
+                store_members(lists, line + to, members)
                 to += 1
         place += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
     cute.arch.sync_threads()
     return end
+
+
+def store_members(lists: Lists, place: Any, members: Any) -> None:
+    """A row's bits."""
+    (lists.members.iterator + place).store(lists.members.element_type(members))
 
 
 @cute.jit
@@ -162,14 +216,17 @@ def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) ->
             if other_row == row and other_members == members and other < own:
                 place += 1
         (lists.rows.iterator + (line + place)).store(row)
-        (lists.members.iterator + (line + place)).store(Uint8(members))
+        store_members(lists, line + place, members)
     return before + count
 
 
 @cute.jit
-def write_all_slots(x: Slots, lists: Lists, thread: Int32) -> Int32:
+def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> Int32:
     """Every slot of the group's queries, each of one member; returns how many."""
     group, _, _ = cute.arch.block_idx()
+    none = Int32(-1)
+    if cutlass.const_expr(x.tile > 0):
+        none = shared.repeats[0, 0]
     line = Int64(group) * lists.rows.shape[1]
     before = Int32(0)
     for member in cutlass.range_constexpr(x.group):
@@ -180,14 +237,27 @@ def write_all_slots(x: Slots, lists: Lists, thread: Int32) -> Int32:
             row = (at + slot).load()
             members = Int32(1 << member)
             if row < 0 or row >= x.num_keys:
-                row, members = Int32(-1), Int32(0)
+                row, members = none, Int32(0)
             (lists.rows.iterator + (line + before + slot)).store(row)
-            (lists.members.iterator + (line + before + slot)).store(Uint8(members))
+            store_members(lists, line + before + slot, members)
         before += length
     return before
 
 
-def allocate_shared() -> Shared:
+@cute.jit
+def fill_tile(x: Slots, lists: Lists, count: Int32, thread: Int32) -> None:
+    """Rows of the list again, of no member, up to a whole tile; count > 0. All threads call."""
+    group, _, _ = cute.arch.block_idx()
+    cute.arch.sync_threads()
+    line = Int64(group) * lists.rows.shape[1]
+    place = count + thread
+    if place < (count + x.tile - 1) // x.tile * x.tile:
+        row = (lists.rows.iterator + (line + thread % count)).load()
+        (lists.rows.iterator + (line + place)).store(row)
+        store_members(lists, line + place, Int32(0))
+
+
+def allocate_shared(tile: int) -> Shared:
     """The kernel's shared memory."""
     allocator = SmemAllocator()
 
@@ -196,7 +266,8 @@ def allocate_shared() -> Shared:
         order = tuple(reversed(range(len(shape))))
         return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
 
-    return Shared(words(RANGE // WORD_ROWS), words(WARPS), words(MOST_REPEATS, 2), words(1))
+    present = words(1) if tile > 0 else None
+    return Shared(words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1), present)
 
 
 @cute.kernel
@@ -206,30 +277,38 @@ def union_kernel(
     lists: Lists,
     num_keys: Int32,
     group: cutlass.Constexpr,
+    tile: cutlass.Constexpr,
 ):
     """One group; arguments as in `launch_union`."""
     thread, _, _ = cute.arch.thread_idx()
     number, _, _ = cute.arch.block_idx()
-    shared = allocate_shared()
-    x = Slots(indices, topk_length, num_keys, number * group, group)
+    shared = allocate_shared(tile)
+    x = Slots(indices, topk_length, num_keys, number * group, group, tile)
     if thread == 0:
         shared.num_repeats[0] = Int32(0)
+        if cutlass.const_expr(tile > 0):
+            shared.present[0] = Int32(0)
     count = Int32(0)
-    for base in cutlass.range(0, num_keys, RANGE, unroll=1):
-        num_rows = cutlass.min(num_keys - base, Int32(RANGE))
-        num_words = (num_rows + WORD_ROWS - 1) // WORD_ROWS
+    for base in cutlass.range(0, num_keys, RANGE_WORDS * x.word_rows, unroll=1):
+        num_rows = cutlass.min(num_keys - base, Int32(RANGE_WORDS * x.word_rows))
+        num_words = (num_rows + x.word_rows - 1) // x.word_rows
         for at in cutlass.range(thread, num_words, THREADS, unroll=4):
             shared.words[at] = Int32(0)
         cute.arch.sync_threads()
         mark(x, shared, Int32(base), thread)
         cute.arch.sync_threads()
-        count = write_range(shared, lists, Int32(base), num_words, count, thread)
+        count = write_range(x, shared, lists, Int32(base), num_words, count, thread)
     if shared.num_repeats[0] > MOST_REPEATS:
-        count = write_all_slots(x, lists, thread)
+        count = write_all_slots(x, shared, lists, thread)
     elif shared.num_repeats[0] > 0:
         count = write_repeats(shared, lists, count, thread)
+    if cutlass.const_expr(tile > 0):
+        if count > 0:
+            fill_tile(x, lists, count, thread)
     if thread == 0:
         lists.counts[number] = count
+        if cutlass.const_expr(tile > 0):
+            lists.present[number] = shared.present[0]
 
 
 @cute.jit
@@ -240,13 +319,15 @@ def launch_union(
     num_keys: Int32,
     group: cutlass.Constexpr,
     stream: Any,
+    tile: cutlass.Constexpr = 0,
 ):
     """Launch on `stream`.
 
     Args:
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
-        num_keys: S_kv, at least 1. group: queries of a group, 2 to 8.
+        num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
+        tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
     """
-    union_kernel(indices, topk_length, lists, num_keys, group).launch(
+    union_kernel(indices, topk_length, lists, num_keys, group, tile).launch(
         grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -1,0 +1,23 @@
+"""bf16 matrices in the registers of a warp."""
+
+from typing import Any
+
+from cutlass import Int32, cute
+
+
+def pack_bf16(low: Any, high: Any) -> Any:
+    """Two fp32 as two bf16 in a word."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};",
+        write_only_types=[Int32],
+        read_only_args=[low, high],
+    )
+
+
+def transpose_8x8(word: Any) -> Any:
+    """The warp's 8 x 8 matrix transposed: lane 4 r + c has elements (r, 2 c) and (r, 2 c + 1)."""
+    return cute.arch.inline_ptx(
+        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
+        write_only_types=[Int32],
+        read_only_args=[word],
+    )

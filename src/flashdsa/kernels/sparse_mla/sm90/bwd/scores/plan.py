@@ -1,0 +1,133 @@
+"""Tiles, budgets, barriers and roles of the kernel that computes P and dS, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemPlan,
+    SmemRegion,
+    check_barriers,
+    check_registers,
+    plan_smem,
+)
+
+ITEM_BLOCKS = 2
+"""Row blocks of a work item, one for each consumer warpgroup."""
+D_QK = 576
+D_V = 512
+BF16 = 2
+CHUNK = 64
+"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
+CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
+CHUNKS = D_QK // CHUNK
+V_CHUNKS = D_V // CHUNK
+BLOCK_BYTES = CHUNKS * CHUNK_BYTES
+"""Q of a row block."""
+BATCH_CHUNKS = 3
+"""Chunks whose products are one group, and which are freed together."""
+QUERIES = (1, 2, 4, 8, 16)
+WARP_ROWS = 16
+"""Of a warp in a wgmma."""
+
+
+@dataclass(frozen=True)
+class ScoresPlan:
+    """One compiled kernel: choices first, then what follows from them.
+
+    Attributes:
+        queries: of a group. split_warps: a warp's 16 rows are of two queries, of 8 heads each.
+        slots: chunks that the ring of keys holds.
+        gather_registers, consumer_registers: of a thread.
+    """
+
+    queries: int = 1
+    split_warps: bool = False
+    slots: int = 10
+    gather_registers: int = 56
+    consumer_registers: int = 224
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.queries not in QUERIES:
+            raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
+        if self.slots < CHUNKS:
+            raise ValueError(f"slots: a tile has {CHUNKS} chunks; got {self.slots}")
+        check_registers(self.roles, SM90.registers)
+        check_barriers(self.barriers, self.roles)
+        _ = self.smem
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        split = "_split" if self.split_warps else ""
+        return f"mla_bwd_scores_group{self.queries}{split}"
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        return [
+            SmemRegion("q", ITEM_BLOCKS * BLOCK_BYTES, 1024, "Q of an item, 2 x 9 x [64, 64] SW128"),
+            SmemRegion("k", self.slots * CHUNK_BYTES, 1024, "keys: a ring of [64, 64] SW128"),
+            SmemRegion("barriers", barriers, 8, "mbarriers"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "rows of kv into the ring")
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def score(self) -> Role:
+        """Warpgroups 1 and 2, a row block each."""
+        does = f"S, dP, P and dS of {BLOCK_ROWS} rows each"
+        return Role("score", ITEM_BLOCKS * WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles, in the order of their threads."""
+        return self.gather, self.score
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region."""
+        gather, score = self.roles
+        return (
+            Barrier(
+                "k_full", self.slots, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
+            ),
+            Barrier(
+                "k_free", self.slots, score, Arrives.EVERY_WARP, gather, 0,
+                "both row blocks have read the chunk",
+            ),
+        )  # fmt: skip
