@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, Operation
 
 _CPU_ATTENTION = Features(
@@ -67,9 +68,11 @@ _SM90_FORWARD = Features(
     topk_length=True,
     deterministic=True,
 )
+_SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS), deterministic=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=_INDEXER.topk)
 _SM90 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
+    Operation.MLA_BWD: ("mla_bwd:backward", _SM90_BACKWARD),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
     Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),

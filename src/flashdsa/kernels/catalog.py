@@ -16,7 +16,10 @@ from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
@@ -168,14 +171,38 @@ SPARSE_MLA_FWD = KernelSpec(
     entry="forward_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), "left": ("left.py",), "right": ("right.py",)},
 )
+_SM90_BWD = "flashdsa.kernels.sparse_mla.sm90.bwd"
+
 MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=(*(ScoresPlan(queries) for queries in (2, 1, 4, 8, 16)), ScoresPlan(16, True)),
-    build="flashdsa.kernels.sparse_mla.sm90.bwd.scores.build:compile_scores",
+    build=f"{_SM90_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
-    sources={"gather": ("gather.py",), "score": ("score.py", "products.py")},
+    sources={"gather": ("gather.py", "cp_async.py"), "score": ("score.py", "products.py")},
+)
+MLA_BWD_DQ = KernelSpec(
+    name="mla_bwd_dq",
+    arch=SM90.name,
+    operations=(Operation.MLA_BWD,),
+    plans=tuple(DqPlan(row_blocks) for row_blocks in reversed(ROW_BLOCKS)),
+    build=f"{_SM90_BWD}.dq.build:compile_dq",
+    entry="dq_kernel",
+    sources={"load": ("load.py", "cp_async.py"), "multiply": ("multiply.py",)},
+)
+MLA_BWD_DKV = KernelSpec(
+    name="mla_bwd_dkv",
+    arch=SM90.name,
+    operations=(Operation.MLA_BWD,),
+    plans=tuple(DkvPlan(row_blocks) for row_blocks in reversed(ROW_BLOCKS)),
+    build=f"{_SM90_BWD}.dkv.build:compile_dkv",
+    entry="dkv_kernel",
+    sources={
+        "images": ("images.py",),
+        "rows": ("rows.py", "cp_async.py"),
+        "multiply": ("multiply.py", "add.py"),
+    },
 )
 
 KERNELS = (
@@ -188,6 +215,8 @@ KERNELS = (
     WRITE_INDEX_K_CACHE,
     SPARSE_MLA_FWD,
     MLA_BWD_SCORES,
+    MLA_BWD_DQ,
+    MLA_BWD_DKV,
     MLA_BWD,
 )
 """All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's

@@ -49,7 +49,7 @@ CHAIN_TOLERANCE = 3e-2
 """`||gradient - ref|| / ||ref||` of bf16 inputs where ref begins with the unrounded O: see
 `judge_sparse_mla.judge_chain`. Seen: 1.7e-3 with logits of standard deviation 1, and 5e-3 to 1.3e-2
 with logits 10 to 100 times as large."""
-BF16_OPERANDS = ("sm100", "emulate-sm100")
+BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""

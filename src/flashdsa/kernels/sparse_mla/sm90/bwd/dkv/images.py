@@ -1,0 +1,42 @@
+"""Role images: P and dS of every tile, from the spool into the ring."""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.tma import load_bytes
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import image_of
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import DS_IMAGE, IMAGE_BYTES, IMAGES, P_IMAGE
+
+
+class Images(NamedTuple):
+    """Fills the ring. Signals image_full."""
+
+    ctx: Context
+    spool: cute.Tensor  # (bytes,) uint8
+
+
+@cute.jit
+def load_all(role: Images) -> None:
+    """One thread: the images of the CTA's items, of each row block dS and then P."""
+    ctx, plan = role.ctx, role.ctx.plan
+    full, free = ctx.barriers("image_full"), ctx.barriers("image_free")
+    ring = ctx.arena.bytes("ring")
+    number, item_number = Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        for tile in cutlass.range(item.tiles, unroll=1):
+            for part in cutlass.range_constexpr(plan.parts):
+                block = item.local * plan.row_blocks + part // IMAGES
+                image = P_IMAGE if part % IMAGES else DS_IMAGE
+                at = free.state(number + part)
+                stage = full.state(number + part).stage
+                # image_free: the image that lay in the slot has been read.
+                free.wait(at.phase ^ 1, at.stage)
+                full.arrive_and_expect_tx(None, stage)
+                source = image_of(role.spool, block, tile, ctx.lists.capacity, image)
+                load_bytes(ring + at.stage * IMAGE_BYTES, source, IMAGE_BYTES, full.at(stage))
+            number += plan.parts
+        item_number += ctx.work.num_ctas

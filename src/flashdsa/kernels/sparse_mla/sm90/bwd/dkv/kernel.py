@@ -1,0 +1,101 @@
+"""dKV += dS^T Q + P^T dO from the spool: a CTA takes a slice of the dims of a group at a time.
+
+Q and dO of the group's rows stay in shared memory for all of the list's tiles of 64 keys.
+
+rows                | images             | multiply, even tiles      | odd tiles
+------------------- | ------------------ | ------------------------- | --------------------------
+Q and dO, in parts  | dS, P of tile 0    |                           |
+                    | dS, P of tile 1    | products of tile 0        |
+                    | dS, P of tile 2    | additions to dKV          | products of tile 1
+                    | ...                | products of tile 2        | additions to dKV
+next item's parts   |                    | last tile frees the parts | ...
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.images import Images, load_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.multiply import Multiply, multiply_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.rows import Rows, copy_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Lists, work_of_cta
+
+
+@cute.kernel
+def dkv_kernel(
+    spool: cute.Tensor,
+    ids: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    q: cute.Tensor,
+    do: cute.Tensor,
+    dkv: cute.Tensor,
+    heads: Int32,
+    group_begin: Int32,
+    group_end: Int32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_dkv`."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    initialise_barriers(arena, thread)
+    cute.arch.sync_threads()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role finds its place for itself: what all share would be live in every role.
+    if group == 0:
+        cute.arch.setmaxregister_decrease(plan.rows.registers)
+        ctx = locate(arena, ids, counts, group_begin, group_end)
+        if warp > 0:
+            copy_all(Rows(ctx, q, do, present, heads))
+        elif thread == 0:
+            load_all(Images(ctx, spool))
+    else:
+        cute.arch.setmaxregister_increase(plan.multiply.registers)
+        ctx = locate(arena, ids, counts, group_begin, group_end)
+        multiply_all(Multiply(ctx, dkv, group - 1))
+
+
+@cute.jit
+def locate(
+    arena: Arena, ids: cute.Tensor, counts: cute.Tensor, group_begin: Int32, group_end: Int32
+) -> Context:
+    """This thread's context."""
+    thread, _, _ = cute.arch.thread_idx()
+    work = work_of_cta(group_begin, group_end, SLICES)
+    return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
+
+
+@cute.jit
+def launch_dkv(
+    spool: cute.Tensor,
+    ids: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    q: cute.Tensor,
+    do: cute.Tensor,
+    dkv: cute.Tensor,
+    heads: Int32,
+    group_begin: Int32,
+    group_end: Int32,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`. What the tensors hold is said in spool.py.
+
+    Args:
+        spool: (bytes,) uint8: images of the groups from group_begin to group_end, which is not one.
+        ids: (groups, capacity) int32. counts, present: (groups,) int32.
+        q: (S * H, 576) bf16. do: (S * H, 512) bf16. dkv: (S_kv, 576) fp32, added to.
+        heads: H, one of spool.HEADS.
+        num_ctas: at most the work items, SLICES a group; best so many as run at once.
+    """
+    dkv_kernel(spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )

@@ -1,0 +1,151 @@
+"""Role multiply: dS^T Q + P^T dO of a tile of 64 keys, each warpgroup every other tile.
+
+A row of the tile's dKV is a key's, so the sum over all rows of the group is in one accumulator, and
+each key's row of dKV is added to once for all of them.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import KEYS, add_tile
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import (
+    LAST_LATENT_DIMS,
+    PART_BYTES,
+    SLICE_DIMS,
+    SLICES,
+    WARPGROUPS,
+)
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, arrive_warp, multiply
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, IMAGES, TILE_KEYS
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_k, along_n
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
+
+IMAGE_STEP = MMA_K * BF16
+"""Bytes from 16 rows of an image, where they are along its lines, to the next ones."""
+ROWS_STEP = MMA_K * CHUNK * BF16
+"""Bytes from 16 rows of Q or dO to the next ones."""
+
+
+class Multiply(NamedTuple):
+    """Reads rows and the ring. Signals rows_free, image_free; adds to dKV."""
+
+    ctx: Context
+    dkv: cute.Tensor  # (S_kv, 576) fp32
+    warpgroup: Int32  # 0 or 1
+
+
+class Tile(NamedTuple):
+    """A tile of an item, for the warpgroup that takes it."""
+
+    first_image: Int32  # running number in the ring
+    items: Int32  # the CTA's items with keys before this one
+    opens: Boolean  # the warpgroup's first one of the item
+    closes: Boolean  # its last one
+
+
+@cute.jit
+def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
+    """This warp has read the part's image, and behind the item's last tile the part's rows."""
+    ctx = role.ctx
+    free = ctx.barriers("image_free")
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        free.arrive(free.state(tile.first_image + part).stage)
+        if tile.closes:
+            ctx.barriers("rows_free").arrive(part)
+
+
+@cute.jit
+def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
+    """All products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
+    ctx = role.ctx
+    full = ctx.barriers("image_full")
+    ring, rows = ctx.arena.address("ring"), ctx.arena.address("rows")
+    for part in cutlass.range_constexpr(ctx.plan.parts):
+        number = tile.first_image + part
+        if tile.opens:
+            ctx.barriers("rows_full").wait_round(tile.items, part)
+            # The rows have been copied by threads; the fence shows them to wgmma.
+            cute.arch.fence_proxy("async.shared", space="cta")
+        full.wait_for(number)
+        slot = ctx.barriers("image_free").state(number).stage
+        warpgroup.fence()
+        multiply(
+            acc,
+            LAST_LATENT_DIMS if last and part % IMAGES else SLICE_DIMS,
+            (along_k(ring + slot * IMAGE_BYTES), IMAGE_STEP),
+            (along_n(rows + part * PART_BYTES), ROWS_STEP),
+            transposed=False,
+            clear=part == 0,
+        )
+        warpgroup.commit_group()
+        if cutlass.const_expr(part > 0):
+            warpgroup.wait_group(1)
+            release(role, tile, part - 1)
+    warpgroup.wait_group(0)
+    release(role, tile, ctx.plan.parts - 1)
+
+
+@cute.jit
+def read_keys(role: Multiply, item: Item, tile: Int32) -> list[Int32]:
+    """Rows of dKV of this thread's rows of a tile that there may not be; -1 behind the list."""
+    ctx = role.ctx
+    keys = [Int32(-1)] * KEYS
+    first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    at = ctx.lists.row(item.group) + first
+    for h in cutlass.range_constexpr(KEYS):
+        if first + 8 * h < item.count:
+            keys[h] = (at + 8 * h).load()
+    return keys
+
+
+@cute.jit
+def multiply_item(
+    role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
+) -> None:
+    """The warpgroup's tiles of an item.
+
+    Args:
+        items: the CTA's items with keys before this one. tiles_before: all their tiles.
+    """
+    tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
+    if tile >= item.tiles:
+        # No tile for this warpgroup: it does not need the rows, once they are there.
+        for part in cutlass.range_constexpr(role.ctx.plan.parts):
+            role.ctx.barriers("rows_full").wait_round(items, part)
+            arrive_warp(role.ctx.barriers("rows_free").at(part), role.ctx.thread)
+    keys = read_keys(role, item, tile)
+    opens = Boolean(True)
+    while tile < item.tiles:
+        ahead = read_keys(role, item, tile + WARPGROUPS)
+        number = (tiles_before + tile) * role.ctx.plan.parts
+        acc = cute.make_rmem_tensor(SLICE_DIMS // 2, Float32)
+        closes = tile + WARPGROUPS >= item.tiles
+        multiply_tile(role, acc, Tile(number, items, opens, closes), last)
+        add_tile(role.dkv, acc, keys, item.slice * SLICE_DIMS)
+        keys = ahead
+        opens = Boolean(False)
+        tile += WARPGROUPS
+
+
+@cute.jit
+def multiply_all(role: Multiply) -> None:
+    """Every item of the CTA."""
+    ctx = role.ctx
+    items, tiles, item_number = Int32(0), Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        if item.tiles > 0:
+            if item.slice == SLICES - 1:
+                multiply_item(role, item, items, tiles, True)
+            else:
+                multiply_item(role, item, items, tiles, False)
+            items += 1
+        tiles += item.tiles
+        item_number += ctx.work.num_ctas

@@ -1,0 +1,1 @@
+"""dQ = dS K of groups of rows that share a list of keys."""

@@ -1,0 +1,31 @@
+"""What both roles know: the plan, shared memory, the CTA's work."""
+
+from typing import Any, NamedTuple
+
+from cutlass import Int32
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, Lists, Work, item_at
+
+
+class Context(NamedTuple):
+    """One CTA's place in the launch."""
+
+    arena: Arena
+    work: Work
+    lists: Lists
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> DqPlan:
+        """The budgets, known when the kernel is compiled."""
+        return self.arena.plan
+
+    def item(self, number: Any) -> Item:
+        """Work item `number`."""
+        return item_at(self.work, self.lists, number, self.plan.slices)
+
+    def stage(self, stage: Any) -> Any:
+        """Shared memory address of a stage: its first dS image."""
+        return self.arena.address("stages") + stage * self.plan.stage_bytes

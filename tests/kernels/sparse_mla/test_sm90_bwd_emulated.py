@@ -1,0 +1,74 @@
+"""The Hopper backward's compiled kernels together on ptxemu: within the contract, no finding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.emulated.runner import Emulator, emulation
+from flashdsa.errors import UnsupportedError
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
+
+EVERY_FEATURE = {
+    "duplicates": True,
+    "invalid": True,
+    "empty_rows": True,
+    "topk_length": True,
+    "attn_sink": "infinite",
+    "poison": True,
+    "strided": True,
+    "kv_3d": True,
+    "indices_3d": True,
+}
+
+
+def check(case: SparseMlaCase, **options: object) -> Emulator:
+    """The public operation on a small device; its gradients are judged, and nothing is found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    with emulation(SMALL) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm90", **options)) == []
+    return emulator
+
+
+@pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
+def test_every_number_of_heads(heads: int) -> None:
+    check(SparseMlaCase("heads", 3, 90, heads, 40, invalid=True, poison=True, empty_rows=True))
+
+
+def test_every_feature() -> None:
+    check(SparseMlaCase("every feature", 7, 60, 64, 40, **EVERY_FEATURE))
+
+
+def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
+    check(SparseMlaCase("bf16", 1, 60, 64, 40), dkv_dtype=torch.bfloat16)
+    check(SparseMlaCase("no key", 2, 0, 64, 32))
+    check(SparseMlaCase("no query", 0, 9, 64, 32))
+
+
+def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashdsa.backends.sm90.mla_bwd.MOST_WORKSPACE_BYTES", 1)
+    case = SparseMlaCase("parts", 5, 90, 64, 40, invalid=True, attn_sink="finite", poison=True)
+    setups = check(case).setups
+    groups = 2
+    assert len(setups) == groups * 5  # delta, lists, scores, dQ, dKV
+
+
+def test_autograd_is_the_forward_and_the_backward() -> None:
+    case = SparseMlaCase("autograd", 3, 90, 16, 40, invalid=True, attn_sink="finite")
+    with emulation(SMALL):
+        inputs = make_sparse_mla_inputs(case, 0, "cpu")
+        assert failures(check_autograd(inputs, "emulate-sm90")) == []
+
+
+def test_what_the_kernels_do_not_take_is_refused() -> None:
+    inputs = make_sparse_mla_inputs(SparseMlaCase("20 heads", 1, 40, 20, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="num_heads: takes 8, 16, 32, 64, 128; got 20"):
+        check_backward(inputs, "emulate-sm90")
+    inputs = make_sparse_mla_inputs(SparseMlaCase("16 heads", 1, 40, 16, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="deterministic"):
+        check_backward(inputs, "emulate-sm90", deterministic=True)

@@ -1,0 +1,242 @@
+"""dQ and dKV of the Hopper backward from a spool of the test's own, on ptxemu, every element."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
+    BLOCK_ROWS,
+    DS_IMAGE,
+    IMAGES,
+    P_IMAGE,
+    TILE_KEYS,
+    group_queries,
+    spool_bytes,
+)
+from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.toolchain.ptxas import find_assembler
+from ptxemu import Policy
+
+CAPACITY = 192
+NUM_KEYS = 90
+NUM_CTAS = 2
+COUNTS = (70, 0, 64, 1, 130)
+FIRST_GROUP = 1
+"""The launches begin behind the first group of COUNTS."""
+NAN = float("nan")
+PRODUCTS = [
+    pytest.param(spec, plan, id=plan.name)
+    for spec in (MLA_BWD_DQ, MLA_BWD_DKV)
+    for plan in spec.plans
+]
+ROW_BLOCKS = pytest.mark.parametrize("row_blocks", [2, 4])
+
+
+class Inputs(NamedTuple):
+    """Of a launch. P and dS: (row blocks of all groups, tiles, keys, rows), bf16."""
+
+    ids: Tensor
+    counts: Tensor
+    present: Tensor
+    p: Tensor
+    ds: Tensor
+    q: Tensor
+    do: Tensor
+    heads: int
+    row_blocks: int
+
+    def spool(self) -> Tensor:
+        """The images of the groups from FIRST_GROUP on, as bytes; NaN where nothing is read."""
+        first = FIRST_GROUP * self.row_blocks
+        size = spool_bytes(len(self.counts) - FIRST_GROUP, self.row_blocks, CAPACITY)
+        tiles = CAPACITY // TILE_KEYS
+        spool = torch.full((size // 2,), NAN, dtype=torch.bfloat16)
+        images = spool.view(-1, tiles, IMAGES, TILE_KEYS * BLOCK_ROWS)
+        for group in range(FIRST_GROUP, len(self.counts)):
+            used = -(-int(self.counts[group]) // TILE_KEYS)
+            for block in range(group * self.row_blocks, (group + 1) * self.row_blocks):
+                images[block - first, :used, P_IMAGE] = swizzled(self.p[block, :used])
+                images[block - first, :used, DS_IMAGE] = swizzled(self.ds[block, :used])
+        return spool.view(torch.uint8)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Q or dO in float64 with zeros for the rows that no query with a key has."""
+        padded = x.new_zeros(len(self.p) * BLOCK_ROWS, x.shape[1], dtype=torch.float64)
+        padded[: len(x)] = x.double().nan_to_num(0.0)
+        return padded.view(len(self.p), BLOCK_ROWS, -1)
+
+
+def swizzled(images: Tensor) -> Tensor:
+    """(..., keys, rows) as spool.py says: 16-byte unit u of line k lies at u ^ (k % 8)."""
+    lines = images.unflatten(-1, (8, 8))
+    key, unit = torch.arange(TILE_KEYS)[:, None], torch.arange(8)
+    return lines[..., key, unit ^ (key % 8), :].flatten(-3)
+
+
+def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
+    """Lists with repetitions; every third query has no key, and NaN in its Q and dO."""
+    generator = torch.Generator().manual_seed(seed)
+    groups, blocks = len(COUNTS), len(COUNTS) * row_blocks
+    counts = torch.tensor(COUNTS, dtype=torch.int32)
+    ids = torch.randint(0, NUM_KEYS, (groups, CAPACITY), generator=generator, dtype=torch.int32)
+    shape = (blocks, CAPACITY // TILE_KEYS, TILE_KEYS, BLOCK_ROWS)
+    p = torch.rand(shape, generator=generator)
+    ds = torch.randn(shape, generator=generator)
+    queries = group_queries(heads, row_blocks)
+    num_queries = groups * queries - 1  # the last group is not full
+    q = torch.randn(num_queries * heads, 576, generator=generator).bfloat16()
+    do = torch.randn(num_queries * heads, 512, generator=generator).bfloat16()
+    present = torch.zeros(groups, dtype=torch.int32)
+    of_row = torch.arange(blocks * BLOCK_ROWS) // heads
+    has_key = (of_row < num_queries) & (of_row % 3 != 1)
+    for query in of_row[has_key].unique().tolist():
+        present[query // queries] |= 1 << query % queries
+    q[~has_key[: len(q)]] = NAN
+    do[~has_key[: len(q)]] = NAN
+    for x in (p, ds):
+        by_group = x.view(groups, row_blocks, -1, BLOCK_ROWS)
+        for group, count in enumerate(COUNTS):
+            by_group[group, :, count:] = 0.0
+        x.mul_(has_key.view(blocks, 1, 1, BLOCK_ROWS))
+    return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads, row_blocks)
+
+
+def launch(spec: KernelSpec, inputs: Inputs, policy: Policy | None, *arguments: Any) -> None:
+    """The plan for the inputs' row blocks, of the groups from FIRST_GROUP on; nothing is found."""
+    (plan,) = (plan for plan in spec.plans if plan.row_blocks == inputs.row_blocks)
+    emulator = Emulator(policy=policy, on_finding="collect")
+    function = emulator.function(spec, plan)
+    groups = (FIRST_GROUP, len(inputs.counts))
+    with emulator.launching():
+        function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, NUM_CTAS)
+    assert [str(finding) for finding in emulator.findings] == []
+    (setup,) = emulator.setups
+    assert (setup.smem, setup.block[0]) == (plan.smem.total, plan.threads)
+
+
+def assert_near(got: Tensor, expected: Tensor, terms: Tensor, relative: float) -> None:
+    """Every element, to its own rounding and to that of fp32 sums of these absolute terms."""
+    off = (got.double() - expected).abs()
+    assert (off <= relative * expected.abs() + 3e-6 * terms).all(), off.max()
+
+
+def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
+    inputs = make_inputs(row_blocks, heads)
+    kv = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+    kv[0] = NAN  # which no list names
+    inputs.ids.clamp_(min=1)
+    dq = torch.full_like(inputs.q, NAN)
+    launch(MLA_BWD_DQ, inputs, policy, kv, dq)
+    expected = torch.zeros(len(inputs.ds), BLOCK_ROWS, 576, dtype=torch.float64)
+    terms = torch.zeros_like(expected)
+    for block in range(len(inputs.ds)):
+        group = block // row_blocks
+        count = int(inputs.counts[group])
+        keys = kv[inputs.ids[group, :count].long()].double()
+        ds = inputs.ds[block].flatten(0, 1)[:count].double().T
+        expected[block], terms[block] = ds @ keys, ds.abs() @ keys.abs()
+    first = FIRST_GROUP * row_blocks * BLOCK_ROWS
+    rows = slice(first, len(dq))
+    assert_near(dq[rows], expected.flatten(0, 1)[rows], terms.flatten(0, 1)[rows], 2**-8)
+    assert dq[:first].isnan().all()
+
+
+def check_dkv(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
+    inputs = make_inputs(row_blocks, heads)
+    inputs.ids.clamp_(min=1)
+    before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
+    dkv = before.clone()
+    launch(MLA_BWD_DKV, inputs, policy, inputs.present, inputs.q, inputs.do, dkv, heads)
+    expected, terms = before.double(), before.double().abs()
+    q, do = inputs.rows(inputs.q), inputs.rows(inputs.do)
+    for block in range(FIRST_GROUP * row_blocks, len(inputs.p)):
+        group = block // row_blocks
+        count = int(inputs.counts[group])
+        ids = inputs.ids[group, :count].long()
+        p, ds = (x[block].flatten(0, 1)[:count].double() for x in (inputs.p, inputs.ds))
+        expected.index_add_(0, ids, ds @ q[block])
+        expected[:, :512].index_add_(0, ids, p @ do[block])
+        terms.index_add_(0, ids, ds.abs() @ q[block].abs())
+        terms[:, :512].index_add_(0, ids, p @ do[block].abs())
+    assert_near(dkv, expected, terms, 2**-23)
+    named = {int(i) for g in range(FIRST_GROUP, 5) for i in inputs.ids[g, : COUNTS[g]]}
+    others = [key for key in range(NUM_KEYS) if key not in named]
+    assert others and torch.equal(dkv[others], before[others])
+
+
+@ROW_BLOCKS
+def test_dq_of_lists_of_every_length(row_blocks: int) -> None:
+    check_dq(row_blocks, 64)
+
+
+@pytest.mark.parametrize(("row_blocks", "heads"), [(4, 16), (2, 128)])
+def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(
+    row_blocks: int, heads: int
+) -> None:
+    check_dkv(row_blocks, heads)
+
+
+@pytest.mark.parametrize("check", [check_dq, check_dkv])
+def test_it_does_not_matter_when_asynchronous_work_happens(check: Any) -> None:
+    check(2, 64, Policy(asynchronous="late", seed=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [8, 32, 64])
+@pytest.mark.parametrize("check", [check_dq, check_dkv])
+@ROW_BLOCKS
+def test_other_heads_and_orders(check: Any, row_blocks: int, heads: int) -> None:
+    for seed, when in enumerate(("late", "eager", "random")):
+        check(row_blocks, heads, Policy(asynchronous=when, seed=seed))
+
+
+def ptx(spec: KernelSpec, plan: Any) -> str:
+    """Of the plan's function."""
+    return str(compiled(spec, plan).__ptx__).rstrip("\0")
+
+
+@pytest.mark.parametrize(
+    ("spec", "row_blocks", "shapes"),
+    [
+        (MLA_BWD_DQ, 4, {"m64n192": 8}),
+        (MLA_BWD_DQ, 2, {"m64n160": 4, "m64n128": 4}),
+        # Twice, of a slice with 192 latent dims and of the one with 128; four steps an image.
+        (MLA_BWD_DKV, 4, {"m64n192": 48, "m64n128": 16}),
+        (MLA_BWD_DKV, 2, {"m64n192": 24, "m64n128": 8}),
+    ],
+)
+def test_the_products_are_those_of_the_design(
+    spec: KernelSpec, row_blocks: int, shapes: dict[str, int]
+) -> None:
+    (plan,) = (plan for plan in spec.plans if plan.row_blocks == row_blocks)
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, plan))
+    assert {shape: found.count(shape) for shape in found} == shapes
+
+
+@pytest.mark.parametrize(("spec", "plan"), PRODUCTS)
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    tmp_path: Path, spec: KernelSpec, plan: Any
+) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    found = find_assembler()
+    if found is None:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    source = tmp_path / "kernel.ptx"
+    source.write_text(ptx(spec, plan))
+    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills and set(spills) == {("0", "0")}
+    assert "wgmma" not in done.stderr
