@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
-from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.kernels.catalog import MLA_BWD_SCORES
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS, ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
@@ -26,7 +22,6 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
 )
 from flashdsa.kernels.sparse_mla.sm90.union import members_bits
 from flashdsa.reference import valid_slots
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs

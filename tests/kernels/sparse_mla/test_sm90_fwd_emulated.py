@@ -11,10 +11,8 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
-import flashdsa
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla import launch
-from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
 from flashdsa.operands import SparseMlaOperands
@@ -186,11 +184,3 @@ def test_groups_of_two_and_of_eight(heads: int, group: int) -> None:
 def test_the_models_sizes() -> None:
     case = SparseMlaCase("model's topk", 1, 3000, 128, 2048, invalid=True)
     run(case, FwdPlan(), Policy(asynchronous="eager"))
-
-
-def test_autograd_says_that_there_is_no_backward() -> None:
-    inputs = make_sparse_mla_inputs(SparseMlaCase("grad", 1, 50, 64, 64), 0, "cpu")
-    q = inputs.q.requires_grad_()
-    O = flashdsa.sparse_mla(q, inputs.kv, inputs.indices, backend="emulate-sm90")
-    with pytest.raises(UnsupportedError, match="mla_bwd"):
-        O.sum().backward()

@@ -77,7 +77,9 @@ def backward(
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dkv.to(dkv_dtype), d_sink
     dq = runner.empty(*q.shape, dtype=q.dtype)
     delta = runner.empty(*lse.shape, dtype=torch.float32)
-    with_sink = lse if attn_sink is None else torch.logaddexp(lse, attn_sink.to(lse.dtype).expand_as(lse))
+    with_sink = (
+        lse if attn_sink is None else torch.logaddexp(lse, attn_sink.to(lse.dtype).expand_as(lse))
+    )
     every = runner.empty(0, dtype=torch.int32)
     whole = MlaBwdOperands(
         readable(q),

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.wgmma import mma_async
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS, image_offset
@@ -101,8 +102,8 @@ def multiply(
 
 
 @cute.jit
-def arrive_warp(barrier: Any, thread: Int32) -> None:
+def arrive_warp(barriers: Barriers, stage: Any, thread: Int32) -> None:
     """One arrival for the warp: what its lanes did before is done for whoever waits."""
     cute.arch.sync_warp()
     if thread % WARP_SIZE == 0:
-        cute.arch.mbarrier_arrive(barrier)
+        barriers.arrive(stage)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import image_of
@@ -34,7 +35,7 @@ def load_all(role: Images) -> None:
                 at = free.state(number + part)
                 stage = full.state(number + part).stage
                 # image_free: the image that lay in the slot has been read.
-                free.wait(at.phase ^ 1, at.stage)
+                RingProducer(full, free).acquire(at)
                 full.arrive_and_expect_tx(None, stage)
                 source = image_of(role.spool, block, tile, ctx.lists.capacity, image)
                 load_bytes(ring + at.stage * IMAGE_BYTES, source, IMAGE_BYTES, full.at(stage))

@@ -119,7 +119,7 @@ def multiply_item(
         # No tile for this warpgroup: it does not need the rows, once they are there.
         for part in cutlass.range_constexpr(role.ctx.plan.parts):
             role.ctx.barriers("rows_full").wait_round(items, part)
-            arrive_warp(role.ctx.barriers("rows_free").at(part), role.ctx.thread)
+            arrive_warp(role.ctx.barriers("rows_free"), part, role.ctx.thread)
     keys = read_keys(role, item, tile)
     opens = Boolean(True)
     while tile < item.tiles:

@@ -77,11 +77,11 @@ def multiply_all(role: Multiply) -> None:
             issue_tile(role, accs, at.stage)
             warpgroup.wait_group(1)
             if tile > 0:
-                arrive_warp(ring.empty.at(ring.state(number - 1).stage), ctx.thread)
+                arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
             number += 1
         warpgroup.wait_group(0)
         if item.tiles > 0:
-            arrive_warp(ring.empty.at(ring.state(number - 1).stage), ctx.thread)
+            arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
         for product in cutlass.range_constexpr(PRODUCTS):
             store_product(role, accs[product], item, product)
         item_number += ctx.work.num_ctas

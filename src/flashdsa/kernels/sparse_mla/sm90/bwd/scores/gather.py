@@ -33,9 +33,7 @@ def copy_tile(
 ) -> PipelineState:
     """This thread's copies of a tile; returns the ring's next place."""
     ring = role.ctx.arena.producer("k_full", "k_free")
-    sources = [
-        role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)) for row in rows
-    ]
+    sources = [role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)) for row in rows]
     for chunk in cutlass.range_constexpr(CHUNKS):
         # k_free: both consumers have read what the slot held before.
         ring.acquire(at)

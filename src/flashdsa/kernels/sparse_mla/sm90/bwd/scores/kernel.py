@@ -97,9 +97,7 @@ def launch_scores(
     """
     launch_delta(do, out, delta, stream)
     lists = Lists(rows, members, counts, present)
-    launch_union(
-        indices, topk_length, lists, Int32(kv.shape[0]), plan.queries, stream, TILE_KEYS
-    )
+    launch_union(indices, topk_length, lists, Int32(kv.shape[0]), plan.queries, stream, TILE_KEYS)
     scores_kernel(q, kv, do, lse, delta, lists, spool, heads, sm_scale, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )

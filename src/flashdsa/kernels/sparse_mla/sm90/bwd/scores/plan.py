@@ -83,7 +83,9 @@ class ScoresPlan:
         """What shared memory holds, in its order."""
         barriers = sum(barrier.stages for barrier in self.barriers) * 8
         return [
-            SmemRegion("q", ITEM_BLOCKS * BLOCK_BYTES, 1024, "Q of an item, 2 x 9 x [64, 64] SW128"),
+            SmemRegion(
+                "q", ITEM_BLOCKS * BLOCK_BYTES, 1024, "Q of an item, 2 x 9 x [64, 64] SW128"
+            ),
             SmemRegion("k", self.slots * CHUNK_BYTES, 1024, "keys: a ring of [64, 64] SW128"),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]

@@ -49,7 +49,9 @@ def multiply_chunk(s: Any, dp: Any, q: Any, do: Any, k: Any, chunk: int) -> None
     for step in range(STEPS):
         offset = step * MMA_K * BF16
         b = descriptor(k, offset)
-        _multiply(s, descriptor(q, chunk * CHUNK_BYTES + offset), b, (chunk, step) != (0, 0), (0, 0))
+        _multiply(
+            s, descriptor(q, chunk * CHUNK_BYTES + offset), b, (chunk, step) != (0, 0), (0, 0)
+        )
         if chunk < V_CHUNKS:
             first = A_WORDS * (chunk * STEPS + step)
             a = [do[first + i] for i in range(A_WORDS)]
@@ -62,5 +64,3 @@ def _multiply(d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, .
     )
     for i in range(OF_TILE):
         d[i] = values[i]
-
-

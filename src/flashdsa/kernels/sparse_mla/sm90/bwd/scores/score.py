@@ -127,9 +127,7 @@ def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
     load_q(role, block * BLOCK_ROWS, ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
     last = role.q.shape[0] - 1
     mma_row = warp * WARP_ROWS + lane // 4
-    rows = [
-        cutlass.min(block * BLOCK_ROWS + row_of(mma_row + 8 * half), last) for half in range(2)
-    ]
+    rows = [cutlass.min(block * BLOCK_ROWS + row_of(mma_row + 8 * half), last) for half in range(2)]
     load_do(role, do, rows)
     lse = [role.lse[row] * Float32(LOG2_E) for row in rows]
     delta = [role.delta[row] * role.sm_scale for row in rows]
