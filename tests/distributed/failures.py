@@ -24,7 +24,8 @@ DEAD = 7
 """Exit code of the rank that dies on purpose."""
 
 
-def _require(call: Call, kind: type[Exception], *parts: str) -> None:
+def require_error(call: Call, kind: type[Exception], *parts: str) -> None:
+    """`call` raises `kind` with all `parts` in its message."""
     try:
         call()
     except kind as error:
@@ -47,42 +48,44 @@ def check_ranks_that_differ() -> None:
     """Each rank raises with both values and their ranks; the group serves the next call."""
     rank, group = dist.get_rank(), dist.group.WORLD
     first = rank == 0
-    _require(
+    require_error(
         lambda: _attend(rows=64 if first else 128),
         ValueError,
         "kv_local: float32 [64, 8] on cpu on rank 0, float32 [128, 8] on cpu on rank 1",
     )
-    _require(
+    require_error(
         lambda: _attend(topk=3 if first else 4, dtype=torch.float32 if first else torch.float64),
         ValueError,
         "indices: int32 [any, 3] on cpu on rank 0, int32 [any, 4] on cpu on rank 1",
         "q_local: float32",
     )
-    _require(lambda: _attend(deterministic=first), ValueError, "True on rank 0, False on rank 1")
-    _require(
+    require_error(
+        lambda: _attend(deterministic=first), ValueError, "True on rank 0, False on rank 1"
+    )
+    require_error(
         lambda: _attend(save_gathered=first), ValueError, "save_gathered: True on rank 0, False on"
     )
     zigzag, contiguous = SequenceLayout.zigzag, SequenceLayout.contiguous
     layout = (zigzag if first else contiguous)(256, group)
-    _require(
+    require_error(
         lambda: _attend(rows=128, layout=layout),
         ValueError,
         "layout: zigzag of 256 tokens on 2 ranks",
         "contiguous of 256 tokens on 2 ranks",
     )
-    _require(
+    require_error(
         lambda: gather_latents(torch.zeros(64 if first else 65, 8), group),
         ValueError,
         "kv_local: float32 [64, 8] on cpu on rank 0, float32 [65, 8] on cpu on rank 1",
     )
     # Another operation on the other rank.
-    _require(
+    require_error(
         lambda: gather_latents(torch.zeros(64, 8), group) if first else _attend(),
         ValueError,
         "operation: gather_latents on rank 0, context_parallel_sparse_mla on rank 1",
     )
     layout = zigzag(200, group)
-    _require(
+    require_error(
         lambda: context_parallel_topk_indexer(
             torch.zeros(layout.num_local, 4, 128).to(torch.float8_e4m3fn),
             torch.zeros(layout.num_local, 128),
@@ -112,17 +115,19 @@ def check_an_error_of_one_rank() -> None:
     ]
     for options, kind, text in wrong:
         if first:
-            _require(lambda o=options: _attend(**o), kind, text)  # type: ignore[misc]
+            require_error(lambda o=options: _attend(**o), kind, text)  # type: ignore[misc]
         else:
-            _require(_attend, ValueError, "wrong arguments on another rank: rank 0: ", text)
+            require_error(_attend, ValueError, "wrong arguments on another rank: rank 0: ", text)
     assert torch.equal(_attend(), torch.ones(2, 2, 4))
 
 
 def check_meshes() -> None:
     """A mesh of two dimensions, and what is no mesh."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))
-    _require(lambda: _attend(group=mesh), ValueError, 'e.g. mesh["dp"]; got 2 (dp, cp)')
-    _require(lambda: _attend(group="cp"), TypeError, "mesh: expected a DeviceMesh or a Process")
+    require_error(lambda: _attend(group=mesh), ValueError, 'e.g. mesh["dp"]; got 2 (dp, cp)')
+    require_error(
+        lambda: _attend(group="cp"), TypeError, "mesh: expected a DeviceMesh or a Process"
+    )
     # A dimension of size 1 communicates nothing and gives the plain operation.
     assert torch.equal(_attend(group=mesh["dp"]), torch.ones(2, 2, 4))
 
@@ -136,7 +141,7 @@ def check_a_hung_rank() -> None:
         time.sleep(timeout + 1)
         return
     started = time.monotonic()
-    _require(lambda: _attend(group=group), RuntimeError)
+    require_error(lambda: _attend(group=group), RuntimeError)
     assert timeout - 0.5 < time.monotonic() - started < timeout + 10
 
 
@@ -146,5 +151,5 @@ def check_a_dead_rank() -> None:
         sys.stdout.flush()
         os._exit(DEAD)
     started = time.monotonic()
-    _require(_attend, RuntimeError)
+    require_error(_attend, RuntimeError)
     assert time.monotonic() - started < 30

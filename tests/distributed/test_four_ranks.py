@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import checks, tensor_parallel
+from tests.distributed import checks, decoding, tensor_parallel
 from tests.distributed.ranks import run_ranks
 
 
@@ -21,6 +21,8 @@ def test_four_ranks(tmp_path: Path) -> None:
             checks.check_short_sequences_leave_ranks_empty,
             checks.check_options_of_the_gradients_wire,
             checks.check_indexer_equals_one_process,
+            decoding.check_decode_topk_is_exact,
+            decoding.check_decode_attention_merges,
         ],
     )
     assert found == [{}] * 4, "\n".join(text for one in found for text in one.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.distributed import checks, failures
+from tests.distributed import checks, decoding, failures
 from tests.distributed.ranks import run_ranks
 
 
@@ -23,6 +23,9 @@ def test_two_ranks(tmp_path: Path) -> None:
             checks.check_dtensors,
             checks.check_parallel_style,
             checks.check_indexer_equals_one_process,
+            decoding.check_decode_topk_is_exact,
+            decoding.check_decode_attention_merges,
+            decoding.check_decode_errors,
             failures.check_ranks_that_differ,
             failures.check_an_error_of_one_rank,
             failures.check_meshes,

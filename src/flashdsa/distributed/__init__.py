@@ -3,6 +3,12 @@
 See docs/guides/context-parallel.md.
 """
 
+from flashdsa.distributed.decode import (
+    decode_sparse_mla,
+    decode_topk_indexer,
+    local_seq_lens,
+    local_slots,
+)
 from flashdsa.distributed.indexer import context_parallel_topk_indexer
 from flashdsa.distributed.layout import SequenceLayout
 from flashdsa.distributed.sparse_mla import (
@@ -20,5 +26,9 @@ __all__ = [
     "SequenceLayout",
     "context_parallel_sparse_mla",
     "context_parallel_topk_indexer",
+    "decode_sparse_mla",
+    "decode_topk_indexer",
     "gather_latents",
+    "local_seq_lens",
+    "local_slots",
 ]

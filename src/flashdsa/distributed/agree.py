@@ -33,6 +33,8 @@ def agree(
     like: object,
     description: Mapping[str, str],
     error: FlashDsaError | None = None,
+    *,
+    once: bool = False,
 ) -> None:
     """Return where every rank of `group` calls with the same `description` and no error.
 
@@ -45,6 +47,7 @@ def agree(
             the argument is wrong, and `error` says so).
         description: what must be the same on all ranks, by names that the error message uses.
         error: what this rank found wrong with its own arguments.
+        once: once for a description on the CPU too, for calls of microseconds.
 
     Raises:
         FlashDsaError: this rank's own `error`.
@@ -58,7 +61,8 @@ def agree(
     device = like.device if isinstance(like, Tensor) else device_of_group(group)
     on_cpu = device.type == "cpu" or serves(group, "cpu")
     key = (group.group_name, text)
-    if not on_cpu and error is None and key in _agreed and not Settings.from_environment().check:
+    again = on_cpu and not once
+    if not again and error is None and key in _agreed and not Settings.from_environment().check:
         return
     if not on_cpu and torch.cuda.is_current_stream_capturing():
         raise ArgumentValueError(

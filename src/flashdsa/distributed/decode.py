@@ -1,0 +1,214 @@
+"""Decode with the cache spread over the ranks: queries and partial results travel, rows do not.
+
+Page j of a request lies on rank ``j % ranks``, as its local page ``j // ranks``. Each rank attends
+to its own rows with all heads; partial results are merged by their lse.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from flashdsa.api import indexer_logits, merge_attention, sparse_mla_fwd, topk_indices
+from flashdsa.distributed.agree import agree
+from flashdsa.distributed.collectives import all_gather, all_to_all
+from flashdsa.distributed.description import describe
+from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.errors import FlashDsaError
+from flashdsa.ops.checks import (
+    INT32_MAX,
+    require_backend,
+    require_dtype,
+    require_positive,
+    require_rank,
+    require_shape,
+    require_tensor,
+)
+from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
+
+Facts = dict[str, str]
+
+
+def local_seq_lens(seq_lens: Tensor, mesh: DeviceMesh | dist.ProcessGroup) -> Tensor:
+    """Tokens of each request on this rank, of `seq_lens` (B,) int32 or int64 in all; same dtype."""
+    group = group_of(mesh)
+    full = seq_lens // PAGE_SIZE
+    pages = (full - group.rank + group.size - 1) // group.size
+    last = (full % group.size == group.rank) * (seq_lens % PAGE_SIZE)
+    return (pages * PAGE_SIZE + last).to(seq_lens.dtype)
+
+
+def local_slots(
+    positions: Tensor, block_table_local: Tensor, mesh: DeviceMesh | dist.ProcessGroup
+) -> Tensor:
+    """Slots of this rank's cache, ``page * 64 + offset``, of token `positions`; -1 where others'.
+
+    Args:
+        positions: (B, topk) int32, tokens of each request, -1 for none.
+        block_table_local: (B, max_pages) int32, this rank's pages of each request in order.
+        mesh: a 1-D DeviceMesh or a ProcessGroup.
+
+    Returns:
+        (B, topk) int32.
+    """
+    group = group_of(mesh)
+    page = positions.clamp_min(0) // PAGE_SIZE
+    mine = (positions >= 0) & (page % group.size == group.rank)
+    place = torch.where(mine, page // group.size, 0).long()
+    slots = block_table_local.gather(1, place) * PAGE_SIZE + positions % PAGE_SIZE
+    return torch.where(mine, slots, -1).int()
+
+
+def decode_topk_indexer(
+    q_index_fp8: Tensor,
+    k_index_cache_local: Tensor,
+    weights: Tensor,
+    seq_lens: Tensor,
+    block_table_local: Tensor,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    *,
+    topk: int = INDEX_TOPK,
+    backend: str = "auto",
+) -> Tensor:
+    """The tokens that `flashdsa.dsa_topk_indexer` selects of a cache that is spread over ranks.
+
+    Every rank ranks its own keys; the best of each, 8 bytes a candidate, are exchanged and ranked
+    again: exact, ties by the smallest token. Every rank gets the same result. Shapes are compared
+    once for each of them.
+
+    Args:
+        q_index_fp8: (B, H, 128) float8_e4m3fn, the same on every rank.
+        k_index_cache_local: (num_pages, 64, 1, 132) uint8 or int8, this rank's pages.
+        weights: (B, H) fp32, the same on every rank.
+        seq_lens: (B,) int32, tokens of each request on all ranks together.
+        block_table_local: (B, max_pages) int32, this rank's pages of each request in order: its
+            pages r, r + ranks, ... on rank r. Width and number of pages may differ between ranks.
+        mesh: a 1-D DeviceMesh or a ProcessGroup.
+        topk: width of the result.
+        backend: "auto" or the name of one.
+
+    Returns:
+        (B, topk) int32 token positions, ascending on the CPU, then -1; `local_slots` makes them
+        slots of this rank's cache.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `context_parallel_topk_indexer`.
+    """
+    group = group_of(mesh)
+    error: FlashDsaError | None = None
+    facts: Facts = {"operation": "decode_topk_indexer", "topk": str(topk), "backend": str(backend)}
+    try:
+        require_positive("topk", topk)
+        require_backend("backend", backend)
+        named = {"q_index_fp8": q_index_fp8, "weights": weights, "seq_lens": seq_lens}
+        for name, value in named.items():
+            require_tensor(name, value)
+            facts[name] = describe(value)
+        require_tensor("block_table_local", block_table_local)
+        require_rank("block_table_local", block_table_local, (2,), "[B, max_pages]")
+        require_tensor("k_index_cache_local", k_index_cache_local)
+        require_device_of_group(
+            "k_index_cache_local", k_index_cache_local.device, process_group(mesh)
+        )
+    except FlashDsaError as found:
+        error = found
+    agree(process_group(mesh), q_index_fp8, facts, error, once=True)
+    lengths = local_seq_lens(seq_lens, mesh).int()
+    width = block_table_local.shape[1] * PAGE_SIZE
+    scores = indexer_logits(
+        q_index_fp8,
+        k_index_cache_local,
+        weights,
+        lengths,
+        block_table_local,
+        width,
+        backend=backend,
+    )
+    local = topk_indices(scores, lengths, topk, backend=backend)
+    best = scores.gather(1, local.clamp_min(0).long())
+    page = local // PAGE_SIZE * group.size + group.rank
+    token = torch.where(local < 0, INT32_MAX, page * PAGE_SIZE + local % PAGE_SIZE).int()
+    # Candidates in the order of tokens: the tie rule of the second ranking is that of the first.
+    scores, token = _candidates(best, token, group)
+    count = (token < INT32_MAX).sum(1).int()
+    chosen = topk_indices(scores, count, topk, backend=backend)
+    picked = token.gather(1, chosen.clamp_min(0).long())
+    return torch.where(chosen < 0, -1, picked)
+
+
+def _candidates(scores: Tensor, tokens: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Scores and tokens (B, n) of this rank -> those of all ranks (B, ranks * n), by token."""
+    pair = torch.stack([scores.view(torch.int32), tokens])  # [2, B, n]
+    gathered = all_gather(pair, group).unflatten(0, (group.size, 2))  # [ranks, 2, B, n]
+    all_scores, all_tokens = gathered.permute(1, 2, 0, 3).flatten(2)  # each [B, ranks * n]
+    in_order = all_tokens.sort(dim=1)
+    return all_scores.gather(1, in_order.indices).view(torch.float32), in_order.values
+
+
+def decode_sparse_mla(
+    q_local: Tensor,
+    kv_local: Tensor,
+    slots_local: Tensor,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    *,
+    d_v: int = D_V,
+    sm_scale: float | None = None,
+    attn_sink: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention over a cache that is spread over the ranks, heads being split over them too.
+
+    Every rank attends with all heads to its own rows; partial results go to the rank of their heads
+    and are merged by lse, in fp32 and the order of ranks. Not differentiable. Shapes are compared
+    once for each of them.
+
+    Args:
+        q_local: (B, H / ranks, d_qk), this rank's heads of every query.
+        kv_local: this rank's cache, as `flashdsa.sparse_mla_fwd` takes it.
+        slots_local: (B, topk) int32, slots of this rank's cache, -1 elsewhere; from `local_slots`.
+        mesh: a 1-D DeviceMesh or a ProcessGroup.
+        d_v, sm_scale, backend: as for `flashdsa.sparse_mla_fwd`.
+        attn_sink: (H / ranks,) fp32, of this rank's heads.
+
+    Returns:
+        O (B, H / ranks, d_v) in q's dtype. The partial results are rounded to q's dtype; 0 where no
+        rank has a row.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `context_parallel_sparse_mla`.
+    """
+    group = group_of(mesh)
+    error: FlashDsaError | None = None
+    facts: Facts = {"operation": "decode_sparse_mla"}
+    facts |= {"d_v": str(d_v), "sm_scale": str(sm_scale), "backend": str(backend)}
+    try:
+        require_backend("backend", backend)
+        require_tensor("q_local", q_local)
+        require_rank("q_local", q_local, (3,), "[B, H / ranks, d_qk]")
+        require_tensor("kv_local", kv_local)
+        require_tensor("slots_local", slots_local)
+        require_dtype("slots_local", slots_local, torch.int32, torch.int64)
+        shape = (q_local.shape[0], slots_local.shape[-1])
+        require_shape("slots_local", slots_local, shape, "[B, topk]", ", as q_local says")
+        if attn_sink is not None:
+            require_shape("attn_sink", attn_sink, q_local.shape[1:2], "[H / ranks]")
+        require_device_of_group("q_local", q_local.device, process_group(mesh))
+        facts |= {"q_local": describe(q_local), "slots_local": describe(slots_local)}
+    except FlashDsaError as found:
+        error = found
+    agree(process_group(mesh), q_local, facts, error, once=True)
+    q = all_gather(q_local.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
+    out, lse = sparse_mla_fwd(q, kv_local, slots_local, d_v=d_v, sm_scale=sm_scale, backend=backend)
+    sizes = (group.size, q_local.shape[1])
+    outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]
+    lses = all_to_all(lse.transpose(0, 1), group).unflatten(0, sizes)
+    merged, total = merge_attention(outs, lses)
+    merged, total = merged.transpose(0, 1), total.transpose(0, 1)
+    if attn_sink is None:
+        return merged.contiguous()
+    share = (total - attn_sink).sigmoid().masked_fill(total == math.inf, 1)
+    return (merged * share[..., None]).to(q_local.dtype)
