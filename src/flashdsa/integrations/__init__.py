@@ -1,0 +1,1 @@
+"""flashdsa inside other libraries: a module each, which is imported where the library is used."""

@@ -1,0 +1,164 @@
+"""The attention function that transformers calls: absorbed queries, latents as keys, and ids."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.api import sparse_mla
+from flashdsa.errors import UnsupportedError
+
+NAME = "dsa"
+"""Of the attention implementation. NOTE: with "flash" in it transformers would look for a kernel on
+the hub."""
+OPTIONS = "_flashdsa"
+"""Attribute of an attention module that `enable` has changed."""
+
+_WITHOUT_MEANING_HERE = (
+    "cache_position",
+    "is_causal",
+    "logits_to_keep",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "use_cache",
+)
+"""Arguments that models pass on to the attention and that change nothing in it: the mask and the
+ids say what each query sees."""
+
+
+class Options(NamedTuple):
+    """What `enable` was asked for.
+
+    Attributes:
+        backend: of `flashdsa.sparse_mla`.
+        deterministic: of its gradients.
+    """
+
+    backend: str | tuple[str, str] = "auto"
+    deterministic: bool = False
+
+
+def register() -> None:
+    """Make "dsa" known to transformers, as an attention implementation and as a kind of mask.
+
+    A model needs `enable` besides: it hands over latents in the place of expanded keys.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, dsa_attention)
+    # Without a mask of its own name the models get None, and take it apart.
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def latent_states(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+    """In the place of a module's `expand_kv`: the latents themselves.
+
+    Args:
+        kv_nope: (B, 1, T, rank). k_rot: (B, 1, T, rope), with rotary position.
+
+    Returns:
+        keys (B, 1, T, rank + rope) and values (B, 1, T, rank).
+    """
+    return torch.cat([kv_nope, k_rot], dim=-1), kv_nope
+
+
+def dsa_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    indices: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Sparse attention as transformers calls it.
+
+    Args:
+        module: the attention, which `enable` has changed.
+        query: (B, H, S, nope + rope). key, value: what `latent_states` returned.
+        attention_mask: (B, 1, S, T) bool, True where a query may look, or added to logits.
+        scaling: factor of the logits. indices: (B, S, topk), positions that the indexer picked.
+        s_aux: (H,), a sink's logit.
+
+    Returns:
+        (B, S, H, v_head_dim), and None in the place of weights.
+
+    Raises:
+        UnsupportedError: the model was not enabled, or an argument asks for something else.
+    """
+    options = module.__dict__.get(OPTIONS)
+    if options is None or indices is None:
+        raise UnsupportedError(
+            f"attn_implementation={NAME!r}: this model hands over expanded keys; call "
+            "flashdsa.integrations.transformers.enable(model)"
+        )
+    _refuse(dropout, others)
+    batch, num_heads, num_queries, _ = query.shape
+    num_keys, width = key.shape[2], key.shape[3]
+    rank, nope = value.shape[3], query.shape[3] - (width - value.shape[3])
+    weight = _up_projection(module).view(num_heads, -1, rank)
+    latent = torch.einsum("bhsn,hnr->bshr", query[..., :nope], weight[:, :nope])
+    q = torch.cat([latent, query[..., nope:].transpose(1, 2)], dim=-1)
+    out = sparse_mla(
+        q.flatten(0, 1),
+        key.reshape(batch * num_keys, width),
+        _slots(indices, attention_mask, num_keys),
+        d_v=rank,
+        sm_scale=scaling,
+        attn_sink=None if s_aux is None else s_aux.float(),
+        deterministic=options.deterministic,
+        backend=options.backend,
+    )
+    out = out.view(batch, num_queries, num_heads, rank)
+    return torch.einsum("bshr,hvr->bshv", out, weight[:, nope:]), None
+
+
+def _slots(indices: Tensor, attention_mask: Tensor, num_keys: int) -> Tensor:
+    """(B * S, topk) rows of all batches' keys; -1 where the mask forbids what the indexer picked.
+
+    The best of masked scores are positions of the future and of padding where there are too few
+    others.
+    """
+    batch = len(indices)
+    chosen = indices.long()
+    mask = attention_mask[:, 0].expand(batch, -1, -1)
+    allowed = mask.gather(-1, chosen.clamp_min(0))
+    allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
+    first = torch.arange(batch, device=indices.device)[:, None, None] * num_keys
+    slots = torch.where(allowed & (chosen >= 0), chosen + first, -1)
+    return slots.flatten(0, 1).to(torch.int32)
+
+
+def _up_projection(module: torch.nn.Module) -> Tensor:
+    """(H * (nope + v), rank), the weight that expands latents.
+
+    It is used by itself and not by calling its module: one that does more than a product (LoRA, a
+    quantised weight) would be bypassed.
+    """
+    projection = module.kv_b_proj
+    if type(projection) is not torch.nn.Linear or projection.bias is not None:
+        raise UnsupportedError(
+            "kv_b_proj: its weight is multiplied into the queries, so it must be a plain "
+            f"torch.nn.Linear without bias; got {type(projection).__name__}. Merge adapters, and "
+            "leave it unquantised"
+        )
+    weight: Tensor = projection.weight
+    return weight
+
+
+def _refuse(dropout: float, others: dict[str, Any]) -> None:
+    if dropout:
+        raise UnsupportedError(f"attention_dropout={dropout}: flashdsa's attention has no dropout")
+    for name, value in others.items():
+        if name not in _WITHOUT_MEANING_HERE and value is not None and value is not False:
+            raise UnsupportedError(f"{name}: attn_implementation={NAME!r} does not serve it")

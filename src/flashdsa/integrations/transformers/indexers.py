@@ -1,0 +1,190 @@
+"""The models' indexer with bounded memory: exact in query chunks, or fp8 over pages."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.api import dsa_topk_indexer, quantize_index_q, topk_indices, write_index_k_cache
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
+
+ROTARY: Mapping[str, str] = {
+    "DeepseekV32Indexer": "apply_rotary_pos_emb",
+    "GlmMoeDsaIndexer": "apply_rotary_pos_emb_interleave",
+}
+"""By the indexer's class: the function of its module that rotates queries and keys."""
+PARAMETERS = (
+    "hidden_states",
+    "q_resid",
+    "position_embeddings",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+)
+CHUNK_ELEMENTS = 2**26
+"""Scores of heads, queries and keys that are held at once (fp32: 256 MiB)."""
+
+
+def require_known(indexer: torch.nn.Module) -> None:
+    """Raise UnsupportedError for an indexer whose forward is not the one that is replaced."""
+    name = type(indexer).__name__
+    found = tuple(inspect.signature(type(indexer).forward).parameters)[1:]
+    if name not in ROTARY or found != PARAMETERS:
+        raise UnsupportedError(
+            f"indexer: {name}.forward({', '.join(found)}) is not known here; use indexer='model'"
+        )
+
+
+def exact_forward(
+    indexer: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+) -> Tensor:
+    """The indexer's choice from its own scores, some queries at a time.
+
+    Args: of the model's forward; attention_mask is (B, S, T).
+
+    Returns:
+        (B, S, topk) int32 positions; what the mask forbids is -1 or is masked later. Ties go to the
+        smallest position.
+    """
+    with torch.no_grad():
+        q, k, weights = _project(
+            indexer, hidden_states, q_resid, position_embeddings, past_key_values
+        )
+        batch, num_queries, num_heads, _ = q.shape
+        num_keys = k.shape[1]
+        if num_keys <= indexer.index_topk:
+            every = torch.arange(num_keys, dtype=torch.int32, device=k.device)
+            return every.expand(batch, num_queries, num_keys)
+        keys = k.transpose(-1, -2).float().unsqueeze(1)
+        step = max(1, CHUNK_ELEMENTS // (batch * num_heads * num_keys))
+        chosen = []
+        for first in range(0, num_queries, step):
+            rows = slice(first, first + step)
+            scores = torch.relu(torch.matmul(q[:, rows].float(), keys) * indexer.softmax_scale)
+            scores = torch.matmul(weights[:, rows].unsqueeze(-2), scores).squeeze(-2)
+            allowed = _allowed(attention_mask[:, rows])
+            scores = scores.masked_fill(~allowed, -torch.inf).flatten(0, 1)
+            lengths = torch.full((len(scores),), num_keys, dtype=torch.int32, device=k.device)
+            positions = topk_indices(scores.contiguous(), lengths, indexer.index_topk)
+            seen = scores.gather(1, positions.clamp_min(0).long()).isneginf().logical_not()
+            positions = torch.where(seen, positions, -1)
+            chosen.append(positions.view(batch, -1, indexer.index_topk))
+        return torch.cat(chosen, dim=1)
+
+
+def fp8_forward(
+    indexer: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor,
+    position_ids: Tensor | None = None,
+    past_key_values: Any = None,
+) -> Tensor:
+    """The indexer's choice from fp8 keys and queries, by `flashdsa.dsa_topk_indexer`.
+
+    The model's cache keeps its bf16 keys: they are quantised at every call. Each query must see
+    neighbouring keys, from the first one of its sequence that is no padding.
+
+    Args, Returns: as for `exact_forward`.
+    """
+    with torch.no_grad():
+        q, k, weights = _project(
+            indexer, hidden_states, q_resid, position_embeddings, past_key_values
+        )
+        batch, num_queries, _, dim = q.shape
+        num_keys = k.shape[1]
+        if dim != INDEX_HEAD_DIM:
+            raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {dim}")
+        first, lengths = _visible(_allowed(attention_mask).expand(batch, -1, -1))
+        pages = -(-num_keys // PAGE_SIZE)
+        position = torch.arange(num_keys, device=k.device)
+        of_sequence = torch.arange(batch, device=k.device)[:, None]
+        moved = k[of_sequence, (position + first[:, None]).clamp_(max=num_keys - 1)]
+        cache = k.new_zeros(batch * pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
+        slots = of_sequence * (pages * PAGE_SIZE) + position
+        write_index_k_cache(_quantisable(moved).flatten(0, 1), slots.flatten(), cache)
+        fp8, folded = quantize_index_q(
+            _quantisable(q).flatten(0, 1), (weights * indexer.softmax_scale).flatten(0, 1)
+        )
+        table = torch.arange(batch * pages, dtype=torch.int32, device=k.device).view(batch, pages)
+        chosen = torch.empty(
+            batch * num_queries, indexer.index_topk, dtype=torch.int32, device=k.device
+        )
+        dsa_topk_indexer(
+            fp8,
+            cache,
+            folded,
+            lengths.flatten(),
+            table.repeat_interleave(num_queries, dim=0),
+            chosen,
+            ids="position",
+        )
+        chosen = chosen.view(batch, num_queries, -1)
+        return torch.where(chosen < 0, -1, chosen + first[:, None, None]).to(torch.int32)
+
+
+INDEXERS: Mapping[str, Callable[..., Tensor]] = {"exact": exact_forward, "fp8": fp8_forward}
+"""By `enable`'s name."""
+
+
+def _project(
+    indexer: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    past_key_values: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (B, S, H, D), all keys (B, T, D) of the cache, head weights (B, S, H) fp32."""
+    rotate = getattr(sys.modules[type(indexer).__module__], ROTARY[type(indexer).__name__])
+    cos, sin = position_embeddings
+    rope = indexer.qk_rope_head_dim
+    q = indexer.wq_b(q_resid).view(*hidden_states.shape[:2], indexer.n_heads, indexer.head_dim)
+    k = indexer.k_norm(indexer.wk(hidden_states)).unsqueeze(2)
+    q_rotated, k_rotated = rotate(q[..., :rope], k[..., :rope], cos, sin, unsqueeze_dim=2)
+    q = torch.cat([q_rotated, q[..., rope:]], dim=-1)
+    k = torch.cat([k_rotated, k[..., rope:]], dim=-1).squeeze(2)
+    if past_key_values is not None:
+        k = past_key_values.update_indexer(k, indexer.layer_idx)
+    projected = indexer.weights_proj(hidden_states.to(indexer.weights_proj.weight.dtype))
+    return q, k, projected.float() * indexer.n_heads**-0.5
+
+
+def _allowed(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask >= 0
+
+
+def _visible(allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each sequence the first key that is seen (B,), of each query how many from there (B, S).
+
+    Raises:
+        ArgumentValueError: on the CPU, where a query's keys are no range from there.
+    """
+    first = allowed.any(dim=1).to(torch.uint8).argmax(dim=1)
+    lengths = allowed.sum(dim=2, dtype=torch.int32)
+    if allowed.device.type == "cpu":
+        key = torch.arange(allowed.shape[2])
+        begin = first[:, None, None]
+        if not torch.equal(allowed, (key >= begin) & (key < begin + lengths[..., None])):
+            raise ArgumentValueError(
+                "attention_mask: indexer='fp8' wants each query to see neighbouring keys, from the "
+                "first that is no padding; use indexer='exact'"
+            )
+    return first, lengths
+
+
+def _quantisable(x: Tensor) -> Tensor:
+    """In a dtype that the quantisation takes."""
+    return x if x.dtype in (torch.bfloat16, torch.float32) else x.float()

@@ -1,0 +1,119 @@
+"""Switch a model's DSA layers to flashdsa, and back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.integrations.transformers.attention import (
+    NAME,
+    OPTIONS,
+    Options,
+    latent_states,
+    register,
+)
+from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
+
+if TYPE_CHECKING:
+    from torch import nn
+
+OLDEST = (5, 17)
+"""transformers 5.16 has another order of cache and mask: its results would be wrong."""
+EXPANDS = ("kv_nope", "k_rot")
+"""Parameters of the `expand_kv` that latents can take the place of."""
+_PREVIOUS = "_flashdsa_previous"
+
+
+def enable(
+    model: Any,
+    *,
+    indexer: str = "model",
+    backend: str | tuple[str, str] = "auto",
+    deterministic: bool = False,
+) -> Any:
+    """Have the model's sparse attention computed by flashdsa; nothing else changes.
+
+    Args:
+        model: of transformers >= 5.17, with layers like DeepSeek-V3.2's and GLM-5's
+            (`deepseek_v32`, `glm_moe_dsa`).
+        indexer: "model": its own, which holds scores of every head, query and key at once;
+            "exact": the same scores for a few queries at a time; "fp8": keys and queries quantised
+            as DeepSeek serves them, without its Hadamard transform, so that other keys may be
+            picked.
+        backend, deterministic: of `flashdsa.sparse_mla`.
+
+    Returns:
+        The model, changed.
+
+    Raises:
+        UnsupportedError: another transformers, or no such layer in the model.
+    """
+    if indexer not in ("model", *INDEXERS):
+        raise ArgumentValueError(
+            f"indexer: expected one of model, {', '.join(INDEXERS)}; got {indexer!r}"
+        )
+    require_version(version("transformers"))
+    layers = list(_attentions(model))
+    if not layers:
+        raise UnsupportedError(
+            f"{type(model).__name__}: found no attention with expand_kv({', '.join(EXPANDS)}), as "
+            "DeepSeek-V3.2's and GLM-5's have it in transformers"
+        )
+    indexers: list[Any] = [
+        one for layer in layers if (one := getattr(layer, "indexer", None)) is not None
+    ]
+    if indexer != "model":
+        for one in indexers:
+            require_known(one)
+    disable(model)
+    register()
+    setattr(model, _PREVIOUS, model.config._attn_implementation)
+    for layer in layers:
+        layer.__dict__["expand_kv"] = latent_states
+        layer.__dict__[OPTIONS] = Options(backend, deterministic)
+    for one in indexers if indexer != "model" else []:
+        one.__dict__["forward"] = partial(INDEXERS[indexer], one)
+    model.set_attn_implementation(NAME)
+    return model
+
+
+def disable(model: Any) -> Any:
+    """Undo `enable`; a model that was not enabled stays as it is. Returns the model."""
+    previous = model.__dict__.pop(_PREVIOUS, None)
+    if previous is None:
+        return model
+    for layer in _attentions(model):
+        layer.__dict__.pop("expand_kv", None)
+        layer.__dict__.pop(OPTIONS, None)
+        indexer = getattr(layer, "indexer", None)
+        if indexer is not None:
+            indexer.__dict__.pop("forward", None)
+    model.set_attn_implementation(previous)
+    return model
+
+
+def require_version(found: str) -> None:
+    """Raise UnsupportedError for a transformers that is too old."""
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        raise UnsupportedError(
+            f"transformers {found}: expected {OLDEST[0]}.{OLDEST[1]} or newer, whose sparse models "
+            "keep latents in their cache"
+        )
+
+
+def _attentions(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers whose `expand_kv` latents can take the place of."""
+    for module in model.modules():
+        expand = getattr(type(module), "expand_kv", None)
+        if expand is not None and hasattr(module, "kv_b_proj"):
+            parameters = tuple(inspect.signature(expand).parameters)[1:]
+            if parameters != EXPANDS:
+                raise UnsupportedError(
+                    f"{type(module).__name__}.expand_kv: expected parameters {', '.join(EXPANDS)}; "
+                    f"got {', '.join(parameters)}: a version of transformers that is not known here"
+                )
+            yield module

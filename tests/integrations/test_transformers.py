@@ -1,0 +1,333 @@
+"""transformers' DeepSeek-V3.2 and GLM-5, tiny and random, with flashdsa against eager attention.
+
+fp32, since in bf16 the two implementations' indexers may pick different keys.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
+
+from flashdsa.errors import UnsupportedError  # noqa: E402
+from flashdsa.integrations.transformers import (  # noqa: E402
+    NAME,
+    attention,
+    disable,
+    enable,
+    indexers,
+    models,
+)
+
+BATCH, LENGTH, TOPK, PADDING = 2, 48, 16, 5
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "index_topk": TOPK,
+    "index_head_dim": 128,
+    "index_n_heads": 16,  # of few heads scores would often be 0 alike, and ties be broken otherwise
+    "first_k_dense_replace": 2,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def build(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "deepseek_v32":  # with yarn, whose mscale changes the logits' factor
+        config = transformers.DeepseekV32Config(**SMALL, rope_parameters=YARN)
+        return transformers.DeepseekV32ForCausalLM(config).eval()
+    config = transformers.GlmMoeDsaConfig(**SMALL, indexer_types=["full", "shared", "full"])
+    return transformers.GlmMoeDsaForCausalLM(config).eval()
+
+
+@pytest.fixture(params=["deepseek_v32", "glm_moe_dsa"])
+def model(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield build(request.param)
+
+
+def tokens() -> dict[str, Tensor]:
+    """Left padding in the second sequence."""
+    torch.manual_seed(1)
+    mask = torch.ones(BATCH, LENGTH, dtype=torch.int64)
+    mask[1, :PADDING] = 0
+    return {"input_ids": torch.randint(1, 96, (BATCH, LENGTH)), "attention_mask": mask}
+
+
+def run(model: Any, gradients: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits of the tokens that are no padding, and every parameter's gradient."""
+    model.zero_grad()
+    x = tokens()
+    with torch.set_grad_enabled(gradients):
+        logits = model(**x).logits[x["attention_mask"].bool()]
+        if gradients:
+            torch.manual_seed(2)
+            (logits * torch.randn_like(logits)).sum().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), found
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm().detach() / expected.detach().norm().clamp_min(1e-30))
+
+
+def worst(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert got.keys() == expected.keys()
+    return max(error(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("indexer", ["model", "exact"])
+def test_logits_and_gradients_are_eagers(model: Any, indexer: str) -> None:
+    model.set_attn_implementation("eager")
+    expected, expected_gradients = run(model)
+    assert enable(model, indexer=indexer) is model
+    logits, gradients = run(model)
+    assert error(logits, expected) < 3e-6
+    assert worst(gradients, expected_gradients) < 1e-5
+    disable(model)
+    assert model.config._attn_implementation == "eager"
+    assert torch.equal(run(model, gradients=False)[0], expected)
+
+
+def test_the_selection_matters_and_is_the_indexers(model: Any) -> None:
+    """With other ids the logits are others: what is compared above is sparse attention."""
+    enable(model)
+    expected = run(model, gradients=False)[0]
+    for layer in model.model.layers:
+        if layer.self_attn.indexer is not None:
+            layer.self_attn.indexer.index_topk = 3
+    assert error(run(model, gradients=False)[0], expected) > 1e-2
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generated_tokens_are_eagers(model: Any, cache: str) -> None:
+    settings: dict[str, Any] = {
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "cache_implementation": cache,
+        "disable_compile": True,
+    }
+    model.set_attn_implementation("eager")
+    expected = model.generate(**tokens(), **settings)
+    for indexer in ("model", "exact"):
+        assert torch.equal(
+            enable(model, indexer=indexer).generate(**tokens(), **settings), expected
+        )
+
+
+def test_gradient_checkpointing_changes_nothing(model: Any) -> None:
+    enable(model.train())
+    _, expected = run(model)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert worst(run(model)[1], expected) < 1e-6
+
+
+def test_compile_without_graph_breaks_changes_nothing() -> None:
+    model = enable(build("deepseek_v32"))
+    expected = run(model, gradients=False)[0]
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert error(run(compiled, gradients=False)[0], expected) < 1e-6
+
+
+def test_an_exact_indexer_in_chunks_picks_the_models_keys(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few queries at a time; what the mask forbids is -1 there and a future position here."""
+    monkeypatch.setattr(indexers, "CHUNK_ELEMENTS", BATCH * 16 * LENGTH * 7)
+    indexer = model.model.layers[0].self_attn.indexer
+    x = tokens()
+    hidden, resid = torch.randn(BATCH, LENGTH, 64), torch.randn(BATCH, LENGTH, 32)
+    angles = model.model.rotary_emb(hidden, torch.arange(LENGTH)[None])
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & x["attention_mask"][:, None].bool()
+    theirs = indexer(hidden, resid, angles, mask, None)
+    ours = indexers.exact_forward(indexer, hidden, resid, angles, mask)
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    future = ~mask.gather(-1, theirs.long())
+    assert future.any(), "no row with fewer keys than topk"
+    picked = [set(row.tolist()) - {-1} for row in ours.flatten(0, 1)]
+    allowed = theirs.masked_fill(future, -1)
+    assert picked == [set(row.tolist()) - {-1} for row in allowed.flatten(0, 1)]
+
+
+def test_an_fp8_indexer_picks_nearly_the_models_keys(model: Any) -> None:
+    """And of each query's own keys only; a query that sees too few gets them all."""
+    indexer = model.model.layers[0].self_attn.indexer
+    x = tokens()
+    hidden, resid = torch.randn(BATCH, LENGTH, 64), torch.randn(BATCH, LENGTH, 32)
+    angles = model.model.rotary_emb(hidden, torch.arange(LENGTH)[None])
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & x["attention_mask"][:, None].bool()
+    exact = indexers.exact_forward(indexer, hidden, resid, angles, mask)
+    fp8 = indexers.fp8_forward(indexer, hidden, resid, angles, mask)
+    same = total = 0
+    for mine, theirs, visible in zip(
+        fp8.flatten(0, 1).tolist(), exact.flatten(0, 1).tolist(), mask.flatten(0, 1), strict=True
+    ):
+        picked, wanted = set(mine) - {-1}, set(theirs) - {-1}
+        assert len(picked) == len(wanted) == min(TOPK, int(visible.sum()))
+        assert all(visible[t] for t in picked)
+        same, total = same + len(picked & wanted), total + len(wanted)
+    assert same > 0.9 * total
+    with pytest.raises(ValueError, match="neighbouring keys"):
+        indexers.fp8_forward(indexer, hidden, resid, angles, mask & (torch.arange(LENGTH) != 20))
+
+
+def test_an_fp8_indexer_serves_prefill_and_decode(model: Any) -> None:
+    """Decoding with a cache gives what one pass over all tokens gives."""
+    enable(model, indexer="fp8")
+    out = model.generate(**tokens(), max_new_tokens=4, do_sample=False)
+    mask = torch.nn.functional.pad(tokens()["attention_mask"], (0, 4), value=1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
+    assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
+
+
+def test_a_sink_takes_weight_and_has_a_gradient() -> None:
+    """As models of this kind with sinks pass it: s_aux."""
+    layer = enable(build("deepseek_v32")).model.layers[0].self_attn
+    query, latent = torch.randn(1, 4, 6, 40), torch.randn(1, 1, 6, 32)
+    key, value = attention.latent_states(latent, torch.randn(1, 1, 6, 16))
+    ids = torch.arange(6, dtype=torch.int32).expand(1, 6, 6)
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    sink = torch.full((4,), 1.5, requires_grad=True)
+
+    def attend(s_aux: Tensor | None) -> Tensor:
+        return attention.dsa_attention(
+            layer, query, key, value, mask, scaling=0.2, indices=ids, s_aux=s_aux
+        )[0]
+
+    none = attend(None)
+    assert torch.equal(attend(torch.full((4,), -torch.inf)), none)
+    with_sink = attend(sink)
+    ratio = with_sink / none
+    assert (ratio < 1).all() and (ratio > 0).all()
+    with_sink.sum().backward()
+    assert sink.grad is not None and sink.grad.abs().min() > 0
+
+
+def test_an_additive_mask_is_a_boolean_one() -> None:
+    ids = torch.tensor([[[0, 2], [1, 0]], [[2, 1], [0, -1]]], dtype=torch.int32)
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0]], dtype=torch.bool).expand(2, 1, -1, -1)
+    added = torch.zeros(2, 1, 2, 3).masked_fill(~mask, torch.finfo(torch.float32).min)
+    expected = [[0, -1], [1, 0], [-1, -1], [3, -1]]
+    assert attention._slots(ids, mask, 3).tolist() == expected
+    assert attention._slots(ids, added, 3).tolist() == expected
+
+
+# Traps
+
+
+def test_the_name_does_not_make_transformers_look_on_the_hub() -> None:
+    assert "flash" not in NAME
+
+
+def test_expanded_keys_are_refused_where_a_model_was_not_enabled(model: Any) -> None:
+    attention.register()
+    model.set_attn_implementation(NAME)
+    with pytest.raises(NotImplementedError, match=r"transformers\.enable\(model\)"):
+        run(model, gradients=False)
+    disable(model)  # nothing to undo
+
+
+def test_a_copy_of_an_enabled_model_is_enabled_and_its_own(model: Any) -> None:
+    enable(model, indexer="exact")
+    expected = run(model, gradients=False)[0]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(run(other, gradients=False)[0], expected)
+
+
+def test_enabling_twice_and_disabling_once_gives_the_first_back(model: Any) -> None:
+    model.set_attn_implementation("sdpa")
+    enable(enable(model), indexer="exact", deterministic=True)
+    disable(model)
+    assert model.config._attn_implementation == "sdpa"
+    layer = model.model.layers[0].self_attn
+    assert not {"expand_kv", attention.OPTIONS} & set(layer.__dict__)
+    assert "forward" not in layer.indexer.__dict__
+
+
+def test_older_versions_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"transformers 5\.16\.2: expected 5\.17"):
+        models.require_version("5.16.2")
+    models.require_version("5.17.0")
+    models.require_version("6.0.0.dev0")
+
+
+def test_another_expand_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("deepseek_v32")
+
+    def expand_kv(self: Any, kv_nope: Tensor) -> Tensor:
+        return kv_nope
+
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "expand_kv", expand_kv)
+    with pytest.raises(NotImplementedError, match=r"expand_kv: expected parameters kv_nope, k_rot"):
+        enable(model)
+
+
+def test_models_without_such_layers_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="Linear: found no attention"):
+        enable(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="indexer: expected one of model, exact, fp8"):
+        enable(build("deepseek_v32"), indexer="fast")
+
+
+class LoraLinear(torch.nn.Linear):
+    """Stands for layers that do more than their weight says."""
+
+
+def test_an_up_projection_that_does_more_than_its_weight_is_refused(model: Any) -> None:
+    enable(model)
+    layer = model.model.layers[0].self_attn
+    layer.kv_b_proj = LoraLinear(32, 4 * 44, bias=False)
+    with pytest.raises(NotImplementedError, match=r"kv_b_proj: .* got LoraLinear"):
+        run(model, gradients=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dropout": 0.1},
+        {"sliding_window": 128},
+        {"softcap": 30.0},
+        {"output_attentions": True},
+        {"cu_seq_lens_q": torch.tensor([0, 4])},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_arguments_that_change_the_meaning_are_refused(arguments: dict[str, Any]) -> None:
+    dropout = arguments.pop("dropout", 0.0)
+    with pytest.raises(UnsupportedError, match="dropout" if dropout else next(iter(arguments), "")):
+        attention._refuse(dropout, {"use_cache": True, "softcap": None, **arguments})
