@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ptxemu import isa, machine_code
 from ptxemu.check import Checker, Finding
 from ptxemu.errors import ExecutionError, IllegalInstructionError, LaunchError
-from ptxemu.events import Observer
+from ptxemu.events import Observer, OnProgress
 from ptxemu.fan_out import FanOut
 from ptxemu.isa import registry
 from ptxemu.isa.kernel_rules import check_kernel
@@ -125,7 +125,7 @@ class Module:
         check: bool = False,
         memory: GlobalMemory | None = None,
         symbols: Mapping[str, Any] | None = None,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end.
 
@@ -142,7 +142,7 @@ class Module:
             memory: global memory beyond the arguments, already registered.
             symbols: arrays that are module-level variables (__constant__, __device__) by name,
                 used in place; the others start with their initial values at every launch.
-            on_progress: called with (finished clusters, all clusters).
+            on_progress: called now and then, and whenever a cluster has finished.
 
         Raises:
             LaunchError: a launch that the driver would refuse.

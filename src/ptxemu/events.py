@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,18 @@ class Access:
             replace(alike, starts=self.starts[silent], is_silent=True),
             replace(alike, starts=self.starts[~silent]),
         )
+
+
+class LaunchProgress(NamedTuple):
+    """How far a launch is: clusters that have finished, all of them, and warp instructions."""
+
+    finished: int
+    clusters: int
+    warp_instructions: int
+
+
+OnProgress = Callable[[LaunchProgress], None]
+"""Called now and then during a launch, and whenever a cluster has finished."""
 
 
 class Observer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxemu.api import Dim3, LaunchResult, Module
-from ptxemu.events import Observer
+from ptxemu.events import Observer, OnProgress
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy
 
@@ -34,7 +34,7 @@ class LaunchSetup:
         policy: Policy | None = None,
         observer: Observer | None = None,
         check: bool = False,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> LaunchResult:
         """Run it, on another module or memory if these are given."""
         return (module or self.module).launch(

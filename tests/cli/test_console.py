@@ -33,3 +33,17 @@ def test_a_pipe_has_100_columns_or_what_columns_says(monkeypatch: pytest.MonkeyP
     assert console.new_console().width == 100
     monkeypatch.setenv("COLUMNS", "80")
     assert console.new_console().width == 80
+
+
+def test_parts_of_a_step_do_not_start_its_clock_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_SECONDS", 0.05)
+    with console.progress_bar() as on_progress:
+        for part in range(8):
+            on_progress(2 + part / 8, 4, f"a case (about {part / 8:.0%})")
+            time.sleep(0.05)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 3
+    assert lines[-1].startswith((" 69%", " 72%")) and "a case (about " in lines[-1]
+    assert lines[-1].endswith(" s)")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 100
 PLAIN_SECONDS = 10.0
-OnProgress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what runs now)."""
+OnProgress = Callable[[float, int, str], None]
+"""Called with (steps done, a part of one perhaps, steps in all, what runs now)."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on stdout and nothing else."
@@ -102,7 +102,7 @@ def progress_bar() -> Iterator[OnProgress]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
-        def on_progress(done: int, total: int, what: str) -> None:
+        def on_progress(done: float, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total, description=what)
 
         yield on_progress
@@ -111,7 +111,7 @@ def progress_bar() -> Iterator[OnProgress]:
 @contextmanager
 def _plain_progress() -> Iterator[OnProgress]:
     """Every PLAIN_SECONDS a line that says how far it is, and for how long the same step runs."""
-    what_runs, since = "", time.monotonic()
+    what_runs, step, since = "", -1, time.monotonic()
     over = threading.Event()
 
     def tell() -> None:
@@ -121,9 +121,11 @@ def _plain_progress() -> Iterator[OnProgress]:
                 running = f" ({seconds:.0f} s)" if seconds >= PLAIN_SECONDS else ""
                 click.echo(f"{what_runs}{running}", err=True)
 
-    def on_progress(done: int, total: int, what: str) -> None:
-        nonlocal what_runs, since
-        what_runs, since = f"{done / max(total, 1):4.0%} {what}", time.monotonic()
+    def on_progress(done: float, total: int, what: str) -> None:
+        nonlocal what_runs, step, since
+        what_runs = f"{done / max(total, 1):4.0%} {what}"
+        if int(done) != step:
+            step, since = int(done), time.monotonic()
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

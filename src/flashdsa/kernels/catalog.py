@@ -42,8 +42,8 @@ _SELECT_FILES = (
     "in_order.py",
     "by_bitmap.py",
     "by_score.py",
-    "row_schedule.py",
 )
+"""Not row_schedule.py: rows are put in order before the warps part into roles."""
 _FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _FUSED: tuple[dict[str, Any], ...] = (
     {},

@@ -19,6 +19,7 @@ from flashdsa.verify.cases import (
     make_sparse_mla_inputs,
 )
 from flashdsa.verify.compare import Comparison
+from flashdsa.verify.emulated_progress import CaseProgress
 
 OPERATIONS = (
     "sparse_mla_fwd",
@@ -34,7 +35,7 @@ OPERATIONS = (
 )
 
 logger = logging.getLogger("flashdsa.check")
-ProgressHook = Callable[[int, int, str], None]
+ProgressHook = Callable[[float, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,8 @@ def run_checks(
         backend: the name of one, as the operations take it; not "auto".
         operations: names out of `OPERATIONS`; None for all of them.
         seed: of the inputs; None draws one.
-        on_progress: called with (checks done, checks in all, what comes next or "done").
+        on_progress: called with (checks done, checks in all, what runs now or "done"); of the check
+            that runs the part that is done, where that is known.
         quick: only the smallest case of each operation that the backend takes.
 
     Returns:
@@ -244,14 +246,23 @@ def run_checks(
     ]
     checks.sort(key=lambda check: (OPERATIONS.index(check.operation), check.work))
     rows: list[CheckRow] = []
+    tell = on_progress or (lambda done, total, what: None)
+    now = (0, "")
+
+    def tell_more(share: float, text: str) -> None:
+        done, what = now
+        tell(done + share, len(checks), f"{what} ({text})")
+
+    progress = CaseProgress(tell_more)
     refused: list[UnsupportedError] = []
     for done, check in enumerate(checks):
         if quick and any(row.operation == check.operation for row in rows):
             continue
-        if on_progress is not None:
-            on_progress(done, len(checks), f"{check.operation}: {check.case}")
+        now = (done, f"{check.operation}: {check.case}")
+        tell(done, len(checks), now[1])
         try:
-            rows += _rows_of(check)
+            with progress.watch(backend, check.operation, check.work):
+                rows += _rows_of(check)
         except UnsupportedError as error:
             if backend == "cpu":  # which takes everything
                 raise
@@ -259,6 +270,5 @@ def run_checks(
             logger.warning("not checked: %s, %s: %s", check.operation, check.case, error)
     if refused and not rows:
         raise refused[0]
-    if on_progress is not None:
-        on_progress(len(checks), len(checks), "done")
+    tell(len(checks), len(checks), "done")
     return rows

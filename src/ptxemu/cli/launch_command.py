@@ -180,7 +180,7 @@ def carry_out(options: argparse.Namespace) -> int:
         result = setup.launch(
             policy=policy_of(options),
             check=options.check,
-            on_progress=lambda done, total: progress(kernel, done, total),
+            on_progress=lambda now: progress(kernel, now),
         )
         launches.append(result)
         findings = [*result.findings, *_of_uninitialised_results(setup, arguments, result, options)]

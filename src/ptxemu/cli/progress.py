@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 import time
 
+from ptxemu.events import LaunchProgress
+
 _FIRST_AFTER_SECONDS = 2.0
 _EVERY_SECONDS = 1.0
+_EVERY_SECONDS_IN_A_PIPE = 10.0
 
 
 class Progress:
-    """Called with (kernel, finished clusters, all clusters); quiet for short runs.
+    """Called with a kernel's name and how far its launch is; quiet for short runs.
 
-    On a terminal one line is rewritten, elsewhere a line is added every tenth of the way.
+    On a terminal one line is rewritten, elsewhere a line is added every tenth of the way, and every
+    10 seconds.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -22,21 +26,26 @@ class Progress:
         self._shown_at = 0.0
         self._shown_tenth = 0
         self._kernel = ""
+        self._instructions = 0
 
-    def __call__(self, kernel: str, done: int, total: int) -> None:
-        """Report `done` of `total` clusters of a launch."""
+    def __call__(self, kernel: str, progress: LaunchProgress) -> None:
+        """Report it, or say nothing."""
         if self._quiet:
             return
         now = time.monotonic()
-        if kernel != self._kernel or done <= 1:
+        done, total, instructions = progress
+        if kernel != self._kernel or instructions < self._instructions:  # another launch
             self._kernel, self._started, self._shown_tenth = kernel, now, 0
+        self._instructions = instructions
         if now - self._started < _FIRST_AFTER_SECONDS or now - self._shown_at < _EVERY_SECONDS:
             return
         tenth = 10 * done // max(total, 1)
-        if not self._terminal and tenth == self._shown_tenth:
+        recent = now - self._shown_at < _EVERY_SECONDS_IN_A_PIPE
+        if not self._terminal and tenth == self._shown_tenth and recent:
             return
         self._shown_at, self._shown_tenth = now, tenth
-        text = f"{_short(kernel)}: {done} of {total} clusters, {now - self._started:.0f} s"
+        text = f"{_short(kernel)}: {done} of {total} clusters, {instructions:,} instructions"
+        text += f", {now - self._started:.0f} s"
         sys.stderr.write(f"\r\033[K{text}" if self._terminal else f"{text}\n")
         sys.stderr.flush()
 
@@ -47,5 +56,7 @@ class Progress:
             sys.stderr.flush()
 
 
-def _short(name: str, width: int = 60) -> str:
+def _short(name: str, width: int = 20) -> str:
+    """The name without what CuTe DSL writes before it, so short that the line fits 80 columns."""
+    name = name.removeprefix("kernel_cutlass_")
     return name if len(name) <= width else name[: width - 3] + "..."

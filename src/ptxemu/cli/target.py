@@ -93,7 +93,7 @@ def run_target(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool)
             policy=policy_of(options),
             observer=on_launch(setup),
             check=check,
-            on_progress=lambda done, total: progress(setup.kernel, done, total),
+            on_progress=lambda now: progress(setup.kernel, now),
         )
     except ExecutionError as error:
         return [f"kernel {setup.kernel}: {error}"]

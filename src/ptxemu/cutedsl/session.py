@@ -16,6 +16,7 @@ from ptxemu.cutedsl.host_function import Launcher
 from ptxemu.cutedsl.interception import Interception
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.errors import ExecutionError, HazardError, PtxEmuError
+from ptxemu.events import LaunchProgress, OnProgress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.machine.device import device_for
 from ptxemu.sched.policy import Policy
@@ -24,7 +25,8 @@ ON_FINDING = ("raise", "collect")
 _SHOWN_FINDINGS = 5
 _ARCH_VARIABLE = "CUTE_DSL_ARCH"
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, LaunchProgress], None]
+"""Called with the kernel's name and how far its launch is."""
 
 
 class Emulation:
@@ -169,11 +171,11 @@ class Emulation:
         captured, self._captured = self._captured, None
         return captured or []
 
-    def _progress_of(self, kernel: str) -> Callable[[int, int], None] | None:
+    def _progress_of(self, kernel: str) -> OnProgress | None:
         report = self._on_progress
         if report is None:
             return None
-        return lambda done, total: report(kernel, done, total)
+        return lambda progress: report(kernel, progress)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -221,7 +223,7 @@ def emulate(
         allow_unregistered: let kernels touch host memory that belongs to no tensor that is known
             (bounds are not checked there); None: only where a kernel gets such an address, with a
             note in `notes`.
-        on_progress: called with (kernel, finished clusters, all clusters).
+        on_progress: called with the kernel's name and how far its launch is.
         on_launch: called before each launch; the observer that it returns listens to it.
 
     Raises:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 from ptxemu.errors import DeadlockError, StepLimitError
+from ptxemu.events import LaunchProgress, OnProgress
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
 from ptxemu.machine.occupancy import ctas_per_sm
@@ -32,7 +33,7 @@ class Scheduler:
         machine: Machine,
         policy: Policy,
         *,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self._machine = machine
         self._policy = policy
@@ -71,6 +72,7 @@ class Scheduler:
                 self._time_out()
             if not self.steps % STEPS_BETWEEN_COUNTS:
                 self._check_limit()
+                self._tell_progress()
             if self._machine.progress != seen:
                 spinning, seen, idle_rounds = 0, self._machine.progress, 0
                 continue
@@ -163,11 +165,14 @@ class Scheduler:
     def _finish_cluster(self, cluster: Cluster) -> None:
         self._clusters.remove(cluster)
         self._finished += 1
-        if self._on_progress is not None:
-            nx, ny, nz = self._machine.launch.clusters
-            done = self._finished + self._machine.cancelled_clusters
-            self._on_progress(done, nx * ny * nz)
+        self._tell_progress()
         self._start_clusters()
+
+    def _tell_progress(self) -> None:
+        if self._on_progress is not None:
+            done = self._finished + self._machine.cancelled_clusters
+            clusters = prod(self._machine.launch.clusters)
+            self._on_progress(LaunchProgress(done, clusters, self._instructions()))
 
     def _step_async(self) -> bool:
         ready = self._machine.pending.ready
@@ -205,7 +210,7 @@ class Scheduler:
             self._machine.take_step(ready[0])
 
     def _check_limit(self) -> None:
-        count = self._machine.warp_instructions + sum(w.instruction_count for w in self._warps)
+        count = self._instructions()
         limit = self._policy.limit
         if count > limit:
             where = "\n  ".join(self._whereabouts()[:10])
@@ -213,6 +218,10 @@ class Scheduler:
                 f"stopped after {count:,} warp instructions, the limit is {limit:,} (Policy(limit="
                 f"...), --step-limit): a loop that never ends, or a problem too large?\n  {where}"
             )
+
+    def _instructions(self) -> int:
+        """Of all warps so far."""
+        return self._machine.warp_instructions + sum(w.instruction_count for w in self._warps)
 
     def _whereabouts(self) -> list[str]:
         """Where the warps that can run are."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +19,23 @@ from flashdsa.jit.loader import compile_plan
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 from ptxemu import Policy
 from ptxemu.check import Finding
+from ptxemu.events import LaunchProgress
 from ptxemu.launch_setup import LaunchSetup
 
 POISON = 0x7F
 """Every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
+
+
+class EmulatedProgress(NamedTuple):
+    """How far an emulator's launches are: the number of the last one, from 1, and its clusters.
+
+    `warp_instructions` are those of all launches so far.
+    """
+
+    launch: int
+    finished: int
+    clusters: int
+    warp_instructions: int
 
 
 class Emulator:
@@ -38,6 +51,7 @@ class Emulator:
         *,
         policy: Policy | None = None,
         on_finding: str = "raise",
+        on_progress: Callable[[EmulatedProgress], None] | None = None,
     ) -> None:
         """Launch nothing yet.
 
@@ -45,13 +59,18 @@ class Emulator:
             policy: in which order warps and asynchronous work take turns.
             on_finding: "raise": ptxemu.HazardError after a launch in which the check found an
                 error; "collect": only in `findings`.
+            on_progress: called now and then during a launch.
         """
         self._device, self._policy = device, policy or Policy()
-        self._on_finding = on_finding
+        self._on_finding, self._on_progress = on_finding, on_progress
         self.launches: dict[tuple[Any, ...], Any] = {}
         self.findings: list[Finding] = []
         self.setups: list[LaunchSetup] = []
         self.workspaces: dict[int, tuple[Tensor, ...]] = {}
+        self._instructions_before = 0
+        """Of the launches before the one that runs."""
+        self._progress = LaunchProgress(0, 0, 0)
+        """Of the launch that runs, as last heard."""
 
     @property
     def num_sms(self) -> int:
@@ -75,10 +94,23 @@ class Emulator:
             arch=None,  # what each function was compiled for
             policy=self._policy,
             on_finding=self._on_finding,
-            on_launch=self.setups.append,
+            on_launch=self._launched,
+            on_progress=self._tell_progress,
         ) as emulation:
             yield
         self.findings += emulation.findings
+
+    def _launched(self, setup: LaunchSetup) -> None:
+        self.setups.append(setup)
+        self._instructions_before += self._progress.warp_instructions
+        self._progress = LaunchProgress(0, 0, 0)
+
+    def _tell_progress(self, _: str, progress: LaunchProgress) -> None:
+        self._progress = progress
+        if self._on_progress is not None:
+            done, clusters, instructions = progress
+            instructions += self._instructions_before
+            self._on_progress(EmulatedProgress(len(self.setups), done, clusters, instructions))
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Of poison: what a kernel must write shows."""
