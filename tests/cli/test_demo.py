@@ -82,3 +82,10 @@ def test_impossible_sizes_are_one_line(run: Run) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("flashdsa: error: topk: expected")
+
+
+def test_context_parallel_needs_torchrun(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    result = run("demo", "--context-parallel")
+    assert result.exit_code == 2
+    assert "torchrun --nproc-per-node 2 -m flashdsa.demo --context-parallel" in result.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.distributed import checks, decoding, failures
+from tests.distributed import checks, decoding, demo_training, failures
 from tests.distributed.ranks import run_ranks
 
 
@@ -26,6 +26,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_topk_is_exact,
             decoding.check_decode_attention_merges,
             decoding.check_decode_errors,
+            demo_training.check_demo_trains_as_one_process,
             failures.check_ranks_that_differ,
             failures.check_an_error_of_one_rank,
             failures.check_meshes,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flashdsa.cli.console import json_option, print_json, progress_bar
+from flashdsa.cli.processes import mesh_of_processes
 from flashdsa.settings import BACKENDS
+
+if TYPE_CHECKING:
+    from flashdsa.demo import DemoOptions, DemoResult
 
 _COUNT = click.IntRange(min=1)
 
@@ -43,8 +47,13 @@ _COUNT = click.IntRange(min=1)
     show_default=True,
     help="Where the picture goes: .png, .svg or .pdf.",
 )
+@click.option(
+    "--context-parallel",
+    is_flag=True,
+    help="Spread each window's tokens over the processes that torchrun started.",
+)
 @json_option
-def demo(as_json: bool, **choices: Any) -> None:
+def demo(as_json: bool, context_parallel: bool, **choices: Any) -> None:
     """Train a small model with DeepSeek Sparse Attention on real text, in about a minute.
 
     The text ships with Python (its licence, its modules' documentation). One attention layer of
@@ -66,11 +75,18 @@ def demo(as_json: bool, **choices: Any) -> None:
       flashdsa demo
       flashdsa demo --steps 20 --picture out/short.png
       flashdsa demo --json > out/demo.json
+      torchrun --nproc-per-node 2 -m flashdsa.demo --context-parallel
     """
     from flashdsa.demo import DemoOptions, run_demo
 
-    with progress_bar() as on_progress:
-        result = run_demo(DemoOptions(**choices), on_progress)
+    options = DemoOptions(**choices)
+    if context_parallel:
+        result = _on_all_processes(options)
+        if result is None:
+            return
+    else:
+        with progress_bar() as on_progress:
+            result = run_demo(options, on_progress)
     if as_json:
         print_json(result.to_json_dict())
     else:
@@ -79,3 +95,16 @@ def demo(as_json: bool, **choices: Any) -> None:
         print_report(result)
     if not result.passed:
         raise SystemExit(1)
+
+
+def _on_all_processes(options: DemoOptions) -> DemoResult | None:
+    """The result on process 0, None on the others, which only train."""
+    from flashdsa.demo import run_demo
+    from flashdsa.demo.context_parallel import train_along
+
+    with mesh_of_processes() as mesh:
+        if mesh.get_local_rank() > 0:
+            train_along(options, mesh)
+            return None
+        with progress_bar() as on_progress:
+            return run_demo(options, on_progress, mesh)

@@ -46,6 +46,7 @@ def _print_set_up(console: Console, result: DemoResult) -> None:
             f"{options.window} keys",
         ),
         ("took", f"{result.seconds:.0f} s for {len(result.steps)} steps ({parts})"),
+        ("trained by", f"{result.processes} process{'es' * (result.processes > 1)}"),
     ):
         table.add_row(*row)
     print_table(console, "DeepSeek Sparse Attention on real text", table)

@@ -35,16 +35,21 @@ class LightningIndexer(nn.Module):
         self.w_weights = random_weight(D_MODEL, NUM_INDEX_HEADS)
 
     def project(self, hidden: Tensor, key_input: Tensor) -> IndexerActivations:
-        """hidden [batch, S, D_MODEL], key_input [batch, T, ...] -> the operands of the scores.
+        """hidden [batch, S, D_MODEL] of the last S positions, key_input [batch, T, ...] of all."""
+        position = torch.arange(key_input.shape[1])
+        return self.project_at(hidden, position[-hidden.shape[1] :], key_input, position)
+
+    def project_at(
+        self, hidden: Tensor, query_position: Tensor, key_input: Tensor, key_position: Tensor
+    ) -> IndexerActivations:
+        """The operands of the scores, of queries [S] and keys [T] at any positions.
 
         The inputs are detached: the indexer learns from its own loss and does not bend the model.
         """
         hidden, key_input = hidden.detach(), key_input.detach()
-        num_queries, num_keys = hidden.shape[1], key_input.shape[1]
-        position = torch.arange(num_keys)
         q_index = torch.einsum("bsd,dhk->bhsk", hidden, self.w_q)
-        q_index = rotate_some(q_index, position[-num_queries:]).transpose(1, 2)
-        k_index = rotate_some(normalise(key_input @ self.w_k), position)
+        q_index = rotate_some(q_index, query_position).transpose(1, 2)
+        k_index = rotate_some(normalise(key_input @ self.w_k), key_position)
         weights = hidden @ self.w_weights * (NUM_INDEX_HEADS * D_INDEX) ** -0.5
         return IndexerActivations(q_index, k_index, weights)
 

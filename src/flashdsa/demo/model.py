@@ -70,17 +70,23 @@ class ByteModel(nn.Module):
         local = torch.cat([shift(embedded, back) for back in range(LOCAL_BYTES)], dim=-1)
         hidden = normalise(local @ self.mix)  # [batch, T, D_MODEL]
         key_input = torch.cat([shift(hidden, 1), embedded], dim=-1)
-        latent = normalise(key_input @ self.w_kv)  # [batch, T, D_LATENT]
         position = torch.arange(tokens.shape[1])
-        k_rope = rotate(hidden @ self.w_k_rope, position)  # [batch, T, D_ROPE]
-        kv = torch.cat([latent, k_rope], dim=-1)
-
+        kv = self.keys(hidden, key_input, position)
         hidden = hidden[:, -num_queries:]
+        return Projections(hidden, self.queries(hidden, position[-num_queries:]), kv, key_input)
+
+    def keys(self, hidden: Tensor, key_input: Tensor, position: Tensor) -> Tensor:
+        """kv [batch, T, D_QK] of keys at position [T]; hidden [batch, T, D_MODEL]."""
+        latent = normalise(key_input @ self.w_kv)  # [batch, T, D_LATENT]
+        return torch.cat([latent, rotate(hidden @ self.w_k_rope, position)], dim=-1)
+
+    def queries(self, hidden: Tensor, position: Tensor) -> Tensor:
+        """q [batch, S, H, D_QK] of queries at position [S]; hidden [batch, S, D_MODEL]."""
         q_nope = torch.einsum("bsd,dhn->bshn", hidden, self.w_q_nope)
         q_latent = torch.einsum("bshn,chn->bshc", q_nope, self.w_uk)  # absorbed: q meets latents
         q_rope = torch.einsum("bsd,dhr->bhsr", hidden, self.w_q_rope)
-        q_rope = rotate(q_rope, position[-num_queries:]).transpose(1, 2)  # [batch, S, H, D_ROPE]
-        return Projections(hidden, torch.cat([q_latent, q_rope], dim=-1), kv, key_input)
+        q_rope = rotate(q_rope, position).transpose(1, 2)  # [batch, S, H, D_ROPE]
+        return torch.cat([q_latent, q_rope], dim=-1)
 
     def read_out(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """hidden [batch, S, D_MODEL], attended latents [batch, S, H, D_LATENT] -> logits.

@@ -99,6 +99,7 @@ class DemoResult:
     picture: str
     seconds: float
     seconds_by_part: dict[str, float]
+    processes: int = 1  # that trained it
 
     @property
     def before(self) -> HeldOutRecord:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-
+from flashdsa.demo.context_parallel import make_trainer, untrained
 from flashdsa.demo.error_table import error_table
 from flashdsa.demo.evaluate import Evaluation, Evaluator
-from flashdsa.demo.indexer import LightningIndexer
-from flashdsa.demo.model import ByteModel
 from flashdsa.demo.options import DemoOptions
 from flashdsa.demo.picture import draw_picture
 from flashdsa.demo.result import DemoResult, StepRecord
 from flashdsa.demo.text import Corpus, load_corpus
 from flashdsa.demo.train import Trainer
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Progress = Callable[[int, int, str], None]
 
@@ -54,11 +55,14 @@ class _Ticker:
             self.on_progress(self.done, self.total, message)
 
 
-def run_demo(options: DemoOptions, on_progress: Progress | None = None) -> DemoResult:
+def run_demo(
+    options: DemoOptions, on_progress: Progress | None = None, mesh: DeviceMesh | None = None
+) -> DemoResult:
     """Train a small byte model with sparse attention on installed text and judge it.
 
     on_progress, where given, is called with (done, total, message) as the run proceeds. The
-    global random state of torch is left as it was. Writes `options.picture`.
+    global random state of torch is left as it was. Writes `options.picture`. With a `mesh` the
+    training is spread over its processes; the others call `context_parallel.train_along`.
     """
     options.require_writable_picture()
     clock = _Clock()
@@ -67,16 +71,14 @@ def run_demo(options: DemoOptions, on_progress: Progress | None = None) -> DemoR
     with clock.part("text"):
         corpus = load_corpus()
         _require_enough_text(corpus, options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
-        model = ByteModel(options.num_heads)
-        indexer = LightningIndexer()
+    model, indexer = untrained(options)
+    trainer = make_trainer(model, indexer, corpus.train, options, mesh)
     ticker.tell("looking at the untrained model", finished=1)
     evaluator = Evaluator(corpus.held_out, options)
     with clock.part("evaluation"):
         evaluations = [evaluator.evaluate(model, indexer, step=0)]
     ticker.tell("training", finished=1)
-    steps = _train(model, indexer, corpus, evaluator, evaluations, clock, ticker, options)
+    steps = _train(trainer, evaluator, evaluations, clock, ticker)
     ticker.tell("comparing with float64")
     with clock.part("errors"):
         errors = error_table(model, indexer, corpus.held_out, options)
@@ -98,6 +100,7 @@ def run_demo(options: DemoOptions, on_progress: Progress | None = None) -> DemoR
         picture=str(options.picture),
         seconds=clock.total,
         seconds_by_part=clock.seconds,
+        processes=1 if mesh is None else mesh.size(),
     )
 
 
@@ -111,24 +114,21 @@ def _require_enough_text(corpus: Corpus, options: DemoOptions) -> None:
 
 
 def _train(
-    model: ByteModel,
-    indexer: LightningIndexer,
-    corpus: Corpus,
+    trainer: Trainer,
     evaluator: Evaluator,
     evaluations: list[Evaluation],
     clock: _Clock,
     ticker: _Ticker,
-    options: DemoOptions,
 ) -> list[StepRecord]:
     """Take all steps; append an evaluation every `eval_every` of them and after the last."""
     records: list[StepRecord] = []
-    trainer = Trainer(model, indexer, corpus.train, options)
+    options = trainer.options
     for step in range(1, options.steps + 1):
         with clock.part("training"):
             losses = trainer.step()
         records.append(StepRecord(step, losses.language, losses.indexer))
         if step % options.eval_every == 0 or step == options.steps:
             with clock.part("evaluation"):
-                evaluations.append(evaluator.evaluate(model, indexer, step))
+                evaluations.append(evaluator.evaluate(trainer.model, trainer.indexer, step))
         ticker.tell(f"training, {losses.language:.2f} nats per byte", finished=1)
     return records

@@ -97,6 +97,21 @@ class Trainer:
         options = self.options
         tokens, targets = sample_windows(self.text, options.batch, options.window, self.generator)
         pool = PagePool.shuffled(options.batch, options.window, self.generator)
+        rows = torch.randperm(options.num_queries, generator=self.generator)[:KL_QUERIES]
+        language, divergence = self.losses(tokens, targets, pool, rows)
+        self.optimiser.zero_grad()
+        (language + divergence).backward()
+        found = self.share(StepLosses(language.item(), divergence.item()))
+        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
+        self.optimiser.step()
+        self.schedule.step()
+        return found
+
+    def losses(
+        self, tokens: Tensor, targets: Tensor, pool: PagePool, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The language loss and the indexer's, the latter of the queries named by `rows` [n]."""
+        options = self.options
         output = run_sparse(
             self.model,
             self.indexer,
@@ -106,12 +121,8 @@ class Trainer:
             topk=options.topk,
             backend=options.backend,
         )
-        rows = torch.randperm(options.num_queries, generator=self.generator)[:KL_QUERIES]
-        language = language_loss(output.logits, targets)
-        divergence = indexer_loss(output, rows)
-        self.optimiser.zero_grad()
-        (language + divergence).backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
-        self.optimiser.step()
-        self.schedule.step()
-        return StepLosses(language.item(), divergence.item())
+        return language_loss(output.logits, targets), indexer_loss(output, rows)
+
+    def share(self, losses: StepLosses) -> StepLosses:
+        """What other processes add to the gradients and the losses: here, nothing."""
+        return losses

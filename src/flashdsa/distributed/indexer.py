@@ -20,6 +20,7 @@ from flashdsa.ops.checks import (
     require_device,
     require_dtype,
     require_positive,
+    require_rank,
     require_shape,
     require_tensor,
 )
@@ -36,6 +37,7 @@ def context_parallel_topk_indexer(
     topk: int = INDEX_TOPK,
     query_chunk: int = 4096,
     sorted: bool = False,
+    query_rows: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """`flashdsa.dsa_topk_indexer` of this rank's queries over the keys of all ranks, causal.
@@ -44,20 +46,22 @@ def context_parallel_topk_indexer(
     to itself, and selects those that one process would, ties by the smallest token.
 
     Args:
-        q_index_fp8: (num_local, H, 128) float8_e4m3fn, from `quantize_index_q`; rows of padding are
-            ignored.
+        q_index_fp8: (S, H, 128) float8_e4m3fn, from `quantize_index_q`; S = num_local unless
+            `query_rows` says otherwise. Rows of padding are ignored.
         k_index_local: (num_local, 128) bf16 or fp32, quantised here; or the rank's packed pages
             (num_local / 64, 64, 1, 132) uint8 or int8, as `write_index_k_cache` wrote them.
-        weights: (num_local, H) fp32, with the queries' scales folded in.
+        weights: (S, H) fp32, with the queries' scales folded in.
         mesh: a 1-D DeviceMesh or a ProcessGroup.
         layout: of the tokens on the ranks.
         topk: width of the result.
         query_chunk: queries that are scored at a time; bounds the workspace.
         sorted: descending score, ties by token; otherwise a backend's own order.
+        query_rows: (S,) int64, the local row of each query, where not every row asks; S may differ
+            between ranks.
         backend: "auto" or the name of one.
 
     Returns:
-        (num_local, topk) int32: rows of the gathered kv, -1 where fewer keys are seen and in rows
+        (S, topk) int32: rows of the gathered kv, -1 where fewer keys are seen and in rows
         of padding; `layout.token_of` gives their tokens. A DTensor where the arguments are.
 
     Raises:
@@ -74,7 +78,7 @@ def context_parallel_topk_indexer(
         facts = {"operation": "context_parallel_topk_indexer"}
         try:
             (q, k, folded), spread = local_parts(mesh, arguments)
-            _check(q, k, folded, layout, process_group(mesh))
+            _check(q, k, folded, layout, process_group(mesh), query_rows)
             require_positive("topk", topk)
             require_positive("query_chunk", query_chunk)
             require_backend("backend", backend)
@@ -84,11 +88,13 @@ def context_parallel_topk_indexer(
         facts |= {"topk": str(topk), "sorted": str(sorted), "backend": str(backend)}
         agree(process_group(mesh), k_index_local, facts, error)
     pages = all_gather(_pages_of(k, layout, backend), group)
-    indices = torch.empty(layout.num_local, topk, dtype=torch.int32, device=q.device)
+    indices = torch.empty(q.shape[0], topk, dtype=torch.int32, device=q.device)
     block_table = layout.block_table.to(q.device)
     seq_lens, documents = layout.seq_lens.to(q.device), layout.documents.to(q.device)
-    for first in range(0, layout.num_local, query_chunk):
-        chunk = slice(first, min(first + query_chunk, layout.num_local))
+    if query_rows is not None:
+        seq_lens, documents = seq_lens[query_rows], documents[query_rows]
+    for first in range(0, q.shape[0], query_chunk):
+        chunk = slice(first, min(first + query_chunk, q.shape[0]))
         rows = chunk.stop - chunk.start
         # One document: every query has the same table, which is not copied for each.
         table = (
@@ -122,7 +128,12 @@ def _pages_of(k: Tensor, layout: SequenceLayout, backend: str) -> Tensor:
 
 
 def _check(
-    q: Tensor, k: Tensor, weights: Tensor, layout: SequenceLayout, group: dist.ProcessGroup
+    q: Tensor,
+    k: Tensor,
+    weights: Tensor,
+    layout: SequenceLayout,
+    group: dist.ProcessGroup,
+    query_rows: Tensor | None,
 ) -> None:
     """Everything about shapes, dtypes and devices that can be wrong on this rank."""
     for name, value in (("q_index_fp8", q), ("k_index_local", k), ("weights", weights)):
@@ -133,9 +144,15 @@ def _check(
     rows, why = layout.num_local, " (rows as the layout says)"
     require_dtype("q_index_fp8", q, torch.float8_e4m3fn)
     heads = q.shape[1] if q.dim() == 3 else 1
-    require_shape("q_index_fp8", q, (rows, heads, INDEX_HEAD_DIM), "[num_local, H, 128]", why)
+    queries, of_queries = rows, why
+    if query_rows is not None:
+        require_tensor("query_rows", query_rows)
+        require_dtype("query_rows", query_rows, torch.int64)
+        require_rank("query_rows", query_rows, (1,), "[S]")
+        queries, of_queries = query_rows.shape[0], " (S of query_rows)"
+    require_shape("q_index_fp8", q, (queries, heads, INDEX_HEAD_DIM), "[S, H, 128]", of_queries)
     require_dtype("weights", weights, torch.float32)
-    require_shape("weights", weights, (rows, heads), "[num_local, H]", why)
+    require_shape("weights", weights, (queries, heads), "[S, H]", of_queries)
     if k.dim() == 4:
         require_dtype("k_index_local", k, torch.uint8, torch.int8)
         packed = (rows // PAGE_SIZE, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)
@@ -150,8 +167,8 @@ def _check(
 
 def _facts(q: Tensor, k: Tensor, weights: Tensor, layout: SequenceLayout) -> dict[str, str]:
     return {
-        "q_index_fp8": describe(q),
+        "q_index_fp8": describe(q, of_each_row=True),
         "k_index_local": describe(k),
-        "weights": describe(weights),
+        "weights": describe(weights, of_each_row=True),
         "layout": layout.summary,
     }
