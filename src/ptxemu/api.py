@@ -82,6 +82,9 @@ class Module:
         """Kernels that ptxas would refuse as a whole are loaded all the same."""
         self.text = text
         """The PTX that it was loaded from; None where the syntax was made or changed."""
+        self.placed: dict[str, int] = {}
+        """Addresses of module-level variables that outlive launches; their memory is the caller's,
+        who registers it for each launch. The others start with their initial values each time."""
         self._programs: dict[str, Program] = {}
 
     @property
@@ -163,7 +166,7 @@ class Module:
             parameters,
             explicit_cluster=cluster is not None or required is not None,
         )
-        layout = Layout(self.syntax, function, smem)
+        layout = Layout(self.syntax, function, smem, self.placed)
         _check_launch(launch, layout, function, self.device)
         _register_symbols(symbols or {}, layout, memory)
         checker = Checker(kernel) if check else None

@@ -69,6 +69,7 @@ def save_launch(setup: LaunchSetup, path: str | Path) -> None:
         "num_sms": module.device.num_sms,
         "allow_illegal": module.allow_illegal,
         "ptx_name": module.syntax.name,
+        "placed": module.placed,
         "parameters": [value.hex() for value in values],
         "allocations": [
             {"base": a.base, "bytes": len(a.data), "name": a.name, "writable": a.writable}
@@ -96,6 +97,7 @@ def load_launch(path: str | Path) -> LaunchSetup:
     loaded = load(text, arch=header["arch"], allow_illegal=header["allow_illegal"])
     loaded.syntax.name = header["ptx_name"]
     module = Module(loaded.syntax, device=device, allow_illegal=header["allow_illegal"], text=text)
+    module.placed = header.get("placed", {})
     memory = GlobalMemory()
     for number, facts in enumerate(header["allocations"]):
         memory.register(

@@ -1,9 +1,10 @@
-"""`ptxemu run` and `ptxemu check`: launch a kernel of a PTX file on seeded inputs."""
+"""`ptxemu run` and `ptxemu check`: launch a kernel of a PTX file on seeded inputs, or run a .cu."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,25 @@ from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
+from ptxemu.cli.host_report import SavedLaunches, add_report_options, give_report
+from ptxemu.cli.hosts import SOURCE, How, run_host
+from ptxemu.cli.options import (
+    add_failure_option,
+    add_finding_options,
+    add_schedule_options,
+    limit_of,
+    policy_of,
+)
 from ptxemu.cli.progress import Progress
 from ptxemu.errors import ExecutionError, LaunchError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
-from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
 
 PTX_HELP = "a PTX file, or a saved launch (ptxemu exec --save), which needs no launch options"
-_LAUNCH_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg", "arch", "sms")
+_SOURCE_HELP = ", or a CUDA source\n(.cu) with its host code, which nvcc compiles first"
+_PTX_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg")
+_LAUNCH_OPTIONS = (*_PTX_OPTIONS, "arch", "sms")
 _SHOWN_ELEMENTS = 6
 OTHER_FILL = 0xFF
 """The byte of uninitialised memory in a second run, which shows whether a result depends on it."""
@@ -41,7 +52,8 @@ _EXAMPLE = """
 examples:
   ptxemu {command} axpy.ptx --grid 4 --block 256 \\
       --arg f32[1024]=random --arg f32[1024]=zeros --arg f32=2.5 --arg i32=1024
-  ptxemu {command} gemm.0.launch       a launch that `ptxemu exec --save` wrote"""
+  ptxemu {command} gemm.0.launch       a launch that `ptxemu exec --save` wrote
+  ptxemu {command} gemm.cu -- 256 256  a program from its source, with its arguments"""
 
 
 def add_parser(commands: Any, name: str, *, check: bool) -> None:
@@ -52,17 +64,28 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         description=_HELP[name] + "\n" + _EXAMPLE.format(command=name),
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("ptx", type=Path, help=PTX_HELP)
+    parser.add_argument("ptx", type=Path, help=PTX_HELP + _SOURCE_HELP)
     add_launch_options(parser)
-    parser.add_argument("--arch", help="device: sm_90a or sm_100a (default: the PTX's .target)")
+    parser.add_argument(
+        "--arch", help="device: sm_90a or sm_100a (default: the PTX's .target; of a source sm_90a)"
+    )
     add_schedule_options(parser)
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the arrays there as .npy")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="DIR",
+        help="write the arrays there as .npy; of a source its launches",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable report")
+    add_report_options(parser)
+    parser.add_argument(
+        "--nvcc", default="", metavar="OPTIONS", help="of a source: options of nvcc, in one string"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_finding_options(parser)
     if check:
         add_failure_option(parser)
-    parser.set_defaults(carry_out=carry_out, check=check, fail_on="isa")
+    parser.set_defaults(carry_out=carry_out, check=check, fail_on="isa", arguments=[])
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
@@ -75,61 +98,6 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arg", action="append", default=[], metavar="SPEC", help=argument_spec.HELP
     )
-
-
-def add_schedule_options(parser: argparse.ArgumentParser) -> None:
-    """The options that choose the schedule."""
-    parser.add_argument("--seed", type=int, default=0, help="of inputs and schedule (default 0)")
-    parser.add_argument(
-        "--async",
-        dest="asynchronous",
-        choices=("random", "eager", "late"),
-        default="random",
-        help="when asynchronous work happens (default random)",
-    )
-    parser.add_argument(
-        "--step-limit",
-        type=int,
-        default=DEFAULT_LIMIT,
-        metavar="N",
-        help=f"stop after N warp instructions (default {DEFAULT_LIMIT:,})",
-    )
-    parser.add_argument(
-        "--sms",
-        type=int,
-        metavar="N",
-        help="multiprocessors of the device (default: the real number; with few of them a\n"
-        "persistent kernel goes around its loop on a small problem)",
-    )
-
-
-def add_finding_options(parser: argparse.ArgumentParser) -> None:
-    """The options that choose which findings are shown."""
-    parser.add_argument("--notes", action="store_true", help="also show findings of level note")
-    parser.add_argument(
-        "--all", action="store_true", help=f"show all findings, not the first {report.MOST_SHOWN}"
-    )
-
-
-def add_failure_option(parser: argparse.ArgumentParser) -> None:
-    """The option that says which findings make the exit code 1."""
-    choices = "\n".join(f"  {name}: {meaning}" for name, meaning in report.FAIL_ON.items())
-    parser.add_argument(
-        "--fail-on",
-        choices=tuple(report.FAIL_ON),
-        default="isa",
-        help=f"what makes the exit code 1 (default isa)\n{choices}",
-    )
-
-
-def limit_of(options: argparse.Namespace) -> int | None:
-    """How many findings to show."""
-    return None if options.all else report.MOST_SHOWN
-
-
-def policy_of(options: argparse.Namespace) -> Policy:
-    """The schedule that the options ask for."""
-    return Policy(asynchronous=options.asynchronous, seed=options.seed, limit=options.step_limit)
 
 
 def prepare(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
@@ -170,6 +138,10 @@ def _saved(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
 
 def carry_out(options: argparse.Namespace) -> int:
     """Launch and report; 1 if the check found an error."""
+    if options.ptx.suffix == SOURCE:
+        return _carry_out_source(options)
+    if options.arguments or options.junit or options.sarif or options.nvcc:
+        raise LaunchError("arguments, --nvcc, --junit and --sarif are for sources (.cu)")
     setup, arguments = prepare(options)
     kernel = setup.kernel
     progress = Progress(quiet=options.quiet)
@@ -208,6 +180,30 @@ def carry_out(options: argparse.Namespace) -> int:
         sys.stdout.write("\n".join(lines) + "\n")
     is_failure = failure is not None or report.is_failure(findings, options.fail_on)
     return 1 if is_failure else 0
+
+
+def _carry_out_source(options: argparse.Namespace) -> int:
+    """Compile a .cu, run its program, and report on its launches."""
+    given = [f"--{name}" for name in _PTX_OPTIONS if getattr(options, name, None)]
+    if given:
+        raise LaunchError(f"{options.ptx}: its host code launches, so there is no {given[0]}")
+    saved = None if options.save is None else SavedLaunches(options.save)
+    how = How(
+        options.arch,
+        options.check,
+        policy_of(options),
+        Progress(quiet=options.quiet),
+        None if saved is None else saved.save,
+        options.nvcc,
+        leaves_stdout=options.json,
+    )
+    started = time.monotonic()
+    run = run_host([str(options.ptx), *options.arguments], how)
+    if saved is not None:
+        run.ran.notes.extend(saved.notes)
+    seconds = time.monotonic() - started
+    json = "-" if options.json else None
+    return give_report(options, run, seconds, json=json, check=options.check)
 
 
 def _of_uninitialised_results(

@@ -13,6 +13,7 @@ from ptxemu.cli import (
     mutate_command,
     trace_command,
 )
+from ptxemu.cuda.nvcc import NvccError
 from ptxemu.errors import PtxEmuError
 from ptxemu.machine.device import limit_sms
 
@@ -22,7 +23,9 @@ INTERRUPTED = 130
 _DESCRIPTION = """\
 Run and check Hopper and Blackwell PTX on a machine without the GPU.
 
-  ptxemu exec --arch sm_100a script.py    run a CuTe DSL script as it is, check every launch
+  ptxemu exec ./program                   run a CUDA program as it is, check every launch
+  ptxemu exec --arch sm_100a script.py    the same for a CuTe DSL script
+  ptxemu check kernel.cu -- 1024          compile a source with its host code, run and check it
   ptxemu info kernel.ptx                  what a PTX file holds, needs, and what is missing
   ptxemu check kernel.ptx --grid 4 --block 128 --arg f32[1024]=random --arg i32=5
                                           run a kernel and look for missing synchronisation
@@ -51,10 +54,20 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line; returns the exit code."""
-    options = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    behind: list[str] = []
+    if words[:1] in (["run"], ["check"]) and "--" in words:
+        at = words.index("--")
+        words, behind = words[:at], words[at + 1 :]
+    options = parser().parse_args(words)
+    if behind:
+        options.arguments = behind
     try:
         limit_sms(getattr(options, "sms", None))
         code: int = options.carry_out(options)
+    except NvccError as error:  # the compiler's lines stay lines
+        sys.stderr.write(f"ptxemu: error: {error}\n")
+        return CANNOT
     except (PtxEmuError, ValueError, OSError) as error:
         sys.stderr.write(f"ptxemu: error: {' '.join(str(error).split())}\n")
         return CANNOT

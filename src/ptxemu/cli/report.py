@@ -9,6 +9,7 @@ from typing import Any
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
+from ptxemu.cli import kernel_names
 
 MOST_SHOWN = 20
 """Findings in a text report without --all."""
@@ -87,13 +88,8 @@ def _dims(extent: tuple[int, int, int]) -> str:
     return "x".join(map(str, extent))
 
 
-def finding_lines(
-    findings: Sequence[Finding], *, with_notes: bool, limit: int | None = MOST_SHOWN
-) -> list[str]:
-    """One line for each pair of source lines and code, the gravest first; at most `limit`.
-
-    It shows the first of the group's findings; a source line may be many instructions.
-    """
+def grouped(findings: Sequence[Finding], *, with_notes: bool) -> list[list[Finding]]:
+    """The findings by pair of source lines and code, the gravest first."""
     rank = {"hardware": 0, "isa": 1, "warning": 2, "note": 3}
     groups: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
@@ -101,10 +97,20 @@ def finding_lines(
             about = finding.lines or (finding.message,)
             key = (finding.kind or finding.level, finding.code, *about)
             groups.setdefault(key, []).append(finding)
-    ordered = sorted(groups.items(), key=lambda item: rank[item[0][0]])
-    lines = [_group_line(group) for _, group in ordered[:limit]]
-    if limit is not None and len(ordered) > limit:
-        lines.append(f"... and {len(ordered) - limit} more (--all shows them)")
+    return [group for _, group in sorted(groups.items(), key=lambda item: rank[item[0][0]])]
+
+
+def finding_lines(
+    findings: Sequence[Finding], *, with_notes: bool, limit: int | None = MOST_SHOWN
+) -> list[str]:
+    """One line for each group of findings, the gravest first; at most `limit`.
+
+    It shows the first of the group's findings; a source line may be many instructions.
+    """
+    groups = grouped(findings, with_notes=with_notes)
+    lines = [_group_line(group) for group in groups[:limit]]
+    if limit is not None and len(groups) > limit:
+        lines.append(f"... and {len(groups) - limit} more (--all shows them)")
     return lines
 
 
@@ -129,7 +135,9 @@ def _text_of(finding: Finding) -> str:
 
 
 def short_name(kernel: str, width: int = 48) -> str:
-    """A kernel's name without the mangled types that CuTe DSL appends."""
+    """A kernel's name without the types of its arguments."""
+    if kernel.startswith("_Z"):
+        return kernel_names.readable(kernel)
     return kernel if len(kernel) <= width else f"{kernel[: width - 12]}...{kernel[-9:]}"
 
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
+from ptxemu.cli.hosts import How, run_host
 from ptxemu.cli.launch_command import (
     PTX_HELP,
     add_launch_options,
-    add_schedule_options,
-    policy_of,
     prepare,
 )
+from ptxemu.cli.options import add_schedule_options, policy_of
 from ptxemu.cli.progress import Progress
 from ptxemu.errors import ExecutionError, PtxEmuError
 from ptxemu.events import Observer
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
-
-_NAME_WIDTH = 60
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +32,8 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         dest="script",
         nargs=argparse.REMAINDER,
         metavar=("SCRIPT", "ARGUMENT"),
-        help="instead of a PTX file: a CuTe DSL script, run as by `ptxemu exec`, and its\n"
-        "arguments; comes last",
+        help="instead of a PTX file: a script, program or source, run as by `ptxemu exec`, and\n"
+        "its arguments; comes last",
     )
     parser.add_argument(
         "--launch",
@@ -45,15 +42,6 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         help="of a script: only its launch N, from 0 (default: the first launch of each kernel)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
-
-
-def short_name(kernel: str) -> str:
-    """What a person recognises of a kernel's name, fit for a file name.
-
-    CuTe DSL's names hold all types of all arguments: the class is enough.
-    """
-    name = re.sub(r"^kernel_cutlass_(kernel_+(main__)?)?", "", kernel).split("_object_at_")[0]
-    return re.sub(r"\W+", "_", name)[:_NAME_WIDTH]
 
 
 class Chooser:
@@ -83,9 +71,9 @@ def run_target(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool)
         PtxEmuError: there is no target, or it cannot be launched.
     """
     if (options.ptx is None) == (not options.script):
-        raise PtxEmuError("expected either a PTX file or --exec SCRIPT")
+        raise PtxEmuError("expected either a PTX file or --exec SCRIPT (or a program)")
     if options.script:
-        return _run_script(options, on_launch, check=check)
+        return _run_host(options, on_launch, check=check)
     progress = Progress(quiet=options.quiet)
     setup, _ = prepare(options)
     try:
@@ -102,29 +90,19 @@ def run_target(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool)
     return []
 
 
-def _run_script(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool) -> list[str]:
-    try:
-        from ptxemu import cutedsl
-        from ptxemu.cutedsl.script import run_script
-    except ImportError as error:
-        raise PtxEmuError(f"--exec needs torch, nvidia-cutlass-dsl, llvmlite: {error}") from error
-    progress = Progress(quiet=options.quiet)
-    arch = options.arch or "sm_100a"
-    emulation = cutedsl.emulate(
-        arch=arch,
-        check=check,
-        on_finding="collect",
-        policy=policy_of(options),
-        on_progress=progress,
-        on_launch=Chooser(options, on_launch),
+def _run_host(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool) -> list[str]:
+    how = How(
+        options.arch,
+        check,
+        policy_of(options),
+        Progress(quiet=options.quiet),
+        Chooser(options, on_launch),
     )
-    script, *arguments = options.script
-    outcome = run_script(emulation, script, arguments, arch=arch)
-    progress.finish()
+    run = run_host(options.script, how)
     sys.stdout.flush()
-    if outcome.error is not None:
-        sys.stderr.write(outcome.error.rstrip("\n") + "\n")
-    failures = list(emulation.failures)
-    if outcome.exit_code and not failures:
-        failures.append(f"the script ended with exit code {outcome.exit_code}")
+    if run.error is not None:
+        sys.stderr.write(run.error.rstrip("\n") + "\n")
+    failures = list(run.ran.failures)
+    if run.exit_code and not failures:
+        failures.append(f"{run.name} ended with exit code {run.exit_code}")
     return failures

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptxemu.cli.target import add_target_options, run_target, short_name
+from ptxemu.cli.kernel_names import file_name
+from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.events import Observer
 from ptxemu.fan_out import FanOut
 from ptxemu.launch_setup import LaunchSetup
@@ -119,7 +120,7 @@ def _write(
     launch.recorder.finish()
     named = given or launch.counters.guessed_roles()
     counts = launch.counters.by_role(named)
-    stem = f"{number}-{short_name(launch.kernel)}"
+    stem = f"{number}-{file_name(launch.kernel)}"
     trace = options.out / f"{stem}.trace.json"
     trace.write_text(json.dumps(to_chrome(launch.recorder, named)))
     facts = {"kernel": launch.kernel, "roles": [one.to_json_dict() for one in counts]}
@@ -147,5 +148,5 @@ def _write(
 def _picture(options: argparse.Namespace, launch: _Launch, named: dict[int, str]) -> str:
     touched = sorted(launch.memory_map.touches, key=lambda memory: (memory[1], memory[0].value))
     chosen = [memory for memory in touched if memory[1] in options.cta] if options.cta else None
-    title = f"{short_name(launch.kernel)}: memory over logical time"
+    title = f"{file_name(launch.kernel)}: memory over logical time"
     return draw(launch.memory_map, roles=named, memories=chosen, title=title)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.cutedsl.driver import (
+from ptxemu.driver.rules import (
     Driver,
     DriverError,
     KernelHandle,

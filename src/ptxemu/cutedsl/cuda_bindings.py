@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.cutedsl.attributes import device_attribute
 from ptxemu.cutedsl.patching import Patches
+from ptxemu.driver.attributes import device_attribute
 from ptxemu.machine.device import Device
 
 _DRIVER_VERSION = 13000

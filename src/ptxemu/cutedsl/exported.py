@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ptxemu.cutedsl.driver import PtxImage
 from ptxemu.cutedsl.host_function import FfiHostFunction, MissingPtxError, ptx_of
+from ptxemu.driver.rules import PtxImage
 
 Call = Callable[[FfiHostFunction, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Calls a host function with (its keyword wrapper, args, kwargs)."""

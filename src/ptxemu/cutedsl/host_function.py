@@ -12,8 +12,8 @@ from typing import Any
 
 from ptxemu.cutedsl import c_functions, dlpack
 from ptxemu.cutedsl.c_functions import HostCall
-from ptxemu.cutedsl.driver import LaunchRequest, LibraryHandle, PtxImage, Status
 from ptxemu.cutedsl.linking import LinkedObject
+from ptxemu.driver.rules import LaunchRequest, LibraryHandle, PtxImage, Status
 from ptxemu.errors import PtxEmuError
 
 _ATTRIBUTE = "_ptxemu_host_function"

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from ptxemu.cutedsl import dlpack
 from ptxemu.cutedsl.arguments import Arguments, collect
-from ptxemu.cutedsl.driver import status_of
 from ptxemu.cutedsl.exported import ExportedModule, keep_ptx
 from ptxemu.cutedsl.host_function import (
     FfiHostFunction,
@@ -26,6 +25,7 @@ from ptxemu.cutedsl.host_function import (
     host_function,
 )
 from ptxemu.cutedsl.patching import Patches
+from ptxemu.driver.rules import status_of
 from ptxemu.errors import LaunchError, PtxEmuError
 
 _DIRECT_CALLS_KEPT = 8

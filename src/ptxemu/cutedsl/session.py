@@ -11,10 +11,10 @@ from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.cutedsl.arguments import Arguments
 from ptxemu.cutedsl.c_functions import HostCall
-from ptxemu.cutedsl.driver import LaunchRequest
 from ptxemu.cutedsl.host_function import Launcher
 from ptxemu.cutedsl.interception import Interception
 from ptxemu.cutedsl.patching import Patches
+from ptxemu.driver.rules import LaunchRequest
 from ptxemu.errors import ExecutionError, HazardError, PtxEmuError
 from ptxemu.events import LaunchProgress, OnProgress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch

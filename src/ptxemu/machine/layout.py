@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ptxemu.errors import ExecutionError
 from ptxemu.memory.address import (
@@ -26,13 +26,21 @@ class Layout:
     """Offsets of one kernel of a module for a launch with `dynamic_shared_bytes`.
 
     Static shared variables come first, in order; extern ones share the dynamic part behind them.
+    Module-level variables that outlive launches are `placed`: they have addresses by name, and
+    their memory is the caller's to register.
     """
 
-    def __init__(self, module: Module, function: Function, dynamic_shared_bytes: int) -> None:
+    def __init__(
+        self,
+        module: Module,
+        function: Function,
+        dynamic_shared_bytes: int,
+        placed: Mapping[str, int] | None = None,
+    ) -> None:
         self.shared_offsets: dict[str, int] = {}
-        self._addresses: dict[str, int] = {}
+        self._addresses: dict[str, int] = dict(placed or {})
         self.constants: list[tuple[Variable, int]] = []
-        """Module-level .const and .global variables with their addresses."""
+        """Module-level .const and .global variables that are not placed, with their addresses."""
         shared = [v for v in (*module.variables, *function.variables) if v.space == "shared"]
         offset = 0
         for variable in (v for v in shared if not v.is_extern):
@@ -54,7 +62,12 @@ class Layout:
             for operand in instruction.operands
         )
         """The kernel may access the part of shared memory that is reserved for the system."""
-        self._place(CONST_WINDOW, (v for v in module.variables if v.space in ("const", "global")))
+        unplaced = (
+            v
+            for v in module.variables
+            if v.space in ("const", "global") and v.name not in self._addresses
+        )
+        self._place(CONST_WINDOW, unplaced)
         self.local_bytes = self._place(
             LOCAL_WINDOW, (v for v in function.variables if v.space == "local")
         )

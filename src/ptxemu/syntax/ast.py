@@ -173,6 +173,8 @@ class Variable:
     initial: bytes | None = None
     """`size` bytes, little endian; zero where `relocations` put an address."""
     relocations: tuple[Relocation, ...] = ()
+    is_managed: bool = False
+    """Host and device share it (`.attribute(.managed)`)."""
 
 
 @dataclass(slots=True)

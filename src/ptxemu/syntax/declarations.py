@@ -45,6 +45,7 @@ class _Type:
     name: str = ""
     lanes: int = 1
     align: int = 0
+    is_managed: bool = False
 
     @property
     def size(self) -> int:
@@ -116,11 +117,20 @@ def variables(text: str, scope: Scope) -> list[Variable]:
 def _variable(name: str, space: str, size: int, kind: _Type, initial: Initial | None) -> Variable:
     align = kind.align or kind.size
     if initial is None:
-        return Variable(name, space, size, align)
+        return Variable(name, space, size, align, is_managed=kind.is_managed)
     if size > LARGEST_INITIALISED:
         raise StatementError(f"{size} initialised bytes are too many")
     data = bytes(initial.data.ljust(size, b"\0"))
-    return Variable(name, space, size, align, initial=data, relocations=tuple(initial.relocations))
+    relocations = tuple(initial.relocations)
+    return Variable(
+        name,
+        space,
+        size,
+        align,
+        initial=data,
+        relocations=relocations,
+        is_managed=kind.is_managed,
+    )
 
 
 def _storage(kind: _Type, shape: list[int] | None) -> int:
@@ -165,7 +175,7 @@ def _type(cursor: Cursor) -> _Type:
             if cursor.accept(".align"):
                 _alignment(cursor)
         elif word == ".attribute":
-            _skip_parentheses(cursor)
+            kind.is_managed = ".managed" in _skip_parentheses(cursor)
         elif word[1:] in FUNDAMENTAL and not kind.name:
             kind.name = word[1:]
         else:
@@ -183,14 +193,18 @@ def _alignment(cursor: Cursor) -> int:
     return value
 
 
-def _skip_parentheses(cursor: Cursor) -> None:
+def _skip_parentheses(cursor: Cursor) -> list[str]:
+    """Read over a list in parentheses; its tokens."""
     cursor.expect("(")
     depth = 1
+    tokens = []
     while depth:
         token = cursor.take()
+        tokens.append(token)
         if not token:
             raise StatementError("a parenthesis is not closed")
         depth += (token == "(") - (token == ")")
+    return tokens
 
 
 def _parameters(cursor: Cursor) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:

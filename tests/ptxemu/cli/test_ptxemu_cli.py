@@ -230,14 +230,17 @@ def test_a_tensor_map_describes_its_array():
     assert int.from_bytes(argument.value[:8], "little") == argument.array.ctypes.data
 
 
-@pytest.mark.parametrize("command", ["info", "exec"])
-def test_a_file_that_is_no_text_is_named_with_what_it_is(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [("info", "not text but bytes; expected"), ("exec", "not a program that may be executed")],
+)
+def test_a_file_that_is_of_another_kind_is_named_with_what_it_is(
+    command: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     binary = tmp_path / "kernel.cubin"
     binary.write_bytes(b"\x7fELF\x02\x01\x80\xff")
     for path, said in (
-        (binary, "not text but bytes; expected"),
+        (binary, wrong),
         (tmp_path, "a folder; expected a file of"),
         (tmp_path / "none.ptx", "no such file"),
     ):

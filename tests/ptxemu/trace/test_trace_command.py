@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from ptxemu.cli.kernel_names import file_name
 from ptxemu.cli.main import main
-from ptxemu.cli.target import short_name
 from tests.ptxemu import producer_consumer
 from tests.ptxemu.kernel_run import source
 
@@ -61,5 +61,5 @@ def test_a_role_of_another_form_is_an_error(tmp_path, capsys, role):
 
 def test_names_of_cute_dsl_kernels_are_cut_to_what_a_person_knows():
     name = "kernel_cutlass_kernel___main__PersistentDenseGemmKernel_object_at__TiledMMA_Thr"
-    assert short_name(name) == "PersistentDenseGemmKernel"
-    assert short_name("axpy") == "axpy"
+    assert file_name(name) == "PersistentDenseGemmKernel"
+    assert file_name("axpy") == "axpy"

@@ -9,6 +9,12 @@ from ptxemu.machine.occupancy import MAX_CTAS, MAX_THREADS, SYSTEM_SHARED_BYTES
 
 SHARED_WITHOUT_OPT_IN = 48 * 1024
 _L2_BYTES = {9: 50 * 2**20, 10: 126 * 2**20}
+_MEMORY_BYTES = {9: 80 * 2**30, 10: 180 * 2**30}
+
+
+def memory_bytes(device: Device) -> int:
+    """Bytes of the device's memory."""
+    return _MEMORY_BYTES[device.capability[0]]
 
 
 class KernelAttribute(IntEnum):
@@ -25,7 +31,11 @@ class KernelAttribute(IntEnum):
     MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
     PREFERRED_SHARED_MEMORY_CARVEOUT = 9
     CLUSTER_SIZE_MUST_BE_SET = 10
+    REQUIRED_CLUSTER_WIDTH = 11
+    REQUIRED_CLUSTER_HEIGHT = 12
+    REQUIRED_CLUSTER_DEPTH = 13
     NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
+    CLUSTER_SCHEDULING_POLICY_PREFERENCE = 15
 
 
 class DeviceAttribute(IntEnum):
@@ -110,6 +120,45 @@ def device_attribute(device: Device, attribute: int) -> int | None:
         a.CLUSTER_LAUNCH: 1,
         a.MULTICAST_SUPPORTED: 0,
     }
-    if attribute not in DeviceAttribute.__members__.values():
-        return None
-    return answers[DeviceAttribute(attribute)]
+    if attribute in DeviceAttribute.__members__.values():
+        return answers[DeviceAttribute(attribute)]
+    return _MORE_ATTRIBUTES.get(attribute)
+
+
+# Attributes by number that are the same on both devices; of what is not emulated the answer is no.
+_MORE_ATTRIBUTES = {
+    14: 512,  # texture alignment
+    15: 1,  # GPU overlap
+    17: 0,  # kernel execution timeout
+    19: 1,  # can map host memory
+    30: 512,  # surface alignment
+    32: 1,  # ECC
+    33: 1,  # PCI bus
+    34: 0,  # PCI device
+    35: 0,  # TCC driver
+    50: 0,  # PCI domain
+    51: 32,  # texture pitch alignment
+    79: 1,  # global L1 cache
+    80: 1,  # local L1 cache
+    84: 0,  # multi-GPU board
+    86: 0,  # native atomics between host and device
+    87: 2,  # single to double performance
+    88: 0,  # pageable memory access
+    89: 1,  # concurrent managed access
+    90: 1,  # compute preemption
+    91: 1,  # host pointers of registered memory
+    92: 0,  # stream memory operations
+    96: 0,  # cooperative launches on several devices
+    98: 0,  # flush remote writes
+    99: 0,  # host memory can be registered
+    100: 0,  # pageable memory uses the host's page tables
+    102: 0,  # virtual memory management
+    107: 0,  # generic compression
+    108: 32 * 2**20,  # persisting L2 cache
+    109: 128 * 2**20,  # access policy window
+    116: 0,  # GPUDirect RDMA
+    119: 0,  # handles of memory pools
+    127: 1,  # tensor maps
+    128: 0,  # host NUMA memory
+    129: 0,  # unified function pointers
+}

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ptxemu.api import Module, load
-from ptxemu.cutedsl.attributes import (
+from ptxemu.driver.attributes import (
     SHARED_WITHOUT_OPT_IN,
     KernelAttribute,
     device_attribute,
 )
-from ptxemu.errors import LaunchError
+from ptxemu.errors import DeadlockError, ExecutionError, LaunchError, StepLimitError
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.occupancy import ctas_per_sm
 
@@ -33,12 +33,16 @@ class Status(IntEnum):
     INVALID_VALUE = 1
     INVALID_CONFIGURATION = 9
     NO_BINARY_FOR_GPU = 209
+    INVALID_PTX = 218
     INVALID_HANDLE = 400
     NOT_FOUND = 500
     ILLEGAL_ADDRESS = 700
+    LAUNCH_TIMEOUT = 702
+    ASSERT = 710
     MISALIGNED_ADDRESS = 716
     LAUNCH_FAILED = 719
     COOPERATIVE_LAUNCH_TOO_LARGE = 720
+    NOT_SUPPORTED = 801
     INVALID_CLUSTER_SIZE = 912
 
 
@@ -59,6 +63,23 @@ def status_of(error: BaseException) -> Status:
         return Status[named[1]]
     if isinstance(error, LaunchError):
         return Status.INVALID_VALUE
+    return Status.LAUNCH_FAILED
+
+
+def execution_status(error: ExecutionError) -> Status:
+    """The error that a kernel leaves behind on a GPU, for what stopped it here.
+
+    A kernel that never ends has no status of its own: the watchdog of a display is what ends one.
+    """
+    text = str(error)
+    if isinstance(error, DeadlockError | StepLimitError):
+        return Status.LAUNCH_TIMEOUT
+    if "assertion `" in text:
+        return Status.ASSERT
+    if re.search(r"expected \d+-byte alignment|aligned to \d+ bytes|misaligned", text):
+        return Status.MISALIGNED_ADDRESS
+    if "illegal " in text and " address 0x" in text:
+        return Status.ILLEGAL_ADDRESS
     return Status.LAUNCH_FAILED
 
 
@@ -169,9 +190,14 @@ class Driver:
         module = kernel.image.module(arch)
         static = _static_shared_bytes(module, kernel.name)
         device = module.device
+        directives = module.syntax.kernels[kernel.name].directives
+        required = directives.get("reqnctapercluster", ())
+        cluster = (*required, *(1,) * (3 - len(required))) if required else (0, 0, 0)
         name = KernelAttribute
         answers = {
-            name.MAX_THREADS_PER_BLOCK: device.max_threads_per_cta,
+            name.MAX_THREADS_PER_BLOCK: math.prod(
+                directives.get("maxntid", (device.max_threads_per_cta,))
+            ),
             name.SHARED_SIZE_BYTES: static,
             name.CONST_SIZE_BYTES: 0,
             name.LOCAL_SIZE_BYTES: 0,
@@ -181,7 +207,11 @@ class Driver:
             name.CACHE_MODE_CA: 0,
             name.MAX_DYNAMIC_SHARED_SIZE_BYTES: _dynamic_limit(kernel, static),
             name.PREFERRED_SHARED_MEMORY_CARVEOUT: -1,
-            name.CLUSTER_SIZE_MUST_BE_SET: 0,
+            name.CLUSTER_SIZE_MUST_BE_SET: int("reqnctapercluster" in directives),
+            name.REQUIRED_CLUSTER_WIDTH: cluster[0],
+            name.REQUIRED_CLUSTER_HEIGHT: cluster[1],
+            name.REQUIRED_CLUSTER_DEPTH: cluster[2],
+            name.CLUSTER_SCHEDULING_POLICY_PREFERENCE: 0,
             name.NON_PORTABLE_CLUSTER_SIZE_ALLOWED: int(kernel.allows_nonportable_cluster),
         }
         if attribute not in KernelAttribute.__members__.values():
@@ -212,6 +242,22 @@ class Driver:
             raise DriverError(Status.INVALID_VALUE, f"device attribute {attribute} is not known")
         return value
 
+    def occupancy(
+        self, kernel: KernelHandle, threads: int, dynamic_shared_bytes: int, arch: str | None
+    ) -> int:
+        """CTAs of the kernel that an SM holds at once; 0: one has no room.
+
+        Args:
+            threads: of a CTA.
+        """
+        module = kernel.image.module(arch)
+        used = _static_shared_bytes(module, kernel.name) + dynamic_shared_bytes
+        device = module.device
+        if used > device.shared_bytes_per_cta or threads > device.max_threads_per_cta:
+            return 0
+        directives = module.syntax.kernels[kernel.name].directives
+        return ctas_per_sm(device, threads, used, directives)
+
     def check_launch(self, request: LaunchRequest, arch: str | None) -> Module:
         """The rules that depend on kernel attributes; the others are the launch's own.
 
@@ -230,7 +276,10 @@ class Driver:
                 f"smem: {kernel.name} may use {limit} bytes of dynamic shared memory; "
                 f"got {request.dynamic_shared_bytes}",
             )
-        resident = module.device.num_sms * _ctas_per_sm(module, request)
+        per_sm = self.occupancy(
+            kernel, math.prod(request.block), request.dynamic_shared_bytes, arch
+        )
+        resident = module.device.num_sms * max(per_sm, 1)
         if request.is_cooperative and math.prod(request.grid) > resident:
             raise DriverError(
                 Status.COOPERATIVE_LAUNCH_TOO_LARGE,
@@ -248,13 +297,6 @@ class Driver:
 
 def _static_shared_bytes(module: Module, kernel: str) -> int:
     return Layout(module.syntax, module.syntax.kernels[kernel], 0).static_shared_bytes
-
-
-def _ctas_per_sm(module: Module, request: LaunchRequest) -> int:
-    name = request.kernel.name
-    used = _static_shared_bytes(module, name) + request.dynamic_shared_bytes
-    directives = module.syntax.kernels[name].directives
-    return ctas_per_sm(module.device, math.prod(request.block), used, directives)
 
 
 def _dynamic_limit(kernel: KernelHandle, static: int) -> int:

@@ -1,0 +1,111 @@
+"""The report on a run of host code: as text, JSON, JUnit and SARIF; and its launches as files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ptxemu.cli import report, report_files
+from ptxemu.cli.hosts import HostRun
+from ptxemu.cli.kernel_names import file_name
+from ptxemu.cli.options import limit_of
+from ptxemu.errors import LaunchError
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.saved_launch import SUFFIX, save_launch
+
+
+class SavedLaunches:
+    """Writes launches into a folder; `save` is an `OnLaunch`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes: list[str] = []
+        """What was written and what could not be, for people."""
+        self._folder = folder
+        self._count = 0
+
+    def save(self, setup: LaunchSetup) -> None:
+        """Write one launch to a file of its own."""
+        number, self._count = self._count, self._count + 1
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{file_name(setup.kernel)}.{number}{SUFFIX}"
+        try:
+            save_launch(setup, path)
+        except LaunchError as error:
+            self.notes.append(f"not saved: {error}")
+        else:
+            self.notes.append(f"saved {path} ({path.stat().st_size:,} bytes)")
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """The options that write the report to files that other tools read."""
+    parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write a JUnit report, a test for each launch"
+    )
+    parser.add_argument(
+        "--sarif", type=Path, metavar="FILE", help="write the findings as SARIF, by source line"
+    )
+
+
+def give_report(
+    options: argparse.Namespace, run: HostRun, seconds: float, *, json: str | None, check: bool
+) -> int:
+    """Write all reports that the options ask for; returns the exit code.
+
+    Args:
+        json: a file for the JSON report, "-" for stdout.
+    """
+    sys.stdout.flush()
+    if run.error is not None:
+        sys.stderr.write(run.error.rstrip("\n") + "\n")
+    if json is not None:
+        _write(json, _json(run, seconds))
+    if options.junit is not None:
+        options.junit.write_text(
+            report_files.junit(run.name, run.ran, run.exit_code, seconds, fail_on=options.fail_on)
+        )
+    if options.sarif is not None:
+        options.sarif.write_text(report_files.sarif(run.ran))
+    if json != "-":
+        sys.stdout.write(_text(options, run, seconds, check=check))
+    return run.exit_code or int(_is_failure(run, options.fail_on))
+
+
+def _is_failure(run: HostRun, fail_on: str) -> bool:
+    """Whether the exit code is to be 1 though the host code ended well."""
+    return bool(run.ran.failures) or report.is_failure(run.ran.findings, fail_on)
+
+
+def _write(file: str, text: str) -> None:
+    writes: Callable[[str], object] = sys.stdout.write if file == "-" else Path(file).write_text
+    writes(text)
+
+
+def _json(run: HostRun, seconds: float) -> str:
+    return report.as_json(
+        run.ran.launches,
+        run.ran.findings,
+        failures=run.ran.failures,
+        notes=run.ran.notes,
+        script=run.name,
+        arch=run.arch,
+        exit_code=run.exit_code,
+        error=run.error,
+        seconds=round(seconds, 3),
+    )
+
+
+def _text(options: argparse.Namespace, run: HostRun, seconds: float, *, check: bool) -> str:
+    ran = run.ran
+    lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s"]
+    lines += report.launch_lines(ran.launches)
+    lines += [f"note: {note}" for note in ran.notes]
+    lines += report.finding_lines(ran.findings, with_notes=options.notes, limit=limit_of(options))
+    lines += [f"failed: {failure}" for failure in ran.failures]
+    if run.exit_code:
+        lines.append(f"{run.name} ended with exit code {run.exit_code}")
+    lines.append(
+        report.summary_line(ran.launches, ran.findings, checked=check, failures=ran.failures)
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,120 @@
+"""Host code that launches kernels, run with every launch emulated: a script, a program, a .cu."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ptxemu.api import LaunchResult
+from ptxemu.check import Finding
+from ptxemu.cli.progress import Progress
+from ptxemu.cuda.fatbin import arch_of_program
+from ptxemu.cuda.log import Log
+from ptxemu.cuda.nvcc import compile_program
+from ptxemu.cuda.program import run_program
+from ptxemu.errors import PtxEmuError
+from ptxemu.launch_setup import OnLaunch
+from ptxemu.sched.policy import Policy
+
+ARCHS = ("sm_90a", "sm_100a")
+SCRIPT_ARCH, PROGRAM_ARCH = "sm_100a", "sm_90a"
+"""The devices where nothing says which."""
+SOURCE = ".cu"
+
+
+class Ran(Protocol):
+    """What came of the launches."""
+
+    launches: list[LaunchResult]
+    findings: list[Finding]
+    failures: list[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How launches are run."""
+
+    arch: str | None
+    """None: what the program has PTX for."""
+    check: bool
+    policy: Policy
+    progress: Progress
+    on_launch: OnLaunch | None = None
+    nvcc_options: str = ""
+    is_module: bool = False
+    """The script is the name of a module, as for python -m."""
+    leaves_stdout: bool = False
+    """What a program prints goes to stderr, for stdout is the report's."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRun:
+    """A finished run of host code."""
+
+    name: str
+    arch: str
+    exit_code: int
+    ran: Ran
+    error: str | None = None
+    """The traceback of a script that died."""
+
+
+def run_host(command: Sequence[str], how: How) -> HostRun:
+    """Run a script (.py), a source (.cu) or a program with its arguments.
+
+    Raises:
+        PtxEmuError: it cannot be started; says what is missing.
+    """
+    try:
+        if how.is_module or command[0].endswith(".py"):
+            return _run_script(command, how)
+        if command[0].endswith(SOURCE):
+            return _run_source(command, how)
+        return _run_program(command[0], command, how)
+    finally:
+        how.progress.finish()
+
+
+def _run_source(command: Sequence[str], how: How) -> HostRun:
+    source = Path(command[0])
+    arch = how.arch or PROGRAM_ARCH
+    with tempfile.TemporaryDirectory(prefix="ptxemu-") as folder:
+        program = Path(folder) / source.stem
+        compile_program(source, program, arch=arch, options=shlex.split(how.nvcc_options))
+        return _run_program(str(source), [str(program), *command[1:]], how, arch=arch)
+
+
+def _run_program(
+    name: str, command: Sequence[str], how: How, *, arch: str | None = None
+) -> HostRun:
+    arch = arch or how.arch or arch_of_program(command[0], ARCHS) or PROGRAM_ARCH
+    log = Log(how.check, how.policy, how.progress, how.on_launch)
+    output = sys.stderr if how.leaves_stdout else None
+    code = run_program(log, command, arch=arch, output=output)
+    return HostRun(name, arch, code, log)
+
+
+def _run_script(command: Sequence[str], how: How) -> HostRun:
+    try:
+        from ptxemu import cutedsl
+        from ptxemu.cutedsl.script import run_script
+    except ImportError as error:
+        raise PtxEmuError(f"a script needs torch, nvidia-cutlass-dsl, llvmlite: {error}") from error
+    arch = how.arch or SCRIPT_ARCH
+    emulation = cutedsl.emulate(
+        arch=arch,
+        check=how.check,
+        on_finding="collect",
+        policy=how.policy,
+        on_progress=how.progress,
+        on_launch=how.on_launch,
+    )
+    script, *arguments = command
+    outcome = run_script(emulation, script, arguments, arch=arch, is_module=how.is_module)
+    return HostRun(script, arch, outcome.exit_code, emulation, outcome.error)

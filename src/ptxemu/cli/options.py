@@ -1,0 +1,63 @@
+"""Options that several commands have, and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+
+from ptxemu.cli import report
+from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
+
+
+def add_schedule_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose the schedule."""
+    parser.add_argument("--seed", type=int, default=0, help="of inputs and schedule (default 0)")
+    parser.add_argument(
+        "--async",
+        dest="asynchronous",
+        choices=("random", "eager", "late"),
+        default="random",
+        help="when asynchronous work happens (default random)",
+    )
+    parser.add_argument(
+        "--step-limit",
+        type=int,
+        default=DEFAULT_LIMIT,
+        metavar="N",
+        help=f"stop after N warp instructions (default {DEFAULT_LIMIT:,})",
+    )
+    parser.add_argument(
+        "--sms",
+        type=int,
+        metavar="N",
+        help="multiprocessors of the device (default: the real number; with few of them a\n"
+        "persistent kernel goes around its loop on a small problem)",
+    )
+
+
+def add_finding_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose which findings are shown."""
+    parser.add_argument("--notes", action="store_true", help="also show findings of level note")
+    parser.add_argument(
+        "--all", action="store_true", help=f"show all findings, not the first {report.MOST_SHOWN}"
+    )
+
+
+def add_failure_option(parser: argparse.ArgumentParser) -> None:
+    """The option that says which findings make the exit code 1."""
+    choices = "\n".join(f"  {name}: {meaning}" for name, meaning in report.FAIL_ON.items())
+    parser.add_argument(
+        "--fail-on",
+        choices=tuple(report.FAIL_ON),
+        default="isa",
+        help=f"what makes the exit code 1 (default isa)\n{choices}",
+    )
+
+
+def limit_of(options: argparse.Namespace) -> int | None:
+    """How many findings to show."""
+    return None if options.all else report.MOST_SHOWN
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    """The schedule that the options ask for."""
+    return Policy(asynchronous=options.asynchronous, seed=options.seed, limit=options.step_limit)

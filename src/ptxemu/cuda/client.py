@@ -1,0 +1,252 @@
+"""Answers the requests of one program: its modules, kernels and launches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ptxemu.api import Module
+from ptxemu.cuda.fatbin import ImageError, ptx_for
+from ptxemu.cuda.log import Log
+from ptxemu.cuda.memory import EmulatedMemory
+from ptxemu.cuda.properties import device_properties
+from ptxemu.cuda.protocol import (
+    LaunchMessage,
+    Operation,
+    int32,
+    read_launch,
+    read_numbers,
+    read_tensor_map,
+)
+from ptxemu.descriptors.tensor_map import encode_tiled
+from ptxemu.driver.attributes import device_attribute, memory_bytes
+from ptxemu.driver.rules import (
+    Driver,
+    DriverError,
+    KernelHandle,
+    LaunchRequest,
+    LibraryHandle,
+    PtxImage,
+    Status,
+    execution_status,
+    status_of,
+)
+from ptxemu.errors import ExecutionError, LaunchError, PtxEmuError, UnsupportedInstructionError
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.machine.device import device_for
+from ptxemu.machine.layout import Layout
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.syntax.ast import Function
+
+Printer = Callable[[str], None]
+MemoryOf = Callable[[EmulatedMemory, LaunchMessage], GlobalMemory]
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """An image that the program has loaded."""
+
+    handle: LibraryHandle
+    number: int
+    module: Module
+
+
+class Client:
+    """One program."""
+
+    def __init__(
+        self,
+        log: Log,
+        arch: str,
+        memory: EmulatedMemory,
+        *,
+        on_print: Printer | None = None,
+        memory_of: MemoryOf | None = None,
+    ) -> None:
+        """Args:
+        on_print: takes what kernels print; None: the stand-in prints it when the program waits.
+        memory_of: the memory of a launch, where the program has more than the emulated one.
+        """
+        self._log = log
+        self._arch = arch
+        self._memory = memory
+        self._on_print = on_print
+        self._memory_of = memory_of
+        self._driver = Driver()
+        self._libraries: list[_Library] = []
+        self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
+            Operation.HELLO: self._hello,
+            Operation.MODULE: self._load_module,
+            Operation.FUNCTION: self._get_function,
+            Operation.LAUNCH: self._launch,
+            Operation.SYMBOL: self._symbol,
+            Operation.GET_FUNCTION_ATTRIBUTE: self._get_attribute,
+            Operation.SET_FUNCTION_ATTRIBUTE: self._set_attribute,
+            Operation.OCCUPANCY: self._occupancy,
+            Operation.DEVICE_ATTRIBUTE: self._device_attribute,
+            Operation.DEVICE_PROPERTIES: self._device_properties,
+            Operation.TENSOR_MAP: self._tensor_map,
+            Operation.ALLOCATED: self._allocated,
+            Operation.FREED: self._freed,
+            Operation.UNSUPPORTED: self._unsupported,
+        }
+
+    def handle(self, operation: int, data: bytes) -> tuple[int, bytes]:
+        """The answer to a request: a status and bytes."""
+        try:
+            return Status.SUCCESS, self._handlers[Operation(operation)](data)
+        except ImageError as error:
+            self._log.fail(str(error))
+            return Status.NO_BINARY_FOR_GPU, b""
+        except LaunchError as error:
+            self._log.note(f"refused, as CUDA does: {error}")
+            return status_of(error), b""
+        except UnsupportedInstructionError:
+            return Status.NOT_SUPPORTED, b""
+        except PtxEmuError as error:
+            self._log.fail(f"{type(error).__name__}: {error}")
+            return Status.INVALID_PTX, b""
+
+    def _hello(self, data: bytes) -> bytes:
+        return struct.pack("<5Q", *self._memory.layout, memory_bytes(device_for(self._arch)))
+
+    def _load_module(self, data: bytes) -> bytes:
+        """The id of a loaded image; its variables get their addresses."""
+        number = len(self._libraries) + 1
+        image = PtxImage(ptx_for(data, self._arch), f"module {number}")
+        module = image.module(self._arch)
+        self._place_variables(module)
+        id_, handle = self._driver.load_library(image)
+        self._libraries.append(_Library(handle, id_, module))
+        return struct.pack("<Q", number)
+
+    def _place_variables(self, module: Module) -> None:
+        syntax = module.syntax
+        variables = [v for v in syntax.variables if v.space in ("const", "global")]
+        for variable in variables:
+            module.placed[variable.name] = self._memory.place_variable(
+                variable.name, b"", variable.size, is_managed=variable.is_managed
+            )
+        if not any(variable.initial for variable in variables):
+            return
+        layout = Layout(syntax, next(iter(syntax.kernels.values()), _NO_KERNEL), 0, module.placed)
+        for variable in variables:  # with addresses of other variables, now that all are known
+            data = layout.initial_bytes(variable)
+            if data:
+                view = self._memory.view(module.placed[variable.name], len(data))
+                view[:] = memoryview(data)
+
+    def _library(self, number: int) -> _Library:
+        return self._libraries[number - 1]
+
+    def _get_function(self, data: bytes) -> bytes:
+        (number,) = read_numbers(data, 1)
+        library = self._library(number)
+        name = data[8:].decode()
+        handle = self._driver.get_kernel(library.number, name, self._arch)
+        parameters = library.module.syntax.kernels[name].parameters
+        size = parameters[-1].offset + parameters[-1].size if parameters else 0
+        found = struct.pack("<QII", handle, len(parameters), size)
+        return found + b"".join(struct.pack("<II", p.offset, p.size) for p in parameters)
+
+    def _launch(self, data: bytes) -> bytes:
+        """The error that the kernel ran into (0: none), then what it printed."""
+        message = read_launch(data)
+        kernel = self._driver.kernel(message.function)
+        parameters = kernel.image.module(self._arch).syntax.kernels[kernel.name].parameters
+        values = tuple(
+            message.parameters[p.offset : p.offset + p.size].ljust(p.size, b"\0")
+            for p in parameters
+        )
+        request = LaunchRequest(
+            kernel,
+            message.grid,
+            message.block,
+            message.cluster,
+            message.shared_bytes,
+            values,
+            message.is_cooperative,
+        )
+        module = self._driver.check_launch(request, self._arch)
+        if self._memory_of is not None:
+            memory = self._memory_of(self._memory, message)
+        else:
+            memory = self._memory.for_launch()
+        setup = LaunchSetup(
+            module,
+            kernel.name,
+            message.grid,
+            message.block,
+            values,
+            memory,
+            message.cluster,
+            message.shared_bytes,
+        )
+        try:
+            result = self._log.run(setup)
+        except ExecutionError as error:
+            return int32(execution_status(error))
+        text = "".join(result.printed)
+        if self._on_print is not None:
+            self._on_print(text)
+            text = ""
+        return int32(Status.SUCCESS) + text.encode(errors="surrogateescape")
+
+    def _symbol(self, data: bytes) -> bytes:
+        (number,) = read_numbers(data, 1)
+        module = self._library(number).module
+        name = data[8:].decode()
+        if name not in module.placed:
+            raise DriverError(Status.NOT_FOUND, f"no variable {name!r} in the module")
+        size = next(v.size for v in module.syntax.variables if v.name == name)
+        return struct.pack("<QQ", module.placed[name], size)
+
+    def _get_attribute(self, data: bytes) -> bytes:
+        function, attribute = read_numbers(data, 2)
+        return int32(self._driver.kernel_attribute(function, attribute, self._arch))
+
+    def _set_attribute(self, data: bytes) -> bytes:
+        function, attribute, value = read_numbers(data, 3)
+        self._driver.set_kernel_attribute(function, attribute, value, self._arch)
+        return b""
+
+    def _occupancy(self, data: bytes) -> bytes:
+        function, is_clusters, threads, shared_bytes, cluster = read_numbers(data, 5)
+        kernel: KernelHandle = self._driver.kernel(function)
+        per_sm = self._driver.occupancy(kernel, threads, shared_bytes, self._arch)
+        if not is_clusters:
+            return int32(per_sm)
+        return int32(device_for(self._arch).num_sms * per_sm // max(cluster, 1))
+
+    def _device_attribute(self, data: bytes) -> bytes:
+        (attribute,) = read_numbers(data, 1)
+        value = device_attribute(device_for(self._arch), attribute)
+        if value is None:
+            raise DriverError(Status.INVALID_VALUE, f"device attribute {attribute} is not known")
+        return int32(value)
+
+    def _device_properties(self, data: bytes) -> bytes:
+        (version,) = read_numbers(data, 1)
+        return device_properties(device_for(self._arch), version)
+
+    def _tensor_map(self, data: bytes) -> bytes:
+        return encode_tiled(**read_tensor_map(data)._asdict())
+
+    def _allocated(self, data: bytes) -> bytes:
+        base, size, kind = read_numbers(data, 3)
+        self._memory.allocated(base, size, kind)
+        return b""
+
+    def _freed(self, data: bytes) -> bytes:
+        (base,) = read_numbers(data, 1)
+        self._memory.freed(base)
+        return b""
+
+    def _unsupported(self, data: bytes) -> bytes:
+        name = data.decode()
+        self._log.note(f"{name} is not emulated: the program got cudaErrorNotSupported")
+        return b""
+
+
+_NO_KERNEL = Function("", True, ())

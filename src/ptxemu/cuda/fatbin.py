@@ -1,0 +1,214 @@
+"""PTX out of what CUDA programs carry: fat binaries, compressed or not, and plain PTX text.
+
+A fat binary is a header and entries; an entry has the PTX or the machine code (a cubin) of one
+translation unit for one architecture. Payloads may be compressed with LZ4 (until CUDA 12.7) or
+zstd (later). https://docs.nvidia.com/cuda/nvfatbin names the parts, not the layout, which is read
+off files here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import importlib
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptxemu.errors import PtxEmuError
+
+FAT_BINARY = 0xBA55ED50
+_MAGIC_BYTES = FAT_BINARY.to_bytes(4, "little")
+_HEADER = struct.Struct("<IHHQ")
+_ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
+_PTX, _CUBIN = 1, 2
+_LZ4, _ZSTD = 0x2000, 0x8000
+_ELF = b"\x7fELF"
+_TARGET = re.compile(r"^\s*\.target\s+(sm_(\d+)([af]?))", re.MULTILINE)
+
+
+class ImageError(PtxEmuError, ValueError):
+    """An image that holds nothing that ptxemu can run; says what it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One part of a fat binary."""
+
+    is_ptx: bool
+    arch: int
+    """90 for sm_90 and sm_90a."""
+    payload: bytes
+    """PTX text without compression, or a cubin as it is."""
+
+
+def entries(image: bytes) -> Iterator[Entry]:
+    """The parts of a fat binary.
+
+    Raises:
+        ImageError: not a fat binary, or one that is cut off.
+    """
+    magic, _version, header_size, size = _HEADER.unpack_from(image)
+    if magic != FAT_BINARY or header_size + size > len(image):
+        raise ImageError("not a whole fat binary")
+    at, end = header_size, header_size + size
+    while at + _ENTRY.size <= end:
+        kind, _, entry_header, stored, packed, _, _, _, arch, _, _, flags, _, unpacked = (
+            _ENTRY.unpack_from(image, at)
+        )
+        payload = image[at + entry_header : at + entry_header + stored]
+        if kind == _PTX:
+            if flags & (_LZ4 | _ZSTD):
+                unpack = _zstd if flags & _ZSTD else lz4_block
+                payload = unpack(payload[: packed or stored], unpacked)
+            yield Entry(True, arch, payload)
+        elif kind == _CUBIN:
+            yield Entry(False, arch, payload)
+        at += entry_header + stored
+
+
+def ptx_for(image: bytes, arch: str) -> str:
+    """The PTX of an image that a device runs, the newest if there are several.
+
+    Args:
+        image: a fat binary, a cubin, or PTX text.
+        arch: the device, as "sm_90a".
+
+    Raises:
+        ImageError: there is none; says what is there, and how to build with PTX.
+    """
+    if image.startswith(_ELF):
+        raise ImageError(f"a cubin has machine code only: {_advice(arch)}")
+    if struct.unpack_from("<I", image.ljust(4, b"\0"))[0] != FAT_BINARY:
+        return _text(image)
+    found = list(entries(image))
+    texts = [_text(entry.payload) for entry in found if entry.is_ptx]
+    runnable = [(order, text) for text in texts if (order := _order(text, arch)) is not None]
+    if not runnable:
+        targets = [_target(text) for text in texts] or ["none"]
+        code = [f"sm_{entry.arch}" for entry in found if not entry.is_ptx] or ["none"]
+        raise ImageError(
+            f"no PTX for {arch}: PTX for {', '.join(targets)}, machine code for "
+            f"{', '.join(code)}: {_advice(arch)}"
+        )
+    return max(runnable, key=lambda one: one[0])[1]
+
+
+def _advice(arch: str) -> str:
+    virtual = arch.replace("sm_", "compute_")
+    return f"compile with -gencode arch={virtual},code={virtual}"
+
+
+def _text(payload: bytes) -> str:
+    return payload.rstrip(b"\0").decode()
+
+
+def _target(text: str) -> str:
+    found = _TARGET.search(text)
+    return found[1] if found else "an unknown target"
+
+
+def _order(text: str, arch: str) -> tuple[int, str] | None:
+    """How well PTX suits a device, for comparison; None: it does not run there."""
+    found = _TARGET.search(text)
+    device = re.fullmatch(r"sm_(\d+)([af]?)", arch)
+    if found is None or device is None:
+        return None
+    number, suffix = int(found[2]), found[3]
+    if suffix == "a" and found[1] != arch:
+        return None
+    if suffix == "f" and number // 10 != int(device[1]) // 10:
+        return None
+    return (number, suffix) if number <= int(device[1]) else None
+
+
+def lz4_block(data: bytes, size: int) -> bytes:
+    """`size` bytes out of an LZ4 block (github.com/lz4/lz4, doc/lz4_Block_format.md).
+
+    Raises:
+        ImageError: the block is damaged.
+    """
+    out = bytearray()
+    at = 0
+    try:
+        while True:
+            token = data[at]
+            at, length = _lz4_length(data, at + 1, token >> 4)
+            out += data[at : at + length]
+            at += length
+            if len(out) >= size or at >= len(data):
+                break
+            offset = data[at] | data[at + 1] << 8
+            at, length = _lz4_length(data, at + 2, token & 15)
+            start = len(out) - offset
+            if offset == 0 or start < 0:
+                raise ImageError("a damaged LZ4 block")
+            for index in range(length + 4):  # source and target may overlap
+                out.append(out[start + index])
+    except IndexError:
+        raise ImageError("a damaged LZ4 block") from None
+    return bytes(out[:size])
+
+
+def _lz4_length(data: bytes, at: int, nibble: int) -> tuple[int, int]:
+    length = nibble
+    if nibble == 15:
+        while data[at] == 255:
+            length, at = length + 255, at + 1
+        length, at = length + data[at], at + 1
+    return at, length
+
+
+def _zstd(data: bytes, size: int) -> bytes:
+    """`size` bytes out of a zstd frame, by whatever this machine has for it.
+
+    Raises:
+        ImageError: it has nothing.
+    """
+    for name in ("compression.zstd", "zstandard"):
+        try:
+            package = importlib.import_module(name)
+        except ImportError:
+            continue
+        if name == "zstandard":
+            return bytes(package.ZstdDecompressor().decompress(data, max_output_size=size))
+        return bytes(package.decompress(data))
+    path = ctypes.util.find_library("zstd")
+    if path is None:
+        raise ImageError(
+            "the PTX is compressed with zstd, which this machine cannot read: "
+            "pip install 'ptxemu[cuda]', or compile with -Xfatbin -compress-mode=none"
+        )
+    library = ctypes.CDLL(path)
+    library.ZSTD_decompress.restype = ctypes.c_size_t
+    library.ZSTD_decompress.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    )
+    out = ctypes.create_string_buffer(size)
+    done = library.ZSTD_decompress(out, size, data, len(data))
+    if done != size:
+        raise ImageError("a damaged zstd frame")
+    return out.raw[:size]
+
+
+def arch_of_program(path: str, archs: Sequence[str]) -> str | None:
+    """The first of `archs` that a program has PTX for which runs only there; None: no such PTX."""
+    try:
+        image = Path(path).read_bytes()
+    except OSError:
+        return None
+    targets: set[str] = set()
+    at = image.find(_MAGIC_BYTES)
+    while at >= 0:
+        size = _HEADER.unpack_from(image.ljust(at + _HEADER.size, b"\0"), at)[3]
+        with contextlib.suppress(ImageError, struct.error):
+            found = entries(image[at : at + _HEADER.size + size])
+            targets.update(_target(_text(entry.payload)) for entry in found if entry.is_ptx)
+        at = image.find(_MAGIC_BYTES, at + 4)
+    return next((arch for arch in archs if targets & {arch, arch[:-1] + "f"}), None)

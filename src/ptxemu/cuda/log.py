@@ -1,0 +1,68 @@
+"""What the launches of programs did and what was found, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ptxemu.api import LaunchResult
+from ptxemu.check import Finding
+from ptxemu.errors import ExecutionError, UnsupportedInstructionError
+from ptxemu.events import LaunchProgress
+from ptxemu.launch_setup import LaunchSetup, OnLaunch
+from ptxemu.sched.policy import Policy
+
+Progress = Callable[[str, LaunchProgress], None]
+
+
+@dataclass
+class Log:
+    """How launches are run, and what came of them, in order."""
+
+    check: bool = True
+    policy: Policy = field(default_factory=Policy)
+    on_progress: Progress | None = None
+    on_launch: OnLaunch | None = None
+    """Called before each launch; the observer that it returns listens to it."""
+    launches: list[LaunchResult] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Launches that could not run to their end, in words."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the results should know: refused calls, functions that are not emulated."""
+
+    def run(self, setup: LaunchSetup) -> LaunchResult:
+        """Run a launch and remember what it did.
+
+        Raises:
+            PtxEmuError: as `Module.launch`; failures are remembered too.
+        """
+        report = self.on_progress
+        kernel = setup.kernel
+        try:
+            result = setup.launch(
+                policy=self.policy,
+                observer=None if self.on_launch is None else self.on_launch(setup),
+                check=self.check,
+                on_progress=None if report is None else lambda now: report(kernel, now),
+            )
+        except ExecutionError as error:
+            self.findings.extend(error.findings)
+            self.failures.append(f"kernel {kernel}: {error}")
+            raise
+        except UnsupportedInstructionError as error:
+            self.failures.append(f"kernel {kernel}: {error}")
+            raise
+        self.launches.append(result)
+        self.findings.extend(result.findings)
+        return result
+
+    def fail(self, text: str) -> None:
+        """Remember a failure once."""
+        if text not in self.failures:
+            self.failures.append(text)
+
+    def note(self, text: str) -> None:
+        """Remember a sentence once."""
+        if text not in self.notes:
+            self.notes.append(text)

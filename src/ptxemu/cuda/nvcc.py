@@ -1,0 +1,91 @@
+"""Compiles .cu files: nvcc of this machine, or of the packages of the registry."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ptxemu.cuda.build import standin
+from ptxemu.errors import PtxEmuError, UnreadableFileError
+
+_PACKAGES = "nvidia.cu13"
+_OPTIONS = ("-lineinfo", "-O3", "-cudart", "none", "-no-compress")
+
+
+class NvccError(PtxEmuError):
+    """nvcc is not there, or refuses the file."""
+
+
+def compile_program(source: Path, output: Path, *, arch: str, options: Sequence[str] = ()) -> None:
+    """Compile a .cu file with its host code into a program that is linked with the stand-in.
+
+    Args:
+        arch: the device, as "sm_90a".
+        options: of nvcc, behind those that are always given.
+
+    Raises:
+        NvccError: what nvcc says.
+        NoCompilerError: there is no C compiler.
+        UnreadableFileError: no such file.
+    """
+    if not source.is_file():
+        raise UnreadableFileError(f"{source}: no such file")
+    virtual = arch.replace("sm_", "compute_")
+    nvcc, more = find_nvcc()
+    made = standin()
+    command = [
+        nvcc,
+        *_OPTIONS,
+        *more,
+        f"-gencode=arch={virtual},code={virtual}",
+        str(source),
+        *options,
+        str(made.library),
+        f"-L{made.folder}",
+        "-Xlinker",
+        f"-rpath={made.folder}",
+        "-o",
+        str(output),
+    ]
+    said = run_nvcc(command)
+    if said:
+        raise NvccError(f"nvcc refuses {source}:\n{said}")
+
+
+def run_nvcc(command: Sequence[str]) -> str:
+    """Run nvcc; what it says if it fails, else nothing."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stderr + done.stdout).strip() if done.returncode else ""
+
+
+def find_nvcc() -> tuple[str, list[str]]:
+    """nvcc, and the options with which it finds its own parts.
+
+    Raises:
+        NvccError: it is not there; says how to get it.
+    """
+    found = shutil.which("nvcc")
+    if found is not None:
+        return found, []
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    installed = Path(home) / "bin" / "nvcc"
+    if installed.is_file():
+        return str(installed), []
+    packaged = _packaged()
+    if packaged is not None and (packaged / "bin" / "nvcc").is_file():
+        return str(packaged / "bin" / "nvcc"), [f"-I{packaged / 'include'}"]
+    raise NvccError("nvcc is not there: install the CUDA toolkit, or pip install 'ptxemu[cuda]'")
+
+
+def _packaged() -> Path | None:
+    """The folder that NVIDIA's packages of CUDA 13 share."""
+    try:
+        spec = importlib.util.find_spec(_PACKAGES)
+    except ImportError:
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(folders[0]) if folders else None

@@ -1,0 +1,1 @@
+"""The rules of the CUDA driver that host code can meet: handles, attributes, refused launches."""
