@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 
-SUBJECTS = ("mla_bwd", "indexer", "errors", "machines")
+if TYPE_CHECKING:
+    from flashdsa.analysis.model.report import Table
+
+SUBJECTS = ("mla_bwd", "indexer", "errors", "machines", "context-parallel")
 
 
 @click.command()
-@click.argument(
-    "what", type=click.Choice(["mla_bwd", "indexer", "errors", "machines"]), default="mla_bwd"
-)
+@click.argument("what", type=click.Choice(SUBJECTS), default="mla_bwd")
 @click.option("--queries", type=click.IntRange(1), default=4096, show_default=True, help="S.")
 @click.option(
     "--topk", type=click.IntRange(1), default=2048, show_default=True, help="Keys a query."
@@ -25,10 +29,53 @@ SUBJECTS = ("mla_bwd", "indexer", "errors", "machines")
     show_default=True,
     help="Architecture of the kernel.",
 )
+@click.option(
+    "--seq-len",
+    type=click.IntRange(64),
+    default=131072,
+    show_default=True,
+    help="Tokens on all ranks.",
+)
+@click.option("--heads", type=click.IntRange(1), default=128, show_default=True, help="H.")
+@click.option(
+    "--layout",
+    type=click.Choice(["zigzag", "contiguous"]),
+    default="zigzag",
+    show_default=True,
+    help="Of tokens on ranks.",
+)
+@click.option(
+    "--grad-wire",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="How dKV travels.",
+)
+@click.option(
+    "--overlap/--no-overlap",
+    default=True,
+    show_default=True,
+    help="The latents' gather beside the indexer.",
+)
+@click.option(
+    "--rates",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="JSON with rates of kernels and links, in place of those of H200s.",
+)
+@click.option(
+    "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Where the picture goes."
+)
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def model(
-    what: str, queries: int, topk: int, s_kv: int, arch: str, markdown: bool, as_json: bool
+    what: str,
+    queries: int,
+    topk: int,
+    s_kv: int,
+    arch: str,
+    markdown: bool,
+    as_json: bool,
+    **spread: Any,
 ) -> None:
     """Predict what a kernel takes on a GPU that is not here, and show how far to trust it.
 
@@ -40,8 +87,12 @@ def model(
       errors      the same model against what was measured: the Hopper indexer, and Blackwell
                   kernels that others published
       machines    the constants of H200 and B200, each with its source
+      context-parallel
+                  one layer's training step on 1 to 8,192 GPUs: kernels, collectives, memory of a
+                  GPU, efficiency against one GPU, what takes most, and where it falls below 80 %
 
-    The sizes are those of mla_bwd; H is 128. No constant belongs to a kernel but one: the time that
+    --queries, --s-kv and --arch are of mla_bwd, whose H is 128; --seq-len to --chart of
+    context-parallel; --topk of both. No constant belongs to a kernel but one: the time that
     the indexer's CTAs wait for the slowest of their cluster, as measured.
 
     \b
@@ -50,9 +101,11 @@ def model(
       flashdsa model mla_bwd --s-kv 131072 --topk 512
       flashdsa model indexer --arch sm_100a
       flashdsa model errors --markdown > errors.md
+      flashdsa model context-parallel --seq-len 1048576 --chart out/ranks.png
       flashdsa model --json | jq '.backward.predictions[0].tflops'
 
-    --json gives one document with all four. Needs no GPU. Exit code 2 for wrong sizes.
+    --json gives one document with the first four, or with context-parallel's. Needs no GPU. Exit
+    code 2 for wrong sizes.
     """
     from flashdsa.analysis.model import indexer_sm100, report
     from flashdsa.analysis.model.comparisons import all_comparisons
@@ -60,6 +113,9 @@ def model(
 
     if as_json and markdown:
         raise ArgumentValueError("--markdown: not together with --json")
+    if what == "context-parallel":
+        _context_parallel(topk, markdown, as_json, **spread)
+        return
     backward = report.backward(queries, topk, s_kv)
     if as_json:
         print_json(report.document() | {"backward": backward.to_json_dict()})
@@ -74,6 +130,34 @@ def model(
         tables, notes = report.comparison_tables(comparisons), report.missed(comparisons)
     else:
         tables = report.machine_tables()
+    _show(tables, notes, markdown)
+
+
+def _context_parallel(
+    topk: int,
+    markdown: bool,
+    as_json: bool,
+    rates: Path | None,
+    chart: Path | None,
+    **layer_options: Any,
+) -> None:
+    from flashdsa.analysis.model import context_parallel
+
+    layer = context_parallel.Layer(topk=topk, **layer_options)
+    known = context_parallel.Rates.from_json(rates) if rates else context_parallel.Rates()
+    steps = context_parallel.sweep(layer, known)
+    if chart is not None:
+        from flashdsa.analysis.model.context_parallel_chart import draw
+
+        draw(layer, steps, chart)
+    if as_json:
+        print_json(context_parallel.document(layer, known, steps))
+        return
+    notes = [context_parallel.sentence(steps)] + ([f"chart: {chart}"] if chart else [])
+    _show([context_parallel.table(layer, steps)], notes, markdown)
+
+
+def _show(tables: list[Table], notes: list[str], markdown: bool) -> None:
     if markdown:
         click.echo("\n\n".join([*map(_as_markdown, tables), *notes]))
         return
@@ -87,7 +171,7 @@ def model(
         console.print(note, markup=False)
 
 
-def _as_markdown(table: tuple[str, list[tuple[str, str]], list[tuple[str, ...]]]) -> str:
+def _as_markdown(table: Table) -> str:
     title, columns, rows = table
     lines = [" | ".join(name for name, _ in columns)]
     lines.append(" | ".join("--:" if kind == "right" else "---" for _, kind in columns))
