@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashdsa.api import (
+        attention_target,
         compile_kernel,
         dsa_topk_indexer,
         dsa_topk_indexer_launch,
+        fake_quantize_index,
+        indexer_bwd,
+        indexer_kl,
+        indexer_kl_bwd,
+        indexer_kl_loss,
+        indexer_kl_loss_dense,
         indexer_logits,
+        indexer_scores,
         lse_for_merge,
         lse_from_base2,
         lse_to_base2,
@@ -30,10 +38,18 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "attention_target",
     "compile_kernel",
     "dsa_topk_indexer",
     "dsa_topk_indexer_launch",
+    "fake_quantize_index",
+    "indexer_bwd",
+    "indexer_kl",
+    "indexer_kl_bwd",
+    "indexer_kl_loss",
+    "indexer_kl_loss_dense",
     "indexer_logits",
+    "indexer_scores",
     "lse_for_merge",
     "lse_from_base2",
     "lse_to_base2",

@@ -96,3 +96,51 @@ class CacheReadOperands(NamedTuple):
 
     cache: Tensor
     slots: Tensor
+
+
+class AttentionTargetOperands(NamedTuple):
+    """Of `attention_target`: the forward's of sparse MLA, and its lse (S, H)."""
+
+    q: Tensor
+    kv: Tensor
+    lse: Tensor
+    indices: Tensor
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+
+
+class IndexerScoresOperands(NamedTuple):
+    """Of `indexer_scores`: q_index (S, H, 128), k_index (S_kv, 128), weights (S, H), indices
+    (S, topk) int32, topk_length (S,) int32."""
+
+    q_index: Tensor
+    k_index: Tensor
+    weights: Tensor
+    indices: Tensor
+    topk_length: Tensor | None = None
+
+
+class IndexerBwdOperands(NamedTuple):
+    """Of `indexer_bwd`: the scores' operands, and the gradient of the scores (S, topk)."""
+
+    q_index: Tensor
+    k_index: Tensor
+    weights: Tensor
+    indices: Tensor
+    grad_scores: Tensor
+    topk_length: Tensor | None = None
+
+
+class IndexerKlOperands(NamedTuple):
+    """Of `indexer_kl`: scores and target (S, topk)."""
+
+    scores: Tensor
+    target: Tensor
+
+
+class IndexerKlBwdOperands(NamedTuple):
+    """Of `indexer_kl_bwd`: scores and target (S, topk), and the gradient of each row's KL (S,)."""
+
+    scores: Tensor
+    target: Tensor
+    grad_kl: Tensor

@@ -14,6 +14,10 @@ PAGE_SIZE = 64
 """Tokens of one page of the index-K cache, and of a paged kv."""
 KV_GROUP = 128
 """Latent columns of a packed kv row that share a scale."""
+E4M3_MAX = 448.0
+"""Largest number of an 8-bit float with 4 exponent and 3 mantissa bits."""
+MIN_AMAX = 1e-4
+"""Keeps the scale of an all-zero vector away from 0."""
 INDEX_HEAD_DIM = 128
 """Columns of an indexer query head and of an indexer key."""
 SCALE_BYTES = 4
@@ -46,6 +50,11 @@ class Operation(StrEnum):
     QUANTIZE_INDEX_Q = "quantize_index_q"
     WRITE_INDEX_K_CACHE = "write_index_k_cache"
     READ_INDEX_K_CACHE = "read_index_k_cache"
+    ATTENTION_TARGET = "attention_target"
+    INDEXER_SCORES = "indexer_scores"
+    INDEXER_BWD = "indexer_bwd"
+    INDEXER_KL = "indexer_kl"
+    INDEXER_KL_BWD = "indexer_kl_bwd"
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,18 @@ def _written_cache() -> tuple[Any, ...]:
     return (torch.randn(3, 128).bfloat16(), slots, inputs.indexer().k_index_cache_fp8, "cpu")
 
 
+def _target_args() -> tuple[Any, ...]:
+    x = inputs.attention(torch.bfloat16)
+    lse = torch.randn(x.q.shape[:2])
+    return (x.q, x.kv, lse, x.indices, x.topk_length, x.attn_sink, 0.3, "cpu")
+
+
+def _index_args(grad: bool) -> tuple[Any, ...]:
+    q, k, weights = torch.randn(3, 4, 128), torch.randn(7, 128), torch.randn(3, 4)
+    indices = inputs.attention(torch.float32).indices
+    return (*(x.requires_grad_(grad) for x in (q, k, weights)), indices)
+
+
 @pytest.mark.parametrize(
     ("spec", "args"),
     [
@@ -82,6 +94,20 @@ def _written_cache() -> tuple[Any, ...]:
         (
             table.READ_INDEX_K_CACHE,
             lambda: (inputs.indexer().k_index_cache_fp8, torch.tensor([0, 200]), "cpu"),
+        ),
+        (table.ATTENTION_TARGET, _target_args),
+        (table.INDEXER_SCORES, lambda: (*_index_args(True), None, False, "cpu", "cpu")),
+        (
+            table.INDEXER_BWD,
+            lambda: (*_index_args(False), torch.randn(3, 6), None, True, None, "cpu"),
+        ),
+        (
+            table.INDEXER_KL,
+            lambda: (torch.randn(3, 6).requires_grad_(), torch.rand(3, 6), "cpu", "cpu"),
+        ),
+        (
+            table.INDEXER_KL_BWD,
+            lambda: (torch.randn(3, 6), torch.rand(3, 6), torch.randn(3), "cpu"),
         ),
     ],
     ids=lambda value: getattr(value, "operation", ""),

@@ -29,7 +29,9 @@ def test_norm_limits(operation, output, dtype, norm):
 
 
 def test_every_gradient_and_output_has_the_row_rule():
-    rows = {key: limits.row for key, limits in TOLERANCES.items() if key[1] != "lse"}
+    rows = {
+        key: limits.row for key, limits in TOLERANCES.items() if key[1] not in ("lse", "target")
+    }
     assert set(rows.values()) == {1e-2}
 
 

@@ -15,9 +15,19 @@ from flashdsa.api.indexer import (
     indexer_logits,
     topk_indices,
 )
+from flashdsa.api.indexer_training import (
+    attention_target,
+    indexer_bwd,
+    indexer_kl,
+    indexer_kl_bwd,
+    indexer_kl_loss,
+    indexer_scores,
+)
+from flashdsa.api.indexer_warm_up import indexer_kl_loss_dense
 from flashdsa.api.kv_cache import quantize_kv, read_kv_cache, write_kv_cache
 from flashdsa.api.merge import merge_attention
 from flashdsa.api.quantization import (
+    fake_quantize_index,
     quantize_index_k,
     quantize_index_q,
     read_index_k_cache,
@@ -25,10 +35,18 @@ from flashdsa.api.quantization import (
 )
 
 __all__ = [
+    "attention_target",
     "compile_kernel",
     "dsa_topk_indexer",
     "dsa_topk_indexer_launch",
+    "fake_quantize_index",
+    "indexer_bwd",
+    "indexer_kl",
+    "indexer_kl_bwd",
+    "indexer_kl_loss",
+    "indexer_kl_loss_dense",
     "indexer_logits",
+    "indexer_scores",
     "lse_for_merge",
     "lse_from_base2",
     "lse_to_base2",

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.operands import (
     CacheReadOperands,
     CacheWriteOperands,
     IndexKOperands,
     IndexQOperands,
 )
+from flashdsa.ops.checks import require_dtype, require_tensor
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import (
+    ATTENTION_DTYPES,
     QUANTIZE_INDEX_K,
     QUANTIZE_INDEX_Q,
     READ_INDEX_K_CACHE,
     WRITE_INDEX_K_CACHE,
 )
+from flashdsa.problem import E4M3_MAX, INDEX_HEAD_DIM, MIN_AMAX
 
 
 def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -48,6 +55,53 @@ def quantize_index_q(q: Tensor, weights: Tensor, *, backend: str = "auto") -> tu
         QUANTIZE_INDEX_Q, IndexQOperands(q, weights), backend
     )
     return fp8_and_folded
+
+
+def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
+    """`x` as the fp8 indexer sees it: rounded to e4m3 with a scale a vector, and back.
+
+    The gradient passes straight through. With "ue8m0" the result is exact in bf16 (4 significant
+    bits times a power of two), so that `indexer_scores` learns on the numbers that are ranked.
+
+    Args:
+        x: (..., 128) bf16, fp16, fp32 or fp64: index queries or keys.
+        scale: "ue8m0", ``max(amax|x|, 1e-4) / 448`` rounded up to a power of two, or "fp32", as it
+            is (what `quantize_index_k` does).
+
+    Returns:
+        x's shape and dtype.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+    """
+    require_tensor("x", x)
+    require_dtype("x", x, *ATTENTION_DTYPES)
+    if x.dim() < 1 or x.shape[-1] != INDEX_HEAD_DIM:
+        raise ArgumentValueError(
+            f"x: expected a last dimension of {INDEX_HEAD_DIM}; got shape {list(x.shape)}"
+        )
+    if scale not in ("ue8m0", "fp32"):
+        error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
+        raise error(f'scale: expected "ue8m0" or "fp32"; got {scale!r}')
+    rounded: Tensor = _FakeQuantize.apply(x, scale == "ue8m0")
+    return rounded
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """Rounds forward; backward the gradient as it comes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, power_of_two: bool) -> Tensor:
+        wide = x.float()
+        factor = wide.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX) / E4M3_MAX
+        if power_of_two:
+            mantissa, exponent = torch.frexp(factor)  # in [0.5, 1) * 2^exponent
+            factor = torch.ldexp(torch.ones_like(factor), exponent - (mantissa == 0.5).int())
+        return ((wide / factor).to(torch.float8_e4m3fn).float() * factor).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str = "auto") -> None:

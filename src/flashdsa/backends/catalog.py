@@ -32,6 +32,10 @@ _CPU_QUANTIZE = Features(
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     deterministic=True,
 )
+_CPU_TRAINING = replace(
+    _CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False, packed_kv=False
+)
+_CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), deterministic=True)
 _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=True)
 
 _CPU = {
@@ -44,6 +48,11 @@ _CPU = {
     Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
     Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
+    Operation.ATTENTION_TARGET: ("indexer_training:attention_target", _CPU_ATTENTION),
+    Operation.INDEXER_SCORES: ("indexer_training:scores", _CPU_TRAINING),
+    Operation.INDEXER_BWD: ("indexer_training:backward", _CPU_TRAINING),
+    Operation.INDEXER_KL: ("indexer_training:kl", _CPU_ROWS),
+    Operation.INDEXER_KL_BWD: ("indexer_training:kl_backward", _CPU_ROWS),
 }
 
 _INDEXER = Features(

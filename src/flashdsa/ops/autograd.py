@@ -1,4 +1,4 @@
-"""Gradients: the backward of `sparse_mla_fwd`, and errors where an operation has none.
+"""Gradients: backwards of the operations that have one, and errors where there is none.
 
 An operation's Autograd kernel is written here instead of by `torch.library.register_autograd`: that
 one gives torch.func.grad an error about its own insides, and forward-mode AD tangents of 0.
@@ -7,7 +7,7 @@ one gives torch.func.grad an error about its own insides, and forward-mode AD ta
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,21 +16,29 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.operands import IndexerKlOperands, IndexerScoresOperands, SparseMlaOperands
 from flashdsa.ops.rules import refuse_packed
 from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
-from flashdsa.problem import Operation
+from flashdsa.ops.table import (
+    INDEXER_BWD,
+    INDEXER_KL,
+    INDEXER_KL_BWD,
+    INDEXER_SCORES,
+    MLA_BWD,
+    SPARSE_MLA_FWD,
+)
+
+Gradients = dict[str, Tensor | None]
+"""By the name of an operand; those that have none are left out."""
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    operands, ctx.parameters, _backend = SPARSE_MLA_FWD.unpack(inputs)
+def _save_attention(ctx: Any, operands: Any, output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*operands, *output)
     _, lse = output
     ctx.mark_non_differentiable(lse)
 
 
-def _sparse_mla_backward(ctx: Any, dO: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _sparse_mla_backward(ctx: Any, dO: Tensor, _: Tensor) -> Gradients:
     """Gradients of the forward's inputs: q, kv and attn_sink, in the inputs' dtypes."""
     *operands, out, lse = ctx.saved_tensors
     x = SparseMlaOperands(*operands)
@@ -49,16 +57,57 @@ def _sparse_mla_backward(ctx: Any, dO: Tensor, _: Tensor) -> tuple[Tensor | None
         x.kv.dtype,
         ctx.parameters["backward_backend"],
     )
-    gradients = {"q": dq, "kv": dkv, "attn_sink": None if x.attn_sink is None else d_sink}
-    of_values = [None for _ in (*SPARSE_MLA_FWD.parameters, "backend")]
-    return (*[gradients.get(operand.name) for operand in SPARSE_MLA_FWD.operands], *of_values)
+    return {"q": dq, "kv": dkv, "attn_sink": None if x.attn_sink is None else d_sink}
 
 
-def _no_double_backward(ctx: Any, *grads: Tensor) -> NoReturn:
-    raise DoubleBackwardError(
-        "mla_bwd: no gradient of a gradient is available; the backward of sparse_mla cannot be "
-        "differentiated (create_graph=True)"
+def _save_operands(ctx: Any, operands: Any, output: Any) -> None:
+    ctx.save_for_backward(*operands)
+
+
+def _scores_backward(ctx: Any, d_scores: Tensor) -> Gradients:
+    """Of q_index, k_index and weights, in their dtypes."""
+    x = IndexerScoresOperands(*ctx.saved_tensors)
+    dq, dk, d_weights = torch.ops.flashdsa.indexer_bwd.default(
+        x.q_index,
+        x.k_index,
+        x.weights,
+        x.indices,
+        d_scores.contiguous(),
+        x.topk_length,
+        ctx.parameters["deterministic"],
+        x.k_index.dtype,
+        ctx.parameters["backward_backend"],
     )
+    return {"q_index": dq, "k_index": dk, "weights": d_weights}
+
+
+def _kl_backward(ctx: Any, d_kl: Tensor) -> Gradients:
+    """Of the scores; the target has none."""
+    x = IndexerKlOperands(*ctx.saved_tensors)
+    backend = ctx.parameters["backward_backend"]
+    d_scores = torch.ops.flashdsa.indexer_kl_bwd.default(*x, d_kl.contiguous(), backend)
+    return {"scores": d_scores}
+
+
+class _Gradient(NamedTuple):
+    """How an operation is differentiated."""
+
+    save: Callable[[Any, Any, Any], None]
+    """Keeps what the backward needs: takes the context, the operands and the output."""
+    backward: Callable[..., Gradients]
+
+
+_GRADIENTS = {
+    SPARSE_MLA_FWD.operation: _Gradient(_save_attention, _sparse_mla_backward),
+    INDEXER_SCORES.operation: _Gradient(_save_operands, _scores_backward),
+    INDEXER_KL.operation: _Gradient(_save_operands, _kl_backward),
+}
+_BACKWARDS = {
+    MLA_BWD.operation: "sparse_mla",
+    INDEXER_BWD.operation: "indexer_scores",
+    INDEXER_KL_BWD.operation: "indexer_kl",
+}
+"""Operations that are backwards themselves, and of what."""
 
 
 def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
@@ -77,23 +126,36 @@ def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
         ):
             return op(*arguments)
 
+    gradient = _GRADIENTS.get(spec.operation)
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if spec is SPARSE_MLA_FWD:
-            _save_for_backward(ctx, inputs, output)
+        if gradient is not None:
+            operands, ctx.parameters, _backend = spec.unpack(inputs)
+            gradient.save(ctx, operands, output)
 
-    def no_backward(ctx: Any, *grads: Tensor) -> NoReturn:
-        raise UnsupportedError(f"{spec.operation}: no gradient is available")
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            _no_gradient(spec)
+        found = gradient.backward(ctx, *d_outputs)
+        of_values = [None for _ in (*spec.parameters, "backend")]
+        return (*[found.get(operand.name) for operand in spec.operands], *of_values)
 
-    backwards: dict[Operation, Callable[..., Any]] = {
-        SPARSE_MLA_FWD.operation: _sparse_mla_backward,
-        MLA_BWD.operation: _no_double_backward,
-    }
     members = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(setup_context),
-        "backward": staticmethod(backwards.get(spec.operation, no_backward)),
+        "backward": staticmethod(backward),
     }
     return type(f"{spec.operation}_function", (_SingleLevelFunction,), members)
+
+
+def _no_gradient(spec: OpSpec) -> NoReturn:
+    of = _BACKWARDS.get(spec.operation)
+    if of is None:
+        raise UnsupportedError(f"{spec.operation}: no gradient is available")
+    raise DoubleBackwardError(
+        f"{spec.operation}: no gradient of a gradient is available; the backward of {of} cannot "
+        "be differentiated (create_graph=True)"
+    )
 
 
 def has_tangent(value: object) -> bool:

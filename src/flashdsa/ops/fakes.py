@@ -12,9 +12,14 @@ import torch
 from torch import Tensor
 
 from flashdsa.operands import (
+    AttentionTargetOperands,
     CacheReadOperands,
     CacheWriteOperands,
+    IndexerBwdOperands,
+    IndexerKlBwdOperands,
+    IndexerKlOperands,
     IndexerOperands,
+    IndexerScoresOperands,
     IndexKOperands,
     IndexQOperands,
     MlaBwdOperands,
@@ -81,6 +86,32 @@ def _read_index_k_cache(x: CacheReadOperands) -> tuple[Tensor, Tensor]:
     return _keys_and_scales(x.cache, x.slots.shape[0])
 
 
+def _attention_target(x: AttentionTargetOperands, **_: Any) -> Tensor:
+    return x.q.new_empty(x.indices.shape, dtype=sum_dtype(x.q.dtype))
+
+
+def _indexer_scores(x: IndexerScoresOperands, **_: Any) -> Tensor:
+    return x.q_index.new_empty(x.indices.shape, dtype=sum_dtype(x.q_index.dtype))
+
+
+def _indexer_bwd(
+    x: IndexerBwdOperands, *, dk_dtype: torch.dtype | None, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        x.q_index.new_empty(x.q_index.shape),
+        x.k_index.new_empty(x.k_index.shape, dtype=dk_dtype or sum_dtype(x.k_index.dtype)),
+        x.weights.new_empty(x.weights.shape),
+    )
+
+
+def _indexer_kl(x: IndexerKlOperands, **_: Any) -> Tensor:
+    return x.scores.new_empty(x.scores.shape[0])
+
+
+def _indexer_kl_bwd(x: IndexerKlBwdOperands) -> Tensor:
+    return x.scores.new_empty(x.scores.shape)
+
+
 FAKES: Mapping[Operation, Callable[..., Any]] = {
     Operation.SPARSE_MLA_FWD: _sparse_mla_fwd,
     Operation.MLA_BWD: _mla_bwd,
@@ -91,4 +122,9 @@ FAKES: Mapping[Operation, Callable[..., Any]] = {
     Operation.QUANTIZE_INDEX_Q: _quantize_index_q,
     Operation.WRITE_INDEX_K_CACHE: _write_index_k_cache,
     Operation.READ_INDEX_K_CACHE: _read_index_k_cache,
+    Operation.ATTENTION_TARGET: _attention_target,
+    Operation.INDEXER_SCORES: _indexer_scores,
+    Operation.INDEXER_BWD: _indexer_bwd,
+    Operation.INDEXER_KL: _indexer_kl,
+    Operation.INDEXER_KL_BWD: _indexer_kl_bwd,
 }

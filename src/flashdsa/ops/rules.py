@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
+from flashdsa.operands import IndexerBwdOperands, MlaBwdOperands, SparseMlaOperands
 from flashdsa.ops.checks import dtype_name, require_shape
 from flashdsa.ops.spec import Sizes
 from flashdsa.problem import D_QK, INDEX_TOKEN_BYTES, KV_ROW_BYTES, PAGE_SIZE
@@ -65,6 +65,17 @@ def sink_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.float64) if wide else (torch.float32,)
 
 
+def index_weight_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Of the weights of index heads, for q_index of `dtype`: that of sums, or q_index's."""
+    return tuple(dict.fromkeys((sum_dtype(dtype), dtype)))
+
+
+def dk_dtype_fits(name: str, value: torch.dtype | None, operands: IndexerBwdOperands) -> None:
+    """dk_index in the precision of its sums, or in k_index's dtype."""
+    dtype = operands.k_index.dtype
+    _one_of(name, value, (sum_dtype(dtype), dtype), dtype)
+
+
 def d_v_at_most_d_qk(name: str, d_v: int, operands: SparseMlaOperands) -> None:
     """V is the first columns of kv."""
     d_qk = operands.q.shape[2]
@@ -87,11 +98,17 @@ def columns_of_v(name: str, tensor: Tensor, sizes: Sizes) -> None:
 def dkv_dtype_fits(name: str, value: torch.dtype | None, operands: MlaBwdOperands) -> None:
     """dKV in the precision of its sums; of bf16 inputs in bf16 too."""
     dtype = operands.q.dtype
-    allowed = {sum_dtype(dtype): None, dtype: None}
+    _one_of(name, value, (sum_dtype(dtype), dtype), dtype)
+
+
+def _one_of(
+    name: str, value: torch.dtype | None, allowed: tuple[torch.dtype, ...], inputs: torch.dtype
+) -> None:
+    """Raise unless `value` is None or one of the `allowed` dtypes for `inputs`."""
     if value is not None and value not in allowed:
-        names = " or ".join(dtype_name(dtype) for dtype in allowed)
+        names = " or ".join(dtype_name(dtype) for dtype in dict.fromkeys(allowed))
         raise ArgumentTypeError(
-            f"{name}: expected {names} or None for {dtype_name(dtype)} inputs; "
+            f"{name}: expected {names} or None for {dtype_name(inputs)} inputs; "
             f"got {dtype_name(value)}"
         )
 

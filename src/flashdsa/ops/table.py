@@ -11,9 +11,14 @@ from dataclasses import replace
 import torch
 
 from flashdsa.operands import (
+    AttentionTargetOperands,
     CacheReadOperands,
     CacheWriteOperands,
+    IndexerBwdOperands,
+    IndexerKlBwdOperands,
+    IndexerKlOperands,
     IndexerOperands,
+    IndexerScoresOperands,
     IndexKOperands,
     IndexQOperands,
     MlaBwdOperands,
@@ -29,6 +34,7 @@ ATTENTION_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 QUANTIZABLE = (torch.bfloat16, torch.float32)
 E4M3 = (torch.float8_e4m3fn,)
 FP32 = (torch.float32,)
+SUMS = (torch.float32, torch.float64)
 INT32 = (torch.int32,)
 BYTES = (torch.uint8, torch.int8)
 
@@ -171,6 +177,76 @@ READ_INDEX_K_CACHE = OpSpec(
     outputs=("fp8", "scale"),
 )
 
+ATTENTION_TARGET = OpSpec(
+    Operation.ATTENTION_TARGET,
+    AttentionTargetOperands,
+    operands=(
+        _Q,
+        _KV,
+        Operand("lse", "S H", rules.lse_dtypes),
+        _INDICES,
+        _TOPK_LENGTH,
+        _ATTN_SINK,
+    ),
+    parameters=(_SCALE,),
+    outputs=("target",),
+    autocast=("q", "kv"),
+)
+_INDEX_HEADS = (
+    Operand(
+        "q_index",
+        f"S H {INDEX_HEAD_DIM}",
+        ATTENTION_DTYPES,
+        nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
+    ),
+    Operand("k_index", f"S_kv {INDEX_HEAD_DIM}", rules.same_dtype),
+    Operand("weights", "S H", rules.index_weight_dtypes),
+    _INDICES,
+)
+_TRAINED = ("q_index", "k_index")
+_BACKWARD_BACKEND = Parameter("backward_backend", "str", passed=False)
+
+INDEXER_SCORES = OpSpec(
+    Operation.INDEXER_SCORES,
+    IndexerScoresOperands,
+    operands=(*_INDEX_HEADS, _TOPK_LENGTH),
+    parameters=(replace(_DETERMINISTIC, passed=False), _BACKWARD_BACKEND),
+    outputs=("scores",),
+    facts=_OF_INDEX_HEADS,
+    autocast=_TRAINED,
+)
+INDEXER_BWD = OpSpec(
+    Operation.INDEXER_BWD,
+    IndexerBwdOperands,
+    operands=(*_INDEX_HEADS, Operand("grad_scores", "S topk", rules.lse_dtypes), _TOPK_LENGTH),
+    parameters=(
+        _DETERMINISTIC,
+        Parameter(
+            "dk_dtype",
+            "ScalarType?",
+            default=lambda q_index: rules.sum_dtype(q_index.dtype),
+            rule=rules.dk_dtype_fits,
+        ),
+    ),
+    outputs=("dq_index", "dk_index", "d_weights"),
+    facts=_OF_INDEX_HEADS,
+)
+_SCORES = Operand("scores", "S topk", SUMS, nonempty="expected topk >= 1 columns; got 0")
+_TARGET = Operand("target", "S topk", rules.same_dtype)
+INDEXER_KL = OpSpec(
+    Operation.INDEXER_KL,
+    IndexerKlOperands,
+    operands=(_SCORES, _TARGET),
+    parameters=(_BACKWARD_BACKEND,),
+    outputs=("kl",),
+)
+INDEXER_KL_BWD = OpSpec(
+    Operation.INDEXER_KL_BWD,
+    IndexerKlBwdOperands,
+    operands=(_SCORES, _TARGET, Operand("grad_kl", "S", rules.same_dtype)),
+    outputs=("d_scores",),
+)
+
 OPERATIONS = (
     SPARSE_MLA_FWD,
     MLA_BWD,
@@ -181,4 +257,9 @@ OPERATIONS = (
     QUANTIZE_INDEX_Q,
     WRITE_INDEX_K_CACHE,
     READ_INDEX_K_CACHE,
+    ATTENTION_TARGET,
+    INDEXER_SCORES,
+    INDEXER_BWD,
+    INDEXER_KL,
+    INDEXER_KL_BWD,
 )

@@ -11,6 +11,13 @@ from flashdsa.reference.indexer import (
     indexer_score_magnitude,
     topk_indices,
 )
+from flashdsa.reference.indexer_training import (
+    attention_target,
+    indexer_bwd,
+    indexer_kl,
+    indexer_kl_bwd,
+    indexer_scores,
+)
 from flashdsa.reference.packed_kv import quantize_kv, unpack_kv
 from flashdsa.reference.quant import (
     decode_e4m3,
@@ -32,12 +39,17 @@ from flashdsa.reference.sparse_mla import (
 )
 
 __all__ = [
+    "attention_target",
     "decode_e4m3",
     "dsa_topk_indexer",
     "encode_e4m3",
+    "indexer_bwd",
+    "indexer_kl",
+    "indexer_kl_bwd",
     "indexer_logits",
     "indexer_product_magnitude",
     "indexer_score_magnitude",
+    "indexer_scores",
     "mla_bwd",
     "mla_bwd_dkv_spread",
     "mla_bwd_magnitude",

@@ -6,6 +6,12 @@ from flashdsa.verify.indexer_cases import (
     IndexerInputs,
     make_indexer_inputs,
 )
+from flashdsa.verify.indexer_training_cases import (
+    INDEXER_TRAINING_CASES,
+    IndexerTrainingCase,
+    IndexerTrainingInputs,
+    make_indexer_training_inputs,
+)
 from flashdsa.verify.sparse_mla_cases import (
     PACKED_CASES,
     SPARSE_MLA_CASES,
@@ -16,17 +22,21 @@ from flashdsa.verify.sparse_mla_cases import (
 
 __all__ = [
     "INDEXER_CASES",
+    "INDEXER_TRAINING_CASES",
     "PACKED_CASES",
     "SPARSE_MLA_CASES",
     "IndexerCase",
     "IndexerInputs",
+    "IndexerTrainingCase",
+    "IndexerTrainingInputs",
     "SparseMlaCase",
     "SparseMlaInputs",
     "make_indexer_inputs",
+    "make_indexer_training_inputs",
     "make_sparse_mla_inputs",
 ]
 
-for _cases in ([*SPARSE_MLA_CASES, *PACKED_CASES], INDEXER_CASES):
+for _cases in ([*SPARSE_MLA_CASES, *PACKED_CASES], INDEXER_CASES, INDEXER_TRAINING_CASES):
     _names = [case.name for case in _cases]
     # Results are reported by name: two cases of one name would hide each other.
     assert len(set(_names)) == len(_names), f"case names repeat: {sorted(_names)}"

@@ -12,10 +12,13 @@ import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify import judge_indexer, judge_sparse_mla
+from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerCase,
+    IndexerTrainingCase,
     SparseMlaCase,
     make_indexer_inputs,
+    make_indexer_training_inputs,
     make_sparse_mla_inputs,
 )
 from flashdsa.verify.compare import Comparison
@@ -32,6 +35,11 @@ OPERATIONS = (
     "quantize_index_q",
     "write_index_k_cache",
     "read_index_k_cache",
+    "attention_target",
+    "indexer_scores",
+    "indexer_bwd",
+    "indexer_kl",
+    "indexer_kl_bwd",
 )
 
 logger = logging.getLogger("flashdsa.check")
@@ -88,6 +96,18 @@ _INDEXER = [
     IndexerCase("ties, NaN keys, negative weights", (500, 900), 200, plateaus=True,
                 nan_keys=True, negative_weights=True, repeated_pages=True),
 ]
+_TRAINING = [
+    IndexerTrainingCase(
+        SparseMlaCase("64 index heads, 256 of 1024 keys", 4, 1024, 64, 256), index_heads=64
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("invalid slots over NaN keys", 6, 300, 16, 96, duplicates=True, invalid=True,
+                      empty_rows=True, topk_length=True, poison=True), index_heads=32
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("index fp32", 4, 200, 16, 64, dtype=torch.float32), index_heads=16
+    ),
+]
 # fmt: on
 
 
@@ -129,6 +149,25 @@ def _indexer_checks(seed: int, backend: str, device: str) -> list[_Check]:
         for operation, make in judged
         for case in _INDEXER
     ]
+
+
+def _training_checks(seed: int, backend: str, device: str) -> list[_Check]:
+    runs = {
+        "attention_target": judge.check_target,
+        "indexer_scores": judge.check_index_scores,
+        "indexer_bwd": judge.check_index_backward,
+        "indexer_kl": judge.check_kl,
+        "indexer_kl_bwd": judge.check_kl_backward,
+    }
+
+    def check(operation: str, case: IndexerTrainingCase) -> _Check:
+        def run() -> list[Comparison]:
+            inputs = make_indexer_training_inputs(case, seed, device)
+            return runs[operation](inputs, backend)
+
+        return _Check(operation, case.name, run, case.attention.num_queries * case.attention.topk)
+
+    return [check(operation, case) for operation in runs for case in _TRAINING]
 
 
 def _small_checks(seed: int, backend: str, device: str) -> list[_Check]:
@@ -240,7 +279,7 @@ def run_checks(
     device = "cuda" if backend.startswith("sm") else "cpu"
     checks = [
         check
-        for build in (_sparse_mla_checks, _indexer_checks, _small_checks)
+        for build in (_sparse_mla_checks, _indexer_checks, _small_checks, _training_checks)
         for check in build(seed, backend, device)
         if check.operation in wanted
     ]

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.operands import IndexKOperands, IndexQOperands
-
-E4M3_MAX = 448.0
-MIN_AMAX = 1e-4
-"""Keeps the scale of an all-zero vector away from 0."""
+from flashdsa.problem import E4M3_MAX, MIN_AMAX
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

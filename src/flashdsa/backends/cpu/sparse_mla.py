@@ -74,7 +74,7 @@ def _attend(
     acc = q.new_zeros(queries, num_heads, d_v)
     for first, last in spans(indices.shape[1], tile.k_block):
         gathered = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
-        s = _logits(q, gathered.rows.transpose(1, 2), sm_scale)  # (queries, H, keys)
+        s = logits(q, gathered.rows.transpose(1, 2), sm_scale)  # (queries, H, keys)
         if gathered.valid is not None:
             s.masked_fill_(~gathered.valid[:, None], -math.inf)
         new_max = torch.maximum(row_max, s.amax(-1).double())
@@ -159,7 +159,7 @@ def _backward_tile(
         keys_t = rows.transpose(1, 2)
         ds_and_p = q.new_empty(queries, both_heads, last - first)
         ds, p = ds_and_p[:, :num_heads], ds_and_p[:, num_heads:]
-        s = _logits(q, keys_t, sm_scale)
+        s = logits(q, keys_t, sm_scale)
         p.copy_(s.sub_(lse[..., None])).exp_()
         if valid is not None:
             p.masked_fill_(~valid[:, None], 0)
@@ -177,7 +177,7 @@ def _backward_tile(
     return dq
 
 
-def _logits(q: Tensor, keys_t: Tensor, sm_scale: float) -> Tensor:
+def logits(q: Tensor, keys_t: Tensor, sm_scale: float) -> Tensor:
     """Logits (queries, H, keys); in float64 when fp32 sums would blur exp(s), or overflow.
 
     q is scaled after the product: products of bf16 numbers are exact in fp32, scaled ones are not.

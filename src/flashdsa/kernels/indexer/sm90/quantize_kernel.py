@@ -8,14 +8,18 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
+from flashdsa.problem import (
+    E4M3_MAX,
+    INDEX_HEAD_DIM,
+    MIN_AMAX,
+    PAGE_KEY_BYTES,
+    PAGE_SIZE,
+    SCALE_BYTES,
+)
 
 THREADS = 256
 LANES_EACH = 8
 ELEMENTS_EACH = INDEX_HEAD_DIM // LANES_EACH
-E4M3_MAX = 448.0
-MIN_AMAX = 1e-4
-"""Keeps the scale of an all-zero vector away from 0."""
 SIGN_CLEARED = 0x7FFFFFFF
 
 

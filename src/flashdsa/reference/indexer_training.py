@@ -1,0 +1,158 @@
+"""Training the indexer in float64: the formulas on one query at a time, gradients by autograd."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def _f64(x: Tensor) -> Tensor:
+    return x.detach().to(device="cpu", dtype=torch.float64)
+
+
+def _slots(indices: Tensor, num_keys: int, topk_length: Tensor | None) -> list[Tensor]:
+    """The valid slots of each query, as numbers of columns."""
+    table = indices.detach().cpu().reshape(indices.shape[0], indices.shape[-1]).long()
+    column = torch.arange(table.shape[1])
+    lengths = torch.full((len(table),), table.shape[1])
+    if topk_length is not None:
+        lengths = topk_length.cpu().long()
+    valid = (table >= 0) & (table < num_keys) & (column < lengths[:, None])
+    return [row.nonzero()[:, 0] for row in valid]
+
+
+def attention_target(
+    q: Tensor,
+    kv: Tensor,
+    lse: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> Tensor:
+    """P `[S, topk]` = sum_h exp(sm_scale q . kv - logaddexp(lse, sink)), 0 where invalid."""
+    scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
+    rows = kv.reshape(-1, kv.shape[-1])
+    target = torch.zeros(indices.shape[0], indices.shape[-1], dtype=torch.float64)
+    table = indices.reshape(target.shape).cpu().long()
+    for s, slots in enumerate(_slots(indices, len(rows), topk_length)):
+        logits = scale * (_f64(q[s]) @ _f64(rows[table[s, slots]]).T)
+        total = _f64(lse[s])
+        if attn_sink is not None:
+            total = torch.logaddexp(total, _f64(attn_sink))
+        for head in range(q.shape[1]):
+            if total[head] != torch.inf:
+                target[s, slots] += (logits[head] - total[head]).exp()
+    return target
+
+
+def indexer_scores(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    indices: Tensor,
+    *,
+    topk_length: Tensor | None = None,
+) -> Tensor:
+    """I `[S, topk]` = sum_h weights relu(q_index . k_index), -inf where invalid."""
+    result = torch.full(indices.shape, -torch.inf, dtype=torch.float64)
+    for s, slots in enumerate(_slots(indices, len(k_index), topk_length)):
+        keys = _f64(k_index[indices[s, slots].long()])
+        result[s, slots] = _f64(weights[s]) @ torch.relu(_f64(q_index[s]) @ keys.T)
+    return result
+
+
+class IndexerGradients(NamedTuple):
+    """Of `indexer_scores`, and beside each the size of what is summed into it."""
+
+    dq_index: Tensor
+    dk_index: Tensor
+    d_weights: Tensor
+    dq_size: Tensor
+    dk_size: Tensor
+    dw_size: Tensor
+    dq_gates: Tensor
+    """`[S]`: by how much dq_index of a query may move if gates next to 0 open or shut."""
+    dk_gates: Tensor
+    """`[S_kv]`: likewise of dk_index."""
+
+
+GATE = 2.0**-20
+"""Share of sum_d |q_d k_d| within which fp32 sums may have either sign."""
+
+
+def indexer_bwd(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    indices: Tensor,
+    grad_scores: Tensor,
+    *,
+    topk_length: Tensor | None = None,
+) -> IndexerGradients:
+    """Gradients of `indexer_scores`, by autograd of the plain formula."""
+    rows, keys = len(q_index), len(k_index)
+    q_all, k_all, w_all = (_f64(x).requires_grad_() for x in (q_index, k_index, weights))
+    sizes = [torch.zeros(x.shape, dtype=torch.float64) for x in (q_index, k_index, weights)]
+    gates_q = torch.zeros(rows, dtype=torch.float64)
+    gates_k = torch.zeros(keys, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    for s, slots in enumerate(_slots(indices, keys, topk_length)):
+        if not len(slots):
+            continue
+        named = indices[s, slots].cpu().long()
+        g = _f64(grad_scores[s])[slots]
+        z = q_all[s] @ k_all[named].T
+        total = total + (g * (w_all[s] @ torch.relu(z))).sum()
+        with torch.no_grad():
+            q, k, w = q_all[s], k_all[named], w_all[s]
+            a = (g * w[:, None]).abs() * (z > 0)
+            sizes[0][s] = a @ k.abs()
+            sizes[1].index_add_(0, named, a.T @ q.abs())
+            sizes[2][s] = torch.relu(z) @ g.abs()
+            near = (z.abs() <= GATE * (q.abs() @ k.abs().T)) * (g * w[:, None]).abs()
+            gates_q[s] = (near * k.norm(dim=-1)).sum()
+            gates_k.index_add_(0, named, (near * q.norm(dim=-1)[:, None]).sum(0))
+    gradients = [torch.zeros_like(x) for x in (q_all, k_all, w_all)]
+    if total.requires_grad:
+        found = torch.autograd.grad(total, (q_all, k_all, w_all))
+        # Of queries without a valid slot nothing is read, NaN included.
+        gradients = [torch.where(size == 0, 0.0, x) for x, size in zip(found, sizes, strict=True)]
+    return IndexerGradients(*gradients, *sizes, gates_q, gates_k)
+
+
+def indexer_kl(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """KL `[S]`, and `[S]` sum p |log p - log pi|, the size of what is summed into it."""
+    kl = torch.zeros(len(scores), dtype=torch.float64)
+    size = torch.zeros_like(kl)
+    for s in range(len(scores)):
+        valid = scores[s] != -torch.inf
+        p = _f64(target[s][valid])
+        if not len(p) or p.sum() == 0:
+            continue
+        p = p / p.sum()
+        log_pi = torch.log_softmax(_f64(scores[s][valid]), dim=0)
+        terms = torch.special.xlogy(p, p) - p * log_pi
+        kl[s], size[s] = terms.sum(), terms.abs().sum()
+    return kl, size
+
+
+def indexer_kl_bwd(scores: Tensor, target: Tensor, grad_kl: Tensor) -> Tensor:
+    """d_scores `[S, topk]`, by autograd of the plain formula."""
+    result = torch.zeros(scores.shape, dtype=torch.float64)
+    for s in range(len(scores)):
+        valid = scores[s] != -torch.inf
+        p = _f64(target[s][valid])
+        if not len(p) or p.sum() == 0:
+            continue
+        found = _f64(scores[s][valid]).requires_grad_()
+        p = p / p.sum()
+        loss = torch.nn.functional.kl_div(
+            torch.log_softmax(found, dim=0), p, reduction="sum", log_target=False
+        )
+        (gradient,) = torch.autograd.grad(loss, found)
+        result[s, valid] = _f64(grad_kl)[s] * gradient
+    return result

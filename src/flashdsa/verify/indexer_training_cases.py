@@ -1,0 +1,131 @@
+"""Cases of the indexer's training: sparse MLA's, with index queries and keys beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashdsa import reference
+from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.verify.sparse_mla_cases import (
+    SPARSE_MLA_CASES,
+    SparseMlaCase,
+    SparseMlaInputs,
+    make_sparse_mla_inputs,
+)
+
+SCALE = INDEX_HEAD_DIM**-0.5
+
+
+@dataclass(frozen=True)
+class IndexerTrainingCase:
+    """An attention, and an indexer for it; data are standard normal unless a field says else."""
+
+    attention: SparseMlaCase
+    index_heads: int = 16
+    weight_scale: float = 1.0
+    """Weights are normal numbers of this size: with 1e3, scores go to about 1e4."""
+    bf16_weights: bool = False
+    equal_scores: bool = False
+    """Every weight is 0: every score is, too."""
+
+    @property
+    def name(self) -> str:
+        """The attention's."""
+        return self.attention.name
+
+
+@dataclass(frozen=True)
+class IndexerTrainingInputs:
+    """q_index (S, H_I, 128), k_index (S_kv, 128), weights (S, H_I), grad_scores (S, topk)."""
+
+    case: IndexerTrainingCase
+    attention: SparseMlaInputs
+    q_index: Tensor
+    k_index: Tensor
+    weights: Tensor
+    grad_scores: Tensor
+
+    @property
+    def indices(self) -> Tensor:
+        """(S, topk)."""
+        return self.attention.indices.reshape(self.grad_scores.shape)
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order of `indexer_scores`."""
+        return self.q_index, self.k_index, self.weights, self.indices
+
+
+def make_indexer_training_inputs(
+    case: IndexerTrainingCase, seed: int, device: str | torch.device = "cpu"
+) -> IndexerTrainingInputs:
+    """The inputs of one case; the same (case, seed) gives the same values on every device.
+
+    Where the attention's case poisons, so do keys that no valid slot names, gradients of invalid
+    slots, and the queries and weights of rows without a valid slot.
+    """
+    attention = make_sparse_mla_inputs(case.attention, seed, device)
+    generator = torch.Generator().manual_seed(seed + 1)
+    rows, keys = case.attention.num_queries, case.attention.num_keys
+    dtype = case.attention.dtype
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q = normal(rows, case.index_heads, INDEX_HEAD_DIM)
+    k = normal(keys, INDEX_HEAD_DIM)
+    weights = normal(rows, case.index_heads) * case.weight_scale * SCALE
+    if case.equal_scores:
+        weights.zero_()
+    grad = normal(rows, case.attention.topk)
+    if case.attention.poison:
+        named = reference.valid_slots(attention.indices, keys, attention.topk_length)
+        unnamed = torch.ones(keys, dtype=torch.bool)
+        unnamed[[key for row in named for key in row]] = False
+        k[unnamed] = torch.nan
+        for row, slots in enumerate(named):
+            if not slots:
+                q[row], weights[row] = torch.nan, torch.inf
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    made = IndexerTrainingInputs(
+        case,
+        attention,
+        attention.lay_out(q.to(dtype)),
+        attention.lay_out(k.to(dtype)),
+        attention.lay_out(weights.to(dtype if case.bf16_weights else sums)),
+        attention.lay_out(grad.to(sums)),
+    )
+    if case.attention.poison:
+        scores = reference.indexer_scores(*made.operands, topk_length=attention.topk_length)
+        made.grad_scores[(scores == -torch.inf).to(device)] = torch.nan
+    return made
+
+
+def _attention(name: str) -> SparseMlaCase:
+    return next(case for case in SPARSE_MLA_CASES if case.name == name)
+
+
+INDEXER_TRAINING_CASES: list[IndexerTrainingCase] = [
+    IndexerTrainingCase(_attention("plain"), index_heads=64),
+    IndexerTrainingCase(_attention("one slot, one head"), index_heads=1),
+    IndexerTrainingCase(_attention("more slots than keys, duplicates")),
+    IndexerTrainingCase(_attention("duplicates"), index_heads=32, bf16_weights=True),
+    IndexerTrainingCase(_attention("invalid indices")),
+    IndexerTrainingCase(_attention("rows without a valid slot")),
+    IndexerTrainingCase(_attention("topk_length"), weight_scale=1e3),
+    IndexerTrainingCase(_attention("poisoned rows")),
+    IndexerTrainingCase(_attention("poisoned rows past topk_length"), equal_scores=True),
+    IndexerTrainingCase(_attention("infinite sinks")),
+    IndexerTrainingCase(_attention("logits to 1e4"), index_heads=8),
+    IndexerTrainingCase(_attention("no key")),
+    IndexerTrainingCase(_attention("no query")),
+    IndexerTrainingCase(_attention("5000 slots, every feature"), index_heads=4),
+    IndexerTrainingCase(_attention("450 queries"), index_heads=4),
+    IndexerTrainingCase(_attention("every feature"), index_heads=64),
+    IndexerTrainingCase(_attention("fp32, every feature"), index_heads=5),
+    IndexerTrainingCase(_attention("fp64, every feature"), index_heads=5),
+]
+"""What every backend with these operations runs."""

@@ -1,0 +1,164 @@
+"""Run the operations that train the indexer and judge every output against the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.verify.compare import Comparison, compare, compare_lse, compare_scores
+from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
+from flashdsa.verify.judge_sparse_mla import empty_queries, forward_results, unnamed_rows
+from flashdsa.verify.tolerances import KL_TOLERANCE, TRAINED_SCORE_CUT, TRAINED_SCORES, tolerance
+
+
+def _sums(inputs: IndexerTrainingInputs) -> torch.dtype:
+    """Of scores, targets and sums."""
+    return inputs.grad_scores.dtype
+
+
+def _limits(inputs: IndexerTrainingInputs, operation: str, output: str) -> float | None:
+    """The norm's limit, of data that the norm rule is for."""
+    limit = tolerance(operation, output, inputs.case.attention.dtype).norm
+    return limit if inputs.case.attention.judges_norms else None
+
+
+def check_target(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
+    """Run and judge `attention_target` on the reference's lse."""
+    attention = inputs.attention
+    _, lse = forward_results(attention)
+    operands = (attention.q, attention.kv, lse, attention.indices)
+    limits = tolerance("attention_target", "target", inputs.case.attention.dtype)
+    assert limits.absolute is not None and limits.relative is not None
+    return [
+        compare_lse(
+            "target",
+            flashdsa.attention_target(*operands, backend=backend, **attention.options),
+            reference.attention_target(*operands, **attention.options),
+            absolute=limits.absolute,
+            relative=limits.relative,
+            dtype=_sums(inputs),
+        )
+    ]
+
+
+def check_index_scores(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
+    """Run and judge `indexer_scores`."""
+    options = {"topk_length": inputs.attention.topk_length}
+    q, k, weights, indices = inputs.operands
+    absolute = reference.indexer_scores(q, k, weights.abs(), indices, **options)
+    products = reference.indexer_scores(q.abs(), k.abs(), weights.abs(), indices, **options)
+    valid = absolute != -torch.inf
+    share = TRAINED_SCORES[inputs.case.attention.dtype]
+    return [
+        compare_scores(
+            "scores",
+            flashdsa.indexer_scores(*inputs.operands, backend=backend, **options),
+            reference.indexer_scores(*inputs.operands, **options),
+            torch.where(valid, absolute, 0),
+            c=share,
+            besides=torch.where(valid, products, 0) * min(share, TRAINED_SCORE_CUT),
+            dtype=_sums(inputs),
+        )
+    ]
+
+
+def check_index_backward(
+    inputs: IndexerTrainingInputs, backend: str, *, deterministic: bool = False
+) -> list[Comparison]:
+    """Run and judge `indexer_bwd` with a random gradient of the scores."""
+    options = {"topk_length": inputs.attention.topk_length}
+    found = flashdsa.indexer_bwd(
+        *inputs.operands,
+        inputs.grad_scores,
+        deterministic=deterministic,
+        backend=backend,
+        **options,
+    )
+    ref = reference.indexer_bwd(*inputs.operands, inputs.grad_scores, **options)
+    empty, unnamed = empty_queries(inputs.attention), unnamed_rows(inputs.attention)
+
+    def judge(
+        name: str,
+        out: Tensor,
+        expected: Tensor,
+        size: Tensor,
+        zero_rows: Tensor,
+        gates: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Comparison:
+        return compare(
+            name,
+            out,
+            expected,
+            norm_tolerance=_limits(inputs, "indexer_bwd", name),
+            magnitude=size,
+            rounding=gates,
+            zero_rows=zero_rows,
+            dtype=dtype,
+        )
+
+    dq, dk, dw = found
+    return [
+        judge("dq_index", dq, ref.dq_index, ref.dq_size, empty, ref.dq_gates, inputs.q_index.dtype),
+        judge("dk_index", dk, ref.dk_index, ref.dk_size, unnamed, ref.dk_gates, _sums(inputs)),
+        judge("d_weights", dw, ref.d_weights, ref.dw_size, empty, None, inputs.weights.dtype),
+    ]
+
+
+def _scores_and_target(inputs: IndexerTrainingInputs) -> tuple[Tensor, Tensor]:
+    """The reference's, in the dtype that right kernels hand on; the target NaN where invalid."""
+    attention = inputs.attention
+    options = {"topk_length": attention.topk_length}
+    scores = reference.indexer_scores(*inputs.operands, **options)
+    _, lse = forward_results(attention)
+    target = reference.attention_target(
+        attention.q, attention.kv, lse, attention.indices, **attention.options
+    )
+    if inputs.case.attention.poison:
+        target[scores == -torch.inf] = torch.nan
+    return tuple(attention.lay_out(x.to(_sums(inputs))) for x in (scores, target))
+
+
+def check_kl(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
+    """Run and judge `indexer_kl`."""
+    scores, target = _scores_and_target(inputs)
+    ref, size = reference.indexer_kl(scores.cpu(), target.cpu())
+    share = KL_TOLERANCE[inputs.case.attention.dtype]
+    return [
+        compare_scores(
+            "kl",
+            flashdsa.indexer_kl(scores, target, backend=backend),
+            ref,
+            size,
+            c=share,
+            besides=torch.full_like(size, share),
+            dtype=_sums(inputs),
+        )
+    ]
+
+
+def check_kl_backward(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
+    """Run and judge `indexer_kl`'s gradient, rows of weight 0 and of negative weight included."""
+    scores, target = _scores_and_target(inputs)
+    row_weight = torch.tensor([1.5, 0.0, -2.0]).repeat(len(scores) // 3 + 1)[: len(scores)]
+    row_weight = row_weight.to(scores)
+    found = scores.detach().requires_grad_()
+    flashdsa.indexer_kl(found, target, backend=backend).backward(row_weight)
+    assert found.grad is not None
+    ref = reference.indexer_kl_bwd(scores.cpu(), target.cpu(), row_weight.cpu())
+    p = target.cpu().double().masked_fill(scores.cpu() == -torch.inf, 0)
+    p = (p / p.sum(1, keepdim=True)).nan_to_num()
+    size = row_weight.cpu().double().abs()[:, None] * (p + scores.cpu().double().softmax(1))
+    return [
+        compare(
+            "d_scores",
+            found.grad,
+            ref,
+            norm_tolerance=None,
+            magnitude=size.nan_to_num(),
+            zero_rows=empty_queries(inputs.attention) | (row_weight.cpu() == 0),
+            dtype=_sums(inputs),
+        )
+    ]

@@ -1,0 +1,157 @@
+"""The dense warm-up's loss: right, the sparse one over every key, and bounded in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashdsa
+from flashdsa.verify.compare import compare, failures
+
+S, S_KV, HEADS, INDEX_HEADS, D = 7, 40, 3, 5, 24
+
+
+class Warm:
+    """Random operands; lse is that of the visible keys."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float64, *, per_head: bool = False):
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+        self.index = [normal(S, INDEX_HEADS, 128), normal(S_KV, 128), normal(S, INDEX_HEADS) / 11]
+        self.q = normal(S, HEADS, D)
+        self.k = normal(S_KV, HEADS, D) if per_head else normal(S_KV, D)
+        self.key_start = torch.tensor([0, 3, 5, 10, -4, 20, 0], dtype=torch.int32)
+        self.key_end = torch.tensor([40, 9, 6, 99, 17, 20, 1], dtype=torch.int32)
+        key = torch.arange(S_KV)
+        self.visible = (key >= self.key_start[:, None]) & (key < self.key_end[:, None])
+        self.logits = torch.einsum(
+            "shd,thd->sht" if per_head else "shd,td->sht", self.q.double(), self.k.double()
+        )
+        self.logits = (self.logits * D**-0.5).masked_fill(~self.visible[:, None], -torch.inf)
+        lse = self.logits.logsumexp(-1)
+        sums = torch.float64 if dtype == torch.float64 else torch.float32
+        self.lse = lse.masked_fill(lse == -torch.inf, torch.inf).to(sums)
+        self.row_weight = torch.rand(S, generator=generator, dtype=torch.float64).to(sums)
+
+    def loss(self, *index: Tensor, **options) -> Tensor:
+        bounds = {"key_start": self.key_start, "row_weight": self.row_weight}
+        return flashdsa.indexer_kl_loss_dense(
+            *(index or self.index), self.q, self.k, self.lse, self.key_end, **{**bounds, **options}
+        )
+
+    def plain(self, *index: Tensor) -> Tensor:
+        """The formula, in float64."""
+        q, k, weights = (x.double() for x in index)
+        p = (self.logits - self.lse.double()[..., None]).exp().nan_to_num(0).sum(1)
+        z = torch.einsum("shd,td->sht", q, k).relu()
+        scores = torch.einsum("sht,sh->st", z, weights)
+        total = torch.zeros((), dtype=torch.float64)
+        for row in range(S):
+            seen = self.visible[row]
+            if seen.any():
+                target = p[row, seen] / p[row, seen].sum()
+                log_pi = scores[row, seen].log_softmax(0)
+                kl = torch.nn.functional.kl_div(log_pi, target, reduction="sum")
+                total = total + self.row_weight[row].double() * kl
+        return total
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**28])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_value_and_gradients(per_head: bool, chunk_bytes: int, seed: int) -> None:
+    warm = Warm(seed, per_head=per_head)
+    found, expected = ([x.clone().requires_grad_() for x in warm.index] for _ in range(2))
+    loss, plain = warm.loss(*found, chunk_bytes=chunk_bytes), warm.plain(*expected)
+    torch.testing.assert_close(loss, plain)
+    (3 * loss).backward()
+    (3 * plain).backward()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_bf16_is_within_the_contract(seed: int) -> None:
+    warm = Warm(seed, torch.bfloat16)
+    found = [x.clone().requires_grad_() for x in warm.index]
+    expected = [x.double().requires_grad_() for x in warm.index]
+    warm.loss(*found).backward()
+    warm.plain(*expected).backward()
+    verdicts = [
+        compare("gradient", a.grad, b.grad, norm_tolerance=2.5e-3, dtype=torch.bfloat16)
+        for a, b in zip(found, expected, strict=True)
+        if a.grad is not None and b.grad is not None
+    ]
+    assert len(verdicts) == 3 and failures(verdicts) == []
+
+
+def test_it_is_the_sparse_loss_where_the_slots_name_every_visible_key(seed: int) -> None:
+    warm = Warm(seed)
+    indices = torch.where(warm.visible, torch.arange(S_KV), -1).int()
+    kl = flashdsa.indexer_kl_loss(
+        *warm.index, indices, q=warm.q, kv=warm.k, lse=warm.lse, sm_scale=D**-0.5
+    )
+    torch.testing.assert_close(warm.loss(), (kl * warm.row_weight).sum())
+    torch.testing.assert_close(warm.loss(row_weight=None), kl.mean())
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation gives."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.bytes = max(self.bytes, result.numel() * result.element_size())
+        return result
+
+
+def test_nothing_of_all_queries_and_all_keys_is_made() -> None:
+    queries = keys = 600
+    q_index = torch.randn(queries, 1, 128, requires_grad=True)
+    k_index, weights = torch.randn(keys, 128), torch.randn(queries, 1)
+    q, k, lse = torch.randn(queries, 2, D), torch.randn(keys, D), torch.zeros(queries, 2)
+    key_end = torch.arange(1, queries + 1, dtype=torch.int32)
+    sizes = []
+    for chunk_bytes in (2 * 64 * keys * 4, 2**28):
+        with Largest() as largest:
+            flashdsa.indexer_kl_loss_dense(
+                q_index, k_index, weights, q, k, lse, key_end, chunk_bytes=chunk_bytes
+            ).backward()
+        sizes.append(largest.bytes)
+    whole = queries * keys * 4
+    assert sizes[0] <= q_index.numel() * 4 < whole / 4
+    assert sizes[1] >= whole
+
+
+def test_a_gradient_of_a_gradient_is_an_error(seed: int) -> None:
+    warm = Warm(seed)
+    found = [x.requires_grad_() for x in warm.index]
+    (gradient,) = torch.autograd.grad(warm.loss(*found), found[:1], create_graph=True)
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+def wrong() -> Iterator[tuple[str, dict[str, object], str]]:
+    yield "key_end", {"key_end": torch.zeros(S)}, "key_end: expected dtype int32"
+    yield "lse", {"lse": torch.zeros(S, HEADS)}, "lse: expected dtype float64"
+    yield "k", {"k": torch.zeros(S_KV, D + 1, dtype=torch.float64)}, "q: expected shape"
+    yield "chunk_bytes", {"chunk_bytes": 0}, "chunk_bytes: expected at least 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"), list(wrong()), ids=lambda value: str(value)[:12]
+)
+def test_wrong_arguments_are_named(name: str, change: dict, message: str, seed: int) -> None:
+    warm = Warm(seed)
+    names = ("q_index", "k_index", "weights")
+    arguments = dict(zip(names, warm.index, strict=True))
+    arguments |= {"q": warm.q, "k": warm.k, "lse": warm.lse, "key_end": warm.key_end}
+    with pytest.raises((TypeError, ValueError), match=message):
+        flashdsa.indexer_kl_loss_dense(**{**arguments, **change})
