@@ -70,7 +70,7 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
         q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, sm_scale, chunk_bytes
     )
     problem.check()
-    loss: Tensor = _DenseKl.apply(problem, q_index, k_index, weights)
+    loss: Tensor = _DenseKl.apply(problem, q_index, k_index, weights)  # type: ignore[no-untyped-call]
     return loss
 
 

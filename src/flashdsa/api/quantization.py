@@ -83,7 +83,7 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     if scale not in ("ue8m0", "fp32"):
         error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
         raise error(f'scale: expected "ue8m0" or "fp32"; got {scale!r}')
-    rounded: Tensor = _FakeQuantize.apply(x, scale == "ue8m0")
+    rounded: Tensor = _FakeQuantize.apply(x, scale == "ue8m0")  # type: ignore[no-untyped-call]
     return rounded
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.quantize import E4M3_MAX, MIN_AMAX
-from flashdsa.problem import D_V, KV_GROUP, KV_ROPE_AT, KV_SCALES_AT
+from flashdsa.problem import D_V, E4M3_MAX, KV_GROUP, KV_ROPE_AT, KV_SCALES_AT, MIN_AMAX
 
 
 def is_packed(kv: Tensor) -> bool:

@@ -116,12 +116,12 @@ def indexer_bwd(
             near = (z.abs() <= GATE * (q.abs() @ k.abs().T)) * (g * w[:, None]).abs()
             gates_q[s] = (near * k.norm(dim=-1)).sum()
             gates_k.index_add_(0, named, (near * q.norm(dim=-1)[:, None]).sum(0))
-    gradients = [torch.zeros_like(x) for x in (q_all, k_all, w_all)]
+    dq, dk, dw = (torch.zeros(x.shape, dtype=torch.float64) for x in (q_all, k_all, w_all))
     if total.requires_grad:
         found = torch.autograd.grad(total, (q_all, k_all, w_all))
         # Of queries without a valid slot nothing is read, NaN included.
-        gradients = [torch.where(size == 0, 0.0, x) for x, size in zip(found, sizes, strict=True)]
-    return IndexerGradients(*gradients, *sizes, gates_q, gates_k)
+        dq, dk, dw = (torch.where(size == 0, 0.0, x) for x, size in zip(found, sizes, strict=True))
+    return IndexerGradients(dq, dk, dw, sizes[0], sizes[1], sizes[2], gates_q, gates_k)
 
 
 def indexer_kl(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

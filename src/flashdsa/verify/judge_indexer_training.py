@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ def check_target(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison
 
 def check_index_scores(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
     """Run and judge `indexer_scores`."""
-    options = {"topk_length": inputs.attention.topk_length}
+    options: dict[str, Any] = {"topk_length": inputs.attention.topk_length}
     q, k, weights, indices = inputs.operands
     absolute = reference.indexer_scores(q, k, weights.abs(), indices, **options)
     products = reference.indexer_scores(q.abs(), k.abs(), weights.abs(), indices, **options)
@@ -68,7 +70,7 @@ def check_index_backward(
     inputs: IndexerTrainingInputs, backend: str, *, deterministic: bool = False
 ) -> list[Comparison]:
     """Run and judge `indexer_bwd` with a random gradient of the scores."""
-    options = {"topk_length": inputs.attention.topk_length}
+    options: dict[str, Any] = {"topk_length": inputs.attention.topk_length}
     found = flashdsa.indexer_bwd(
         *inputs.operands,
         inputs.grad_scores,
@@ -110,7 +112,7 @@ def check_index_backward(
 def _scores_and_target(inputs: IndexerTrainingInputs) -> tuple[Tensor, Tensor]:
     """The reference's, in the dtype that right kernels hand on; the target NaN where invalid."""
     attention = inputs.attention
-    options = {"topk_length": attention.topk_length}
+    options: dict[str, Any] = {"topk_length": attention.topk_length}
     scores = reference.indexer_scores(*inputs.operands, **options)
     _, lse = forward_results(attention)
     target = reference.attention_target(
@@ -118,7 +120,8 @@ def _scores_and_target(inputs: IndexerTrainingInputs) -> tuple[Tensor, Tensor]:
     )
     if inputs.case.attention.poison:
         target[scores == -torch.inf] = torch.nan
-    return tuple(attention.lay_out(x.to(_sums(inputs))) for x in (scores, target))
+    dtype = _sums(inputs)
+    return attention.lay_out(scores.to(dtype)), attention.lay_out(target.to(dtype))
 
 
 def check_kl(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:

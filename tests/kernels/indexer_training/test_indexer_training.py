@@ -149,3 +149,34 @@ def test_a_row_with_one_slot_or_without_a_target_has_nothing_to_learn(
     kl.backward(torch.ones_like(kl))
     assert kl.tolist() == [0, 0, 0]
     assert scores.grad is not None and not scores.grad.any()
+
+
+def test_it_stays_whole_in_a_compiled_graph(seed: int) -> None:
+    inputs = make_indexer_training_inputs(BY_NAME["plain"], seed)
+    attention = inputs.attention
+    _, lse = forward_results(attention)
+    given = {"q": attention.q, "kv": attention.kv, "lse": lse}
+
+    def loss(*index: torch.Tensor) -> torch.Tensor:
+        return flashdsa.indexer_kl_loss(*index, inputs.indices, **given).mean()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    gradients = []
+    for function in (loss, compiled):
+        index = [x.detach().requires_grad_() for x in inputs.operands[:3]]
+        function(*index).backward()
+        gradients.append([x.grad for x in index])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_neither_or_both_targets_are_refused(seed: int) -> None:
+    inputs = make_indexer_training_inputs(BY_NAME["plain"], seed)
+    attention = inputs.attention
+    target = torch.zeros(inputs.indices.shape)
+    for given, message in (
+        ({}, "target: expected it, or q, kv and lse; got none of them"),
+        ({"q": attention.q}, "target: expected it, or q, kv and lse; got q"),
+        ({"q": attention.q, "target": target}, "target: expected either it or q, kv and lse"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            flashdsa.indexer_kl_loss(*inputs.operands, **given)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -138,17 +136,16 @@ def test_a_gradient_of_a_gradient_is_an_error(seed: int) -> None:
         gradient.sum().backward()
 
 
-def wrong() -> Iterator[tuple[str, dict[str, object], str]]:
-    yield "key_end", {"key_end": torch.zeros(S)}, "key_end: expected dtype int32"
-    yield "lse", {"lse": torch.zeros(S, HEADS)}, "lse: expected dtype float64"
-    yield "k", {"k": torch.zeros(S_KV, D + 1, dtype=torch.float64)}, "q: expected shape"
-    yield "chunk_bytes", {"chunk_bytes": 0}, "chunk_bytes: expected at least 1"
+WRONG = [
+    ({"key_end": torch.zeros(S)}, "key_end: expected dtype int32"),
+    ({"lse": torch.zeros(S, HEADS)}, "lse: expected dtype float64"),
+    ({"k": torch.zeros(S_KV, D + 1, dtype=torch.float64)}, "q: expected shape"),
+    ({"chunk_bytes": 0}, "chunk_bytes: expected at least 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"), list(wrong()), ids=lambda value: str(value)[:12]
-)
-def test_wrong_arguments_are_named(name: str, change: dict, message: str, seed: int) -> None:
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[next(iter(c)) for c, _ in WRONG])
+def test_wrong_arguments_are_named(change: dict, message: str, seed: int) -> None:
     warm = Warm(seed)
     names = ("q_index", "k_index", "weights")
     arguments = dict(zip(names, warm.index, strict=True))
