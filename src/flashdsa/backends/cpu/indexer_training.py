@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.gather import GatheredRows, gather_rows
-from flashdsa.backends.cpu.sparse_mla import logits
+from flashdsa.backends.cpu.sparse_mla import compute_dtype, logits
 from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
 from flashdsa.operands import (
     AttentionTargetOperands,
@@ -18,7 +18,6 @@ from flashdsa.operands import (
     IndexerKlOperands,
     IndexerScoresOperands,
 )
-from flashdsa.ops.rules import sum_dtype
 from flashdsa.problem import INDEX_HEAD_DIM
 
 
@@ -26,7 +25,7 @@ def attention_target(operands: AttentionTargetOperands, *, sm_scale: float) -> T
     """P (S, topk) = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
     q, kv, lse, indices, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
-    dtype = sum_dtype(q.dtype)
+    dtype = compute_dtype(q)
     target = torch.zeros(indices.shape, dtype=dtype)
     if kv.shape[0] == 0:
         return target
@@ -51,7 +50,7 @@ def attention_target(operands: AttentionTargetOperands, *, sm_scale: float) -> T
 def scores(operands: IndexerScoresOperands) -> Tensor:
     """I (S, topk) = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
     q, k, weights, indices, topk_length = operands
-    dtype = sum_dtype(q.dtype)
+    dtype = compute_dtype(q)
     result = torch.full(indices.shape, -math.inf, dtype=dtype)
     if k.shape[0] == 0:
         return result
@@ -78,7 +77,7 @@ def backward(
     """
     del deterministic
     q, k, weights, indices, grad_scores, topk_length = operands
-    dtype = sum_dtype(q.dtype)
+    dtype = compute_dtype(q)
     dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
     dk = torch.zeros(k.shape, dtype=dtype)
     d_weights = torch.zeros_like(weights, memory_format=torch.contiguous_format)

@@ -25,7 +25,7 @@ def forward(operands: SparseMlaOperands, *, d_v: int, sm_scale: float) -> tuple[
     q, kv, indices, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
     topk = indices.shape[1]
-    dtype = _compute_dtype(q)
+    dtype = compute_dtype(q)
     out = torch.zeros(num_queries, num_heads, d_v, dtype=q.dtype)
     lse = torch.full((num_queries, num_heads), math.inf, dtype=dtype)
     if kv.shape[0] == 0:
@@ -101,7 +101,7 @@ def backward(
     q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
     d_v = dO.shape[-1]
-    dtype = _compute_dtype(q)
+    dtype = compute_dtype(q)
     dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
     dkv = torch.zeros(kv.shape[0], d_qk, dtype=dtype)
     d_sink = torch.zeros(0 if attn_sink is None else num_heads, dtype=dtype)
@@ -203,5 +203,6 @@ def sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor
     return with_sink, -(share * delta).masked_fill_(nothing, 0).sum(0)
 
 
-def _compute_dtype(q: Tensor) -> torch.dtype:
+def compute_dtype(q: Tensor) -> torch.dtype:
+    """fp32, or fp64 for fp64 inputs."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
