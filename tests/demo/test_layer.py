@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdsa.demo.attention import SparseOutput, dense_attended, dense_probabilities, run_sparse
 from flashdsa.demo.evaluate import captured_mass
-from flashdsa.demo.indexer import LightningIndexer, index_scores
+from flashdsa.demo.indexer import LightningIndexer
 from flashdsa.demo.model import ByteModel
 from flashdsa.demo.paging import PAGE_SIZE, PagePool
 
@@ -90,7 +90,9 @@ def test_the_last_byte_changes_only_the_last_query(layer: Layer) -> None:
 
 def test_fp8_choices_follow_the_float_scores(layer: Layer) -> None:
     output = layer.run(layer.tokens)
-    scores = index_scores(output.index_inputs, torch.arange(NUM_QUERIES)).flatten(0, 1)
+    index = output.index_inputs
+    similarity = torch.einsum("bshk,btk->bsht", index.q_index, index.k_index).relu()
+    scores = torch.einsum("bsht,bsh->bst", similarity, index.weights).flatten(0, 1)
     scores = scores.masked_fill(torch.arange(WINDOW) > query_positions(), -torch.inf)
     wanted = torch.zeros(scores.shape, dtype=torch.bool)
     wanted.scatter_(1, scores.topk(TOPK).indices, True)

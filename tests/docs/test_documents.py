@@ -47,6 +47,13 @@ def test_quick_start_python_runs() -> None:
     assert (names["picked"] >= 0).all()
 
 
+def test_python_of_the_guide_to_the_indexers_training_runs() -> None:
+    names: dict[str, object] = {}
+    for block in python_blocks(ROOT / "docs" / "guides" / "indexer-training.md"):
+        exec(compile(block, "indexer-training.md", "exec"), names)
+    assert (names["to_q"].weight.grad != 0).any() and (names["kl"] > 0).all()
+
+
 def test_the_operand_of_a_wrong_mma_is_gathered() -> None:
     (block,) = python_blocks(ROOT / "docs" / "guides" / "wrong-mma-result.md")
     names: dict[str, object] = {}

@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from flashdsa import quantize_index_q
-from flashdsa.demo.indexer import LightningIndexer
+from flashdsa.demo.indexer import IndexerActivations, LightningIndexer
 from flashdsa.demo.model import D_LATENT, LOCAL_BYTES, SM_SCALE, ByteModel, normalise
 from flashdsa.demo.options import DemoOptions
 from flashdsa.demo.paging import PagePool
 from flashdsa.demo.text import load_corpus
-from flashdsa.demo.train import StepLosses, Trainer
+from flashdsa.demo.train import StepLosses, Trainer, dense_divergence
 from flashdsa.distributed import (
     SequenceLayout,
     context_parallel_sparse_mla,
@@ -140,20 +140,15 @@ class ContextParallelTrainer(Trainer):
         options, layout = self.options, self.layout
         seen = layout.seq_lens[local.rows].long()
         wanted = torch.isin(seen - 1, rows + options.window - options.num_queries)
-        window = layout.documents[local.rows[wanted]]
-        future = torch.arange(options.window) >= seen[wanted, None]  # [n, T]
-        shape = (options.batch, options.window, -1)
-        with torch.no_grad():
-            kv = layout.unshard(local.kv[0]).view(shape)[window]  # [n, T, D_QK]
-            logits = torch.einsum("nhd,ntd->nht", local.q[0, wanted], kv) * SM_SCALE
-            target = logits.masked_fill(future[:, None], -torch.inf).softmax(-1).mean(1)
-        keys = layout.unshard(local.k_index[0]).view(shape)[window]
-        similarity = torch.einsum("nhk,ntk->nht", local.q_index[0, wanted], keys)
-        scores = torch.einsum("nht,nh->nt", functional.relu(similarity), local.weights[0, wanted])
-        scores = scores.masked_fill(future, torch.finfo(scores.dtype).min)
-        log_prediction = scores.log_softmax(dim=-1)
-        divergence = functional.kl_div(log_prediction, target, reduction="none").sum()
-        return divergence / (options.batch * len(rows))
+        first = layout.documents[local.rows[wanted]] * options.window
+        index = IndexerActivations(
+            local.q_index[0, wanted],
+            layout.unshard(local.k_index[0]),
+            local.weights[0, wanted],
+        )
+        kv = layout.unshard(local.kv[0])
+        total = dense_divergence(index, local.q[0, wanted], kv, first, first + seen[wanted])
+        return total / (options.batch * len(rows))
 
 
 def train_along(options: DemoOptions, mesh: DeviceMesh) -> None:

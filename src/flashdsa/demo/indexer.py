@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from flashdsa import dsa_topk_indexer, quantize_index_q, write_index_k_cache
 from flashdsa.demo.model import D_EMBED, D_MODEL, D_ROPE, normalise, random_weight, rotate
@@ -57,13 +56,6 @@ class LightningIndexer(nn.Module):
 def rotate_some(x: Tensor, position: Tensor) -> Tensor:
     """Rotate the first D_ROPE of the last axis, leave the rest without position."""
     return torch.cat([rotate(x[..., :D_ROPE], position), x[..., D_ROPE:]], dim=-1)
-
-
-def index_scores(inputs: IndexerActivations, rows: Tensor) -> Tensor:
-    """Differentiable float32 scores [batch, n, T] of the queries named by `rows` [n]."""
-    q_index, weights = inputs.q_index[:, rows], inputs.weights[:, rows]
-    similarity = torch.einsum("bshk,btk->bsht", q_index, inputs.k_index)
-    return torch.einsum("bsht,bsh->bst", functional.relu(similarity), weights)
 
 
 class IndexerOperands(NamedTuple):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flashdsa.demo.attention import SparseOutput, dense_probabilities, run_sparse
-from flashdsa.demo.indexer import LightningIndexer, index_scores
-from flashdsa.demo.model import ByteModel
+from flashdsa import indexer_kl_loss_dense
+from flashdsa.demo.attention import SparseOutput, run_sparse
+from flashdsa.demo.indexer import IndexerActivations, LightningIndexer
+from flashdsa.demo.model import SM_SCALE, ByteModel
 from flashdsa.demo.options import DemoOptions
 from flashdsa.demo.paging import PagePool
 
@@ -57,19 +58,47 @@ def indexer_loss(output: SparseOutput, rows: Tensor) -> Tensor:
 
     Over every visible key, as in the dense warm-up of DeepSeek-V3.2.
     """
+    projections, index = output.projections, output.index_inputs
+    batch, num_queries = projections.q.shape[:2]
+    window = projections.kv.shape[1]
+    first = torch.arange(batch).repeat_interleave(len(rows)) * window
+    visible = (rows + window - num_queries + 1).repeat(batch)
+    return dense_divergence(
+        IndexerActivations(
+            index.q_index[:, rows].flatten(0, 1),
+            index.k_index.flatten(0, 1),
+            index.weights[:, rows].flatten(0, 1),
+        ),
+        projections.q[:, rows].flatten(0, 1),
+        projections.kv.flatten(0, 1),
+        first,
+        first + visible,
+    ) / len(first)
+
+
+def dense_divergence(
+    index: IndexerActivations, q: Tensor, kv: Tensor, first: Tensor, end: Tensor
+) -> Tensor:
+    """Sum over n queries of the indexer's divergence from dense attention.
+
+    index: q_index [n, 64, 128], k_index [K, 128], weights [n, 64]; q [n, H, 576], kv [K, 576];
+    query i sees the keys [first[i], end[i]), both int64 [n].
+    """
     with torch.no_grad():
-        target = dense_probabilities(output.projections, rows).mean(dim=1)  # [batch, n, T]
-    scores = index_scores(output.index_inputs, rows)
-    scores = scores.masked_fill(_future(output, rows), torch.finfo(scores.dtype).min)
-    log_prediction = scores.log_softmax(dim=-1)
-    divergence = functional.kl_div(log_prediction, target, reduction="none").sum(dim=-1)
-    return divergence.mean()
-
-
-def _future(output: SparseOutput, rows: Tensor) -> Tensor:
-    num_queries, window = output.projections.q.shape[1], output.projections.kv.shape[1]
-    position = rows + window - num_queries
-    return torch.arange(window) > position[:, None]  # [n, T]
+        key = torch.arange(len(kv))
+        hidden = (key < first[:, None]) | (key >= end[:, None])
+        logits = torch.einsum("nhd,td->nht", q, kv) * SM_SCALE
+        lse = logits.masked_fill(hidden[:, None], -torch.inf).logsumexp(-1)
+    return indexer_kl_loss_dense(
+        *index,
+        q.detach(),
+        kv.detach(),
+        lse,
+        end.int(),
+        key_start=first.int(),
+        row_weight=torch.ones(len(q)),
+        sm_scale=SM_SCALE,
+    )
 
 
 class Trainer:
