@@ -177,7 +177,11 @@ MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
-    plans=(*(ScoresPlan(queries) for queries in (2, 1, 4, 8, 16)), ScoresPlan(16, True)),
+    plans=(
+        *(ScoresPlan(queries, fewer=queries // 2) for queries in (2, 4, 8)),
+        *(ScoresPlan(queries) for queries in (1, 2, 4, 8)),
+        ScoresPlan(16, split_warps=True),
+    ),
     build=f"{_SM90_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), "score": ("score.py", "products.py")},

@@ -117,7 +117,7 @@ def launch(spec: KernelSpec, inputs: Inputs, policy: Policy | None, *arguments: 
     (plan,) = (plan for plan in spec.plans if plan.row_blocks == inputs.row_blocks)
     emulator = Emulator(policy=policy, on_finding="collect")
     function = emulator.function(spec, plan)
-    groups = (FIRST_GROUP, len(inputs.counts))
+    groups = (FIRST_GROUP, len(inputs.counts), torch.empty(0, dtype=torch.int32), 0)
     with emulator.launching():
         function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, NUM_CTAS)
     assert [str(finding) for finding in emulator.findings] == []

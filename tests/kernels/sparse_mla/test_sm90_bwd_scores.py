@@ -20,7 +20,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
     image_offset,
     spool_bytes,
 )
-from flashdsa.kernels.sparse_mla.sm90.union import members_bits
+from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 from flashdsa.reference import valid_slots
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
@@ -50,6 +50,7 @@ class Spooled:
         self.members = emulator.empty(self.groups, self.capacity, dtype=member)
         self.counts = emulator.empty(self.groups, dtype=torch.int32)
         self.present = emulator.empty(self.groups, dtype=torch.int32)
+        self.named = emulator.empty(self.groups, dtype=torch.int32)
         size = spool_bytes(self.groups, self.row_blocks, self.capacity)
         self.spool = emulator.empty(size, dtype=torch.uint8)
         delta = emulator.empty(case.num_queries * heads, dtype=torch.float32)
@@ -71,6 +72,7 @@ class Spooled:
                 self.members,
                 self.counts,
                 self.present,
+                self.named,
                 self.spool,
                 heads,
                 case.d_qk**-0.5,
@@ -104,6 +106,7 @@ def check_lists(spooled: Spooled, inputs: SparseMlaInputs) -> None:
             assert sorted(found) == sorted(wanted)
         assert all(bits >> len(mine) == 0 for bits in members)
         assert not any(members[count:]) and set(rows) <= {row for one in mine for row in one}
+        assert int(spooled.named[group]) == sum(map(len, mine))
         assert int(spooled.present[group]) == sum(bool(one) << i for i, one in enumerate(mine))
 
 

@@ -16,11 +16,15 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS, WARP_ROWS, ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS, group_queries, spool_bytes
-from flashdsa.kernels.sparse_mla.sm90.union import members_bits
+from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 from flashdsa.operands import MlaBwdOperands
 
 MOST_WORKSPACE_BYTES = 1 << 30
 """Of the spool and the lists of one launch; queries that need more are launched in parts."""
+
+RATIO = {128: 1.4, 64: 1.6, 32: 2.2}
+"""By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
+Where it is longer groups of 128 rows are faster."""
 
 
 class Grouping(NamedTuple):
@@ -28,18 +32,33 @@ class Grouping(NamedTuple):
 
     Attributes:
         queries: neighbouring ones of a group. row_blocks: of a group, 2 or 4.
-        capacity: of a group's list.
+        topk: slots of a query.
+        ratio: 0, or up to which length of the lists this grouping is taken, and beyond it `second`;
+            see `kernels.sparse_mla.sm90.choice`.
     """
 
     queries: int
     row_blocks: int
-    capacity: int
+    topk: int
+    ratio: float = 0.0
+
+    @property
+    def capacity(self) -> int:
+        """Of a group's list: room for all its slots."""
+        return -(-self.queries * self.topk // TILE_KEYS) * TILE_KEYS
+
+    @property
+    def groupings(self) -> tuple[Grouping, ...]:
+        """This one and the second one, of half as many queries a group, if there is."""
+        second = Grouping(self.queries // 2, self.row_blocks // 2, self.topk)
+        return (self, second) if self.ratio else (self,)
 
     @property
     def group_bytes(self) -> int:
-        """Workspace of a group: its images and its list."""
+        """Workspace of a group: its images and its list, and the lists of two of the second."""
         of_key = 4 + members_bits(self.queries) // 8
-        return spool_bytes(1, self.row_blocks, self.capacity) + of_key * self.capacity
+        lists = len(self.groupings) * of_key * (self.capacity + TILE_KEYS)
+        return spool_bytes(1, self.row_blocks, self.capacity) + lists
 
     @property
     def groups_at_a_time(self) -> int:
@@ -47,12 +66,52 @@ class Grouping(NamedTuple):
         return max(1, MOST_WORKSPACE_BYTES // self.group_bytes)
 
 
-class Launches(NamedTuple):
-    """The compiled functions of a grouping."""
+class Lists(NamedTuple):
+    """Of a grouping's groups, see `spool.py`, and what the queries of each name, one by one."""
 
-    scores: Any
-    dq: Any
-    dkv: Any
+    rows: Tensor
+    members: Tensor
+    counts: Tensor
+    present: Tensor
+    named: Tensor
+
+    def of(self, groups: int) -> Lists:
+        """Of the first groups."""
+        return Lists(*(x[:groups] for x in self))
+
+
+class Workspace(NamedTuple):
+    """What the launches of a call write to, one after another.
+
+    Attributes:
+        choice: (1,) int32: which of two groupings is taken; (0,): there is one.
+        lists: of the grouping and of the second one, if there is.
+    """
+
+    spool: Tensor
+    choice: Tensor
+    lists: tuple[Lists, ...]
+
+
+class Part(NamedTuple):
+    """Some of the queries, their heads' rows one after another.
+
+    Attributes:
+        operands: q (S * H, d_qk), dO and O (S * H, d_v), lse (S * H,).
+        delta: (S * H,) and dq (S * H, d_qk), written. dkv: all of it, added to.
+        lists: of each grouping, written.
+    """
+
+    operands: MlaBwdOperands
+    delta: Tensor
+    dq: Tensor
+    dkv: Tensor
+    lists: tuple[Lists, ...]
+
+    @property
+    def heads(self) -> int:
+        """Of a query."""
+        return self.operands.q.shape[0] // self.operands.indices.shape[0]
 
 
 def backward(
@@ -99,27 +158,41 @@ def backward(
 
 
 def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> Grouping:
-    """Groups of 256 rows with 32 heads and more, of 128 with fewer, whose groups are of many
-    queries anyway, and with so few queries that they would leave streaming multiprocessors idle.
+    """Groups of 256 rows with 32 heads and more, where queries have much in common, else of 128.
+
+    With fewer heads a group of 128 rows has many queries anyway. And with few queries larger groups
+    would leave streaming multiprocessors idle.
 
     Args:
         num_heads: one of spool.HEADS.
     """
-    row_blocks = 4 if num_heads >= 32 else 2
-    if -(-num_queries // group_queries(num_heads, row_blocks)) * DKV_SLICES < num_sms:
-        row_blocks = 2
-    queries = group_queries(num_heads, row_blocks)
-    return Grouping(queries, row_blocks, -(-queries * topk // TILE_KEYS) * TILE_KEYS)
+    queries = group_queries(num_heads, 4)
+    ratio = RATIO.get(num_heads, 0.0)
+    if ratio and -(-num_queries // queries) * DKV_SLICES >= num_sms:
+        return Grouping(queries, 4, topk, ratio)
+    return Grouping(group_queries(num_heads, 2), 2, topk)
 
 
-def functions_for(runner: Runner, grouping: Grouping, num_heads: int) -> Launches:
-    """The compiled functions."""
-    split = num_heads < WARP_ROWS
-    scores = ScoresPlan(grouping.queries, split)
-    return Launches(
-        runner.function(MLA_BWD_SCORES, scores),
-        runner.function(MLA_BWD_DQ, DqPlan(grouping.row_blocks)),
-        runner.function(MLA_BWD_DKV, DkvPlan(grouping.row_blocks)),
+def scores_plan(grouping: Grouping, num_heads: int) -> ScoresPlan:
+    """Of the grouping, and of the second one, if there is."""
+    fewer = [one.queries for one in grouping.groupings[1:]]
+    return ScoresPlan(grouping.queries, num_heads < WARP_ROWS, *fewer)
+
+
+def allocate(runner: Runner, grouping: Grouping, groups: int) -> Workspace:
+    """Room for so many groups at a time."""
+    every = []
+    for one in grouping.groupings:
+        shape = groups * grouping.queries // one.queries, one.capacity
+        member = torch.uint8 if members_bits(one.queries) == 8 else torch.uint16
+        numbers = (runner.empty(shape[0], dtype=torch.int32) for _ in range(3))
+        rows = runner.empty(*shape, dtype=torch.int32)
+        every.append(Lists(rows, runner.empty(*shape, dtype=member), *numbers))
+    spool = spool_bytes(groups, grouping.row_blocks, grouping.capacity)
+    return Workspace(
+        runner.empty(spool, dtype=torch.uint8),
+        runner.empty(len(every) - 1, dtype=torch.int32),
+        tuple(every),
     )
 
 
@@ -139,71 +212,91 @@ def launch(
         delta: (S, H) fp32 and dq, written. dkv: fp32, added to.
     """
     num_queries, num_heads, _ = operands.q.shape
-    functions = functions_for(runner, grouping, num_heads)
-    groups_in_all = -(-num_queries // grouping.queries)
-    at_a_time = min(grouping.groups_at_a_time, groups_in_all)
-    size, capacity = at_a_time, grouping.capacity
-    member = torch.uint8 if members_bits(grouping.queries) == 8 else torch.uint16
-    rows = runner.empty(size, capacity, dtype=torch.int32)
-    members = runner.empty(size, capacity, dtype=member)
-    counts = runner.empty(size, dtype=torch.int32)
-    present = runner.empty(size, dtype=torch.int32)
-    spool = runner.empty(spool_bytes(size, grouping.row_blocks, capacity), dtype=torch.uint8)
+    at_a_time = min(grouping.groups_at_a_time, -(-num_queries // grouping.queries))
+    scores = runner.function(MLA_BWD_SCORES, scores_plan(grouping, num_heads))
+    products = [
+        (
+            runner.function(MLA_BWD_DQ, DqPlan(one.row_blocks)),
+            runner.function(MLA_BWD_DKV, DkvPlan(one.row_blocks)),
+        )
+        for one in grouping.groupings
+    ]
+    workspace = allocate(runner, grouping, at_a_time)
     with runner.launching():
         for first in range(0, num_queries, at_a_time * grouping.queries):
-            part = slice(first, first + at_a_time * grouping.queries)
-            groups = -(-operands.q[part].shape[0] // grouping.queries)
-            launch_part(
-                runner,
-                functions,
-                operands_of(operands, part),
-                (rows[:groups], members[:groups], counts[:groups], present[:groups], spool),
-                grouping,
-                (delta[part].flatten(), dq[part].flatten(0, 1), dkv),
-                sm_scale,
-            )
+            queries = slice(first, first + at_a_time * grouping.queries)
+            part = part_of(operands, (delta, dq, dkv), queries, workspace, grouping)
+            launch_scores(scores, part, workspace, grouping, sm_scale, runner.num_sms)
+            for number, functions in enumerate(products):
+                launch_products(functions, part, workspace, grouping, number, runner.num_sms)
 
 
-def operands_of(operands: MlaBwdOperands, part: slice) -> MlaBwdOperands:
-    """Of some queries, their heads' rows one after another."""
-    q, kv, dO, lse, O, indices, lengths, _ = operands
-    assert lengths is not None
-    return MlaBwdOperands(
-        q[part].flatten(0, 1),
-        kv,
-        dO[part].flatten(0, 1),
-        lse[part].flatten(),
-        O[part].flatten(0, 1),
-        indices[part],
-        lengths[part],
-    )
-
-
-def launch_part(
-    runner: Runner,
-    functions: Launches,
+def part_of(
     operands: MlaBwdOperands,
-    workspace: tuple[Tensor, ...],
+    outputs: tuple[Tensor, Tensor, Tensor],
+    queries: slice,
+    workspace: Workspace,
     grouping: Grouping,
-    outputs: tuple[Tensor, ...],
+) -> Part:
+    """Some of the queries; outputs: delta, dq and dkv of all."""
+    q, kv, dO, lse, O, indices, lengths, _ = operands
+    delta, dq, dkv = outputs
+    assert lengths is not None
+    rows = MlaBwdOperands(
+        q[queries].flatten(0, 1),
+        kv,
+        dO[queries].flatten(0, 1),
+        lse[queries].flatten(),
+        O[queries].flatten(0, 1),
+        indices[queries],
+        lengths[queries],
+    )
+    count = rows.indices.shape[0]
+    lists = tuple(
+        of_one.of(-(-count // one.queries))
+        for of_one, one in zip(workspace.lists, grouping.groupings, strict=True)
+    )
+    return Part(rows, delta[queries].flatten(), dq[queries].flatten(0, 1), dkv, lists)
+
+
+def launch_scores(
+    function: Any,
+    part: Part,
+    workspace: Workspace,
+    grouping: Grouping,
     sm_scale: float,
+    num_sms: int,
 ) -> None:
-    """The kernels one after another, on a few queries.
+    """delta, the lists, the choice, and P and dS of the grouping that is taken."""
+    first, *second = part.lists
+    items = first.counts.shape[0] * grouping.row_blocks // ITEM_BLOCKS
+    of_second = (*second[0], workspace.choice, grouping.ratio) if second else ()
+    q, kv, dO, lse, O, indices, lengths, _ = part.operands
+    operands = q, kv, dO, lse, O, indices, lengths
+    scalars = part.heads, sm_scale, min(items, num_sms)
+    function(*operands, part.delta, *first, workspace.spool, *scalars, *of_second)
+
+
+def launch_products(
+    functions: tuple[Any, Any],
+    part: Part,
+    workspace: Workspace,
+    grouping: Grouping,
+    number: int,
+    num_sms: int,
+) -> None:
+    """dQ and dKV by the grouping of that number; nothing where it is not taken.
 
     Args:
-        workspace: rows, members, counts and present of the lists, see spool.py, and the spool.
-        outputs: delta (S * H,) and dq (S * H, d_qk), written; dkv, added to.
+        functions: dQ's and dKV's.
     """
-    q, kv, dO, lse, O, indices, lengths, _ = operands
-    rows, members, counts, present, spool = workspace
-    delta, dq, dkv = outputs
-    groups, num_heads = counts.shape[0], q.shape[0] // indices.shape[0]
-    num_ctas = min(groups * grouping.row_blocks // ITEM_BLOCKS, runner.num_sms)
-    functions.scores(
-        q, kv, dO, lse, O, indices, lengths, delta, rows, members, counts, present, spool,
-        num_heads, sm_scale, num_ctas,
-    )  # fmt: skip
-    dq_items = groups * DqPlan(grouping.row_blocks).slices
-    functions.dq(spool, rows, counts, kv, dq, 0, groups, min(dq_items, runner.num_sms))
-    num_ctas = min(groups * DKV_SLICES, runner.num_sms)
-    functions.dkv(spool, rows, counts, present, q, dO, dkv, num_heads, 0, groups, num_ctas)
+    compute_dq, compute_dkv = functions
+    q, kv, dO, *_ = part.operands
+    rows, _, counts, present, _ = part.lists[number]
+    groups = counts.shape[0]
+    taken = 0, groups, workspace.choice, number
+    num_ctas = min(groups * DqPlan(grouping.groupings[number].row_blocks).slices, num_sms)
+    compute_dq(workspace.spool, rows, counts, kv, part.dq, *taken, num_ctas)
+    num_ctas = min(groups * DKV_SLICES, num_sms)
+    of_rows = counts, present, q, dO, part.dkv, part.heads
+    compute_dkv(workspace.spool, rows, *of_rows, *taken, num_ctas)

@@ -18,6 +18,8 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.warp import neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken
+from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 
 THREADS = 512
 WARPS = THREADS // WARP_SIZE
@@ -63,6 +65,7 @@ class Shared(NamedTuple):
     repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
     num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
     present: Any  # with whole tiles (1,) Int32: queries that name a row
+    named: Any  # with whole tiles (2,) Int32, of which the first: rows of all queries, one by one
 
 
 class Lists(NamedTuple):
@@ -72,11 +75,7 @@ class Lists(NamedTuple):
     members: cute.Tensor  # (groups, capacity) uint8 or uint16: bit i: query i of the group names it
     counts: cute.Tensor  # (groups,) int32
     present: Any = None  # with whole tiles (groups,) int32: bit i: query i names any row
-
-
-def members_bits(group: int) -> int:
-    """Of a row's bits, one for each of the group's queries."""
-    return 8 if group <= 8 else 16
+    named: Any = None  # with whole tiles (groups,) int32: rows of all queries, one by one
 
 
 @cute.jit
@@ -127,6 +126,14 @@ def note_present(x: Slots, shared: Shared, word: Int32) -> None:
 
 
 @cute.jit
+def note_named(shared: Shared, own: Int32) -> None:
+    """Bits that this thread counted in the words of a range."""
+    total = neighbours_sum(own, WARP_SIZE)
+    if cute.arch.lane_idx() == 0:
+        cute.arch.atomic_add(shared.named.iterator, total, sem="relaxed", scope="cta")
+
+
+@cute.jit
 def rows_in(x: Slots, word: Int32) -> Int32:
     """How many of the word's rows are named."""
     count = Int32(0)
@@ -155,13 +162,15 @@ def write_range(
     share = (num_words + THREADS - 1) // THREADS * STEP_WORDS
     first = warp * share
     last = cutlass.min(first + share, num_words)
-    mine, any_word = Int32(0), Int32(0)
+    mine, any_word, named = Int32(0), Int32(0), Int32(0)
     for at in cutlass.range(first + lane, last, STEP_WORDS, unroll=1):
         mine += rows_in(x, shared.words[at])
         if cutlass.const_expr(x.tile > 0):
             any_word = any_word | shared.words[at]
+            named += Int32(cute.arch.popc(shared.words[at]))
     if cutlass.const_expr(x.tile > 0):
         note_present(x, shared, any_word)
+        note_named(shared, named)
     total = neighbours_sum(mine, WARP_SIZE)
     if lane == 0:
         shared.counts[warp] = total
@@ -266,8 +275,10 @@ def allocate_shared(tile: int) -> Shared:
         order = tuple(reversed(range(len(shape))))
         return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
 
-    present = words(1) if tile > 0 else None
-    return Shared(words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1), present)
+    kept = [words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1)]
+    # To 16 bytes: ptxas may load neighbouring words at once.
+    noted = [words(1), words(2)] if tile > 0 else [None, None]
+    return Shared(*kept, *noted)
 
 
 @cute.kernel
@@ -278,16 +289,30 @@ def union_kernel(
     num_keys: Int32,
     group: cutlass.Constexpr,
     tile: cutlass.Constexpr,
+    choice: Any,
 ):
     """One group; arguments as in `launch_union`."""
-    thread, _, _ = cute.arch.thread_idx()
     number, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile)
     x = Slots(indices, topk_length, num_keys, number * group, group, tile)
+    if cutlass.const_expr(choice is None):
+        make_list(x, shared, lists)
+    else:
+        if is_taken(choice, Int32(SECOND)):
+            make_list(x, shared, lists)
+
+
+@cute.jit
+def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
+    """The group's list."""
+    thread, _, _ = cute.arch.thread_idx()
+    number, _, _ = cute.arch.block_idx()
+    num_keys, tile = x.num_keys, x.tile
     if thread == 0:
         shared.num_repeats[0] = Int32(0)
         if cutlass.const_expr(tile > 0):
             shared.present[0] = Int32(0)
+            shared.named[0] = Int32(0)
     count = Int32(0)
     for base in cutlass.range(0, num_keys, RANGE_WORDS * x.word_rows, unroll=1):
         num_rows = cutlass.min(num_keys - base, Int32(RANGE_WORDS * x.word_rows))
@@ -309,6 +334,7 @@ def union_kernel(
         lists.counts[number] = count
         if cutlass.const_expr(tile > 0):
             lists.present[number] = shared.present[0]
+            lists.named[number] = shared.named[0] + shared.num_repeats[0]
 
 
 @cute.jit
@@ -320,6 +346,7 @@ def launch_union(
     group: cutlass.Constexpr,
     stream: Any,
     tile: cutlass.Constexpr = 0,
+    choice: Any = None,
 ):
     """Launch on `stream`.
 
@@ -327,7 +354,8 @@ def launch_union(
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
         num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
         tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
+        choice: lists are made where it says SECOND, see `choice.py`; None: they are made.
     """
-    union_kernel(indices, topk_length, lists, num_keys, group, tile).launch(
+    union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
         grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -10,6 +10,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.wgmma import mma_async
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS, image_offset
+from flashdsa.kernels.sparse_mla.sm90.choice import is_taken
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, descriptor
 
 STEPS = TILE_KEYS // MMA_K
@@ -32,6 +33,15 @@ class Lists(NamedTuple):
         return self.ids.iterator + Int64(group) * self.capacity
 
 
+class Groups(NamedTuple):
+    """Of a launch: from `begin` to `end`, which is not one, where `choice` takes them."""
+
+    begin: Int32
+    end: Int32
+    choice: cute.Tensor  # (1,) or (0,) int32, see choice.py
+    number: Int32  # of the launch's grouping
+
+
 class Work(NamedTuple):
     """The work items of a CTA: first, first + num_ctas, ... up to num_items, which is not one."""
 
@@ -52,11 +62,14 @@ class Item(NamedTuple):
 
 
 @cute.jit
-def work_of_cta(group_begin: Int32, group_end: Int32, slices: cutlass.Constexpr) -> Work:
+def work_of_cta(groups: Groups, slices: cutlass.Constexpr) -> Work:
     """This CTA's items."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    return Work(cta, num_ctas, (group_end - group_begin) * slices, group_begin)
+    num_items = (groups.end - groups.begin) * slices
+    if not is_taken(groups.choice, groups.number):
+        num_items = Int32(0)
+    return Work(cta, num_ctas, num_items, groups.begin)
 
 
 @cute.jit

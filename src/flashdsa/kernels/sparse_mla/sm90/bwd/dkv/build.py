@@ -16,7 +16,8 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V
 def compile_dkv(plan: DkvPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, num_ctas), see
+    (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
+    num_ctas), see
     `launch_dkv`.
     """
     spool_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(5))
@@ -32,6 +33,8 @@ def compile_dkv(plan: DkvPlan) -> Any:
         Int32(128),
         Int32(0),
         Int32(1),
+        fake_tensor(Int32, (cute.sym_int32(),), 4),
+        Int32(0),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -23,7 +23,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.images import Images, load_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.multiply import Multiply, multiply_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.rows import Rows, copy_all
-from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Lists, work_of_cta
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Groups, Lists, work_of_cta
 
 
 @cute.kernel
@@ -36,8 +36,7 @@ def dkv_kernel(
     do: cute.Tensor,
     dkv: cute.Tensor,
     heads: Int32,
-    group_begin: Int32,
-    group_end: Int32,
+    groups: Groups,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_dkv`."""
@@ -50,24 +49,22 @@ def dkv_kernel(
     # Each role finds its place for itself: what all share would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.rows.registers)
-        ctx = locate(arena, ids, counts, group_begin, group_end)
+        ctx = locate(arena, ids, counts, groups)
         if warp > 0:
             copy_all(Rows(ctx, q, do, present, heads))
         elif thread == 0:
             load_all(Images(ctx, spool))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, ids, counts, group_begin, group_end)
+        ctx = locate(arena, ids, counts, groups)
         multiply_all(Multiply(ctx, dkv, group - 1))
 
 
 @cute.jit
-def locate(
-    arena: Arena, ids: cute.Tensor, counts: cute.Tensor, group_begin: Int32, group_end: Int32
-) -> Context:
+def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(group_begin, group_end, SLICES)
+    work = work_of_cta(groups, SLICES)
     return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
@@ -83,6 +80,8 @@ def launch_dkv(
     heads: Int32,
     group_begin: Int32,
     group_end: Int32,
+    choice: cute.Tensor,
+    number: Int32,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
@@ -94,8 +93,18 @@ def launch_dkv(
         ids: (groups, capacity) int32. counts, present: (groups,) int32.
         q: (S * H, 576) bf16. do: (S * H, 512) bf16. dkv: (S_kv, 576) fp32, added to.
         heads: H, one of spool.HEADS.
+        choice, number: see `choice.is_taken`.
         num_ctas: at most the work items, SLICES a group; best so many as run at once.
     """
-    dkv_kernel(spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
+    dkv_kernel(
+        spool,
+        ids,
+        counts,
+        present,
+        q,
+        do,
+        dkv,
+        heads,
+        Groups(group_begin, group_end, choice, number),
+        plan,
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

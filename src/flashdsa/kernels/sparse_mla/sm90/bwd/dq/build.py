@@ -16,7 +16,8 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 def compile_dq(plan: DqPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (spool, ids, counts, kv, dq, group_begin, group_end, num_ctas), see `launch_dq`.
+    (spool, ids, counts, kv, dq, group_begin, group_end, choice, number,
+    num_ctas), see `launch_dq`.
     """
     spool_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(5))
     return cute.compile(
@@ -28,6 +29,8 @@ def compile_dq(plan: DqPlan) -> Any:
         fake_tensor(BFloat16, (rows, D_QK)),
         Int32(0),
         Int32(1),
+        fake_tensor(Int32, (cute.sym_int32(),), 4),
+        Int32(0),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -19,7 +19,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.load import Load, load_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.multiply import Multiply, multiply_all
-from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Lists, work_of_cta
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Groups, Lists, work_of_cta
 
 
 @cute.kernel
@@ -29,8 +29,7 @@ def dq_kernel(
     counts: cute.Tensor,
     kv: cute.Tensor,
     dq: cute.Tensor,
-    group_begin: Int32,
-    group_end: Int32,
+    groups: Groups,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_dq`."""
@@ -42,20 +41,18 @@ def dq_kernel(
     # Each role finds its place for itself: what all share would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Load(locate(arena, ids, counts, group_begin, group_end), spool, kv))
+        load_all(Load(locate(arena, ids, counts, groups), spool, kv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, ids, counts, group_begin, group_end)
+        ctx = locate(arena, ids, counts, groups)
         multiply_all(Multiply(ctx, dq, group - 1))
 
 
 @cute.jit
-def locate(
-    arena: Arena, ids: cute.Tensor, counts: cute.Tensor, group_begin: Int32, group_end: Int32
-) -> Context:
+def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(group_begin, group_end, arena.plan.slices)
+    work = work_of_cta(groups, arena.plan.slices)
     return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
@@ -68,6 +65,8 @@ def launch_dq(
     dq: cute.Tensor,
     group_begin: Int32,
     group_end: Int32,
+    choice: cute.Tensor,
+    number: Int32,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
@@ -78,8 +77,9 @@ def launch_dq(
         spool: (bytes,) uint8: images of the groups from group_begin to group_end, which is not one.
         ids: (groups, capacity) int32. counts: (groups,) int32.
         kv: (S_kv, 576) bf16. dq: (S * H, 576) bf16; all rows of the launch's groups are written.
+        choice, number: see `choice.is_taken`.
         num_ctas: at most the work items, plan.slices a group; best so many as run at once.
     """
-    dq_kernel(spool, ids, counts, kv, dq, group_begin, group_end, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
+    dq_kernel(
+        spool, ids, counts, kv, dq, Groups(group_begin, group_end, choice, number), plan
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -43,12 +43,15 @@ class ScoresPlan:
 
     Attributes:
         queries: of a group. split_warps: a warp's 16 rows are of two queries, of 8 heads each.
+        fewer: 0, or of a group of the second grouping, which is taken where queries have so little
+            in common that the first one would lose.
         slots: chunks that the ring of keys holds.
         gather_registers, consumer_registers: of a thread.
     """
 
     queries: int = 1
     split_warps: bool = False
+    fewer: int = 0
     slots: int = 10
     gather_registers: int = 56
     consumer_registers: int = 224
@@ -61,6 +64,8 @@ class ScoresPlan:
         """
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
+        if self.fewer and 2 * self.fewer != self.queries:
+            raise ValueError(f"fewer: 0 or a half of {self.queries}; got {self.fewer}")
         if self.slots < CHUNKS:
             raise ValueError(f"slots: a tile has {CHUNKS} chunks; got {self.slots}")
         check_registers(self.roles, SM90.registers)
@@ -70,8 +75,13 @@ class ScoresPlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        split = "_split" if self.split_warps else ""
-        return f"mla_bwd_scores_group{self.queries}{split}"
+        kind = "_split" * self.split_warps + f"_or_{self.fewer}" * (self.fewer > 0)
+        return f"mla_bwd_scores_group{self.queries}{kind}"
+
+    @property
+    def second(self) -> ScoresPlan:
+        """Of the second grouping."""
+        return ScoresPlan(self.fewer)
 
     @property
     def threads(self) -> int:
