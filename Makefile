@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels test test-gpu test-peers test-slow lint fmt bench mutate docs constraints clean
+.PHONY: help setup demo kernels test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -26,6 +26,9 @@ test: $(READY)  ## The tests that need no GPU and are not marked slow
 test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (installs them)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(BIN)/python -m pytest -m slow tests/ptxemu/peers
+
+test-integrations: $(READY)  ## Megatron-Core's, vLLM's and SGLang's contracts, by their wheels (400 MB)
+	tools/test_integrations.sh $(VENV) .integrations
 
 test-slow: $(READY)  ## The tests marked slow
 	$(PYTEST) -m slow

@@ -1,0 +1,238 @@
+"""Megatron-Core's, vLLM's and SGLang's hooks on tensors, without these packages.
+
+What they look like in the packages themselves is in test_contracts.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdsa.integrations import megatron, sglang, vllm
+from tests.adapters.formulas import assert_close, attention
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    """A module of this name in sys.modules, and packages above it."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        path = ".".join(parts[:count])
+        if path not in sys.modules:
+            monkeypatch.setitem(sys.modules, path, ModuleType(path))
+        if count > 1:
+            parent = sys.modules[".".join(parts[: count - 1])]
+            monkeypatch.setattr(parent, parts[count - 1], sys.modules[path], raising=False)
+    module = sys.modules[name]
+    for key, value in members.items():
+        setattr(module, key, value)
+    return module
+
+
+# Megatron-Core
+
+
+def test_megatrons_sparse_attention_and_its_gradients() -> None:
+    """Two sequences, ids within each; -1 and ids beyond are invalid; slots past topk_length too."""
+    torch.manual_seed(0)
+    query = torch.randn(3, 2, 4, 40, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(5, 2, 1, 40, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([[[0, 1, -1], [4, 4, 2], [3, 5, 0]], [[2, -1, -1], [1, 0, 3], [-1, -1, 4]]])
+    lengths = torch.tensor([[3, 3, 3], [3, 2, 2]])
+    got = megatron.run_fused_absorbed_sparse_attention(query, key, ids, 0.3, 32, lengths)
+    assert got is not None and got.shape == (3, 2, 4, 32)
+    rows = [[0, 1], [4, 4, 2], [3, 0], [7], [6, 5], []]
+    flat = query.transpose(0, 1).reshape(6, 4, 40), key.squeeze(2).transpose(0, 1).reshape(10, 40)
+    expected, _ = attention(*flat, rows, 0.3, d_v=32)
+    assert_close(got.transpose(0, 1).reshape(6, 4, 32).detach(), expected, 1e-11)
+    dout = torch.randn_like(got)
+    ours = torch.autograd.grad(got, (query, key), dout)
+    by_formula, _ = dense(query, key, rows, 0.3)
+    for mine, theirs in zip(ours, torch.autograd.grad(by_formula, (query, key), dout), strict=True):
+        assert_close(mine, theirs, 1e-11)
+
+
+def dense(query: Tensor, key: Tensor, rows: list[list[int]], scale: float) -> tuple[Tensor, None]:
+    """The same, differentiable by torch, of two sequences of five keys."""
+    out = torch.zeros(3, 2, 4, 32, dtype=torch.float64)
+    for number, keys in enumerate(rows):
+        b, s = divmod(number, 3)
+        if keys:
+            chosen = key[[k - 5 * b for k in keys], b, 0]
+            weights = torch.softmax(scale * query[s, b] @ chosen.T, dim=1)
+            out[s, b] = weights @ chosen[:, :32]
+    return out, None
+
+
+def test_megatron_is_declined_what_is_not_served() -> None:
+    query, key = torch.randn(3, 2, 4, 40), torch.randn(5, 2, 1, 40)
+    ids = torch.zeros(2, 3, 3, dtype=torch.int64)
+
+    def run(query: Tensor, key: Tensor, ids: Tensor) -> Tensor | None:
+        return megatron.run_fused_absorbed_sparse_attention(query, key, ids, 0.3, 32)
+
+    assert run(query, key, ids) is not None
+    assert run(query, key.expand(-1, -1, 2, -1), ids) is None
+    assert run(query, key, ids[:1]) is None
+    assert run(query[0], key, ids) is None
+    assert run(query, key[..., :36], ids) is None
+
+
+def test_megatron_knows_the_backend_by_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = stub(monkeypatch, "megatron.core.utils", _VALID_DSA_KERNEL_BACKENDS=("none", "cudnn"))
+    table: dict[str, str] = {"cudnn": "cudnn"}
+    kernels = stub(
+        monkeypatch,
+        "megatron.core.transformer.experimental_attention_variant.dsa_kernels",
+        _BACKEND_MODULE_NAME_BY_BACKEND=table,
+    )
+    megatron.register()
+    megatron.register()
+    assert import_module(table["flashdsa"]) is megatron
+    assert utils._VALID_DSA_KERNEL_BACKENDS == ("none", "cudnn", "flashdsa")
+    del kernels._BACKEND_MODULE_NAME_BY_BACKEND
+    with pytest.raises(NotImplementedError, match="megatron-core"):
+        megatron.register()
+
+
+# SGLang
+
+
+def test_sglangs_sparse_prefill() -> None:
+    """A topk_length of other rows is left out, as SGLang does."""
+    torch.manual_seed(1)
+    q, cache = torch.randn(3, 5, 576), torch.randn(20, 1, 576)
+    cache[12:] = torch.nan
+    table = torch.tensor([[0, 3, -1], [5, 5, 13], [-1, 2, 4]], dtype=torch.int32)
+    rows = [[0, 3], [5, 5], [2, 4]]
+    expected, _ = attention(q, cache[:, 0], rows, 0.1)
+    lengths = torch.tensor([3, 2, 3], dtype=torch.int32)
+    assert_close(sglang.forward(None, q, cache, 512, table, 0.1, lengths), expected, 1e-5)
+    table[1, 2] = -1
+    assert_close(sglang.forward(None, q, cache, 512, table, 0.1, lengths[:2]), expected, 1e-5)
+
+
+def test_sglangs_method_is_replaced_where_its_plugins_name_flashdsa(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered: list[Any] = []
+
+    class Backend:
+        def _forward_flashmla_sparse(
+            self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None,
+            attn_sink=None,
+        ):  # fmt: skip
+            """SGLang's."""
+
+    stub(
+        monkeypatch,
+        "sglang.srt.layers.attention.dsa_backend",
+        DeepseekSparseAttnBackend=Backend,
+    )
+    stub(
+        monkeypatch,
+        "sglang.srt.plugins.hook_registry",
+        HookRegistry=SimpleNamespace(register=lambda *arguments: registered.append(arguments)),
+        HookType=SimpleNamespace(REPLACE="replace"),
+    )
+    for named, expected in (("", 0), ("other", 0), ("other, flashdsa", 1)):
+        monkeypatch.setenv("SGLANG_PLUGINS", named)
+        sglang.register()
+        assert len(registered) == expected
+    assert registered == [(sglang.TARGET, sglang.forward, "replace")]
+    with pytest.raises(NotImplementedError, match="_forward_flashmla_sparse"):
+        sglang.require_known(("self", "q"))
+
+
+# vLLM
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """flashdsa.integrations.vllm.backend over stand-ins for vLLM's base classes."""
+
+    class Common:
+        def __init__(self, scale: float, kv_cache_dtype: str = "auto") -> None:
+            self.scale, self.kv_cache_dtype = scale, kv_cache_dtype
+
+    def flat_kv_row_view(kv_cache: Tensor, block_size: int) -> tuple[Tensor, int]:
+        """Blocks may lie apart: rows are counted through what lies between."""
+        apart = kv_cache.stride(0) // kv_cache.shape[2]
+        rows = (len(kv_cache) - 1) * apart + block_size
+        return kv_cache.as_strided((rows, kv_cache.shape[2]), (kv_cache.shape[2], 1)), apart
+
+    stub(
+        monkeypatch,
+        "vllm.model_executor.layers.attention.sparse_mla_attention",
+        SparseMLACommonImpl=Common,
+        SparseMLACommonMetadata=object,
+        SparseMLACommonMetadataBuilder=object,
+    )
+    stub(
+        monkeypatch,
+        "vllm.v1.attention.backend",
+        AttentionBackend=object,
+        MultipleOf=lambda step: ("multiple of", step),
+    )
+    stub(
+        monkeypatch,
+        "vllm.v1.attention.backends.mla.sparse_utils",
+        align_blocks_to_rows=lambda spec: ("aligned", spec),
+        flat_kv_row_view=flat_kv_row_view,
+    )
+    monkeypatch.delitem(sys.modules, "flashdsa.integrations.vllm.backend", raising=False)
+    yield import_module("flashdsa.integrations.vllm.backend")
+    sys.modules.pop("flashdsa.integrations.vllm.backend", None)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one query", "latent and RoPE apart"])
+def test_vllms_kernel_method_reads_blocks_that_lie_apart(backend: Any, split: bool) -> None:
+    torch.manual_seed(2)
+    memory = torch.full((3, 96, 576), torch.nan)
+    cache = memory[:, :64]
+    cache[:] = torch.randn(3, 64, 576)
+    q = torch.randn(3, 4, 576)
+    slots = torch.tensor([[0, 100, 63], [200, 97, 70], [80, 1, 2]], dtype=torch.int32)
+    counts = torch.tensor([3, 2, 0], dtype=torch.int32)
+    layer = backend.FlashDsaMLASparseImpl(0.2)
+    given = (q[..., :512], q[..., 512:]) if split else q
+    out, lse = layer._forward_mqa_kernel(
+        given, cache, slots, counts, layer=None, block_size=64, is_decode=True
+    )
+    expected, expected_lse = attention(q, memory.flatten(0, 1), [[0, 100, 63], [200, 97], []], 0.2)
+    expected_lse[2] = -torch.inf
+    assert_close(out, expected, 1e-5)
+    assert_close(lse, expected_lse, 1e-5)
+    assert layer.lse_base_on_e
+
+
+def test_vllm_is_told_what_the_backend_serves(backend: Any) -> None:
+    served = backend.FlashDsaMLASparseBackend
+    assert served.get_name() == vllm.NAME
+    assert served.is_mla() and served.is_sparse()
+    assert served.get_supported_head_sizes() == [576]
+    assert served.get_supported_kernel_block_sizes() == [("multiple of", 64)]
+    assert served.customize_spec("spec") == ("aligned", "spec")
+    for major, expected in ((9, True), (10, False)):
+        assert served.supports_compute_capability(SimpleNamespace(major=major)) == expected
+    builder = served.get_builder_cls()
+    assert builder.metadata_cls is backend.FlashDsaMLASparseMetadata
+    with pytest.raises(NotImplementedError, match=r"kv_cache_dtype: .* got fp8"):
+        served.get_impl_cls()(0.2, "fp8")
+
+
+def test_vllm_finds_the_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[str, str]] = []
+    stub(
+        monkeypatch,
+        "vllm.v1.attention.backends.registry",
+        register_backend=lambda name, path: found.append((name, path)),
+    )
+    vllm.register()
+    assert found == [(vllm.NAME, vllm.CLASS)]

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The contracts of Megatron-Core, vLLM and SGLang, against these packages' own files:
+# tools/test_integrations.sh VENV FOLDER. Downloads some 400 MB into FOLDER once; nothing of theirs is
+# installed into VENV.
+set -euo pipefail
+venv=$(realpath "$1")
+mkdir -p "$2"
+folder=$(realpath "$2")
+download() { # wheel pattern, requirement, what to unpack
+    local pattern=$1 requirement=$2
+    shift 2
+    compgen -G "$folder/wheels/$pattern" > /dev/null || "$venv/bin/python" -m pip download --quiet --no-deps \
+        --only-binary=:all: --python-version 3.12 --dest "$folder/wheels" "$requirement"
+    "$venv/bin/python" - "$folder" "$pattern" "$@" <<'PYTHON'
+import sys, zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+folder, pattern, *wanted = sys.argv[1:]
+(wheel,) = Path(folder, "wheels").glob(pattern)
+with zipfile.ZipFile(wheel) as archive:
+    names = [name for name in archive.namelist() if any(fnmatch(name, one) for one in wanted)]
+    archive.extractall(Path(folder, "files"), names)
+PYTHON
+}
+download "vllm-0.33*" "vllm==0.33.*" "vllm/v1/attention/*.py" "vllm/model_executor/layers/attention/*.py"
+download "sglang-0.5.23*" "sglang==0.5.23" "sglang/srt/layers/attention/*.py" "sglang/srt/plugins/*.py"
+download "megatron_core-0.19.2*" "megatron-core==0.19.2" "megatron/*.py"
+if [ ! -e "$folder/venv/.ready" ]; then # what these files import, beside what VENV has
+    "$venv/bin/python" -m venv "$folder/venv"
+    "$folder/venv/bin/python" -m pip install --quiet --no-deps \
+        --constraint constraints.txt triton
+    "$venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+        > "$("$folder/venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth"
+    touch "$folder/venv/.ready"
+fi
+FLASHDSA_PEERS=$folder/files PYTHONPATH=src:$folder/files "$folder/venv/bin/python" -m pytest -m slow -p no:xdist \
+    tests/integrations/test_contracts.py
