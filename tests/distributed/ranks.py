@@ -1,4 +1,4 @@
-"""Child processes that talk by gloo: one pair runs a whole list of checks, as start-up is slow."""
+"""Child processes that talk by gloo or NCCL: one pair runs many checks, as start-up is slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ LIMIT_SECONDS = 240
 
 
 def run_ranks(
-    folder: Path, num_ranks: int, checks: list[Callable[..., None]], timeout: float = 60
+    folder: Path,
+    num_ranks: int,
+    checks: list[Callable[..., None]],
+    timeout: float = 60,
+    backend: str = "gloo",
 ) -> list[dict[str, str]]:
     """Run `checks` one after another on every rank; of each rank what went wrong, by check.
 
@@ -26,14 +30,17 @@ def run_ranks(
     """
     names = [f"{check.__module__}:{check.__name__}" for check in checks]
     environment = os.environ | {
+        "NCCL_NVLS_ENABLE": "0",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     started = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.distributed.ranks"),
-                *(str(folder), str(rank), str(num_ranks), str(timeout), *names),
+                *(str(folder), str(rank), str(num_ranks), str(timeout), backend, *names),
             ],
             cwd=ROOT,
             env=environment,
@@ -59,13 +66,15 @@ def run_ranks(
     return found
 
 
-def _work(folder: Path, rank: int, num_ranks: int, timeout: float, names: list[str]) -> None:
+def _work(
+    folder: Path, rank: int, num_ranks: int, timeout: float, backend: str, names: list[str]
+) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=num_ranks,
@@ -86,4 +95,11 @@ def _work(folder: Path, rank: int, num_ranks: int, timeout: float, names: list[s
 
 
 if __name__ == "__main__":
-    _work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])
+    _work(
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        float(sys.argv[4]),
+        sys.argv[5],
+        sys.argv[6:],
+    )
