@@ -21,6 +21,7 @@ from flashdsa.distributed import (
     context_parallel_topk_indexer,
     gather_latents,
 )
+from tests.distributed.errors import require_error
 from tests.distributed.inputs import D_V, TOPK, Result, Whole, one_process, whole
 
 DKV_LIMITS = {torch.float64: 1e-15, torch.float32: 3e-7, torch.bfloat16: 2e-4}
@@ -205,6 +206,24 @@ def check_compiled() -> None:
     dq, dkv = torch.autograd.grad(out, (q, kv), local.d_out)
     found = Result(out.detach(), dq, dkv, expected.d_sink)
     require_same(found, expected, layout, DKV_LIMITS[torch.bfloat16])
+
+
+def check_compiled_ranks_that_differ() -> None:
+    """Compiled code raises on every rank too, before anything is sent."""
+    mesh = _mesh()
+    rows = 64 * (1 + mesh.get_local_rank())
+    q, kv = torch.ones(2, 2, 8), torch.ones(rows, 8)
+    slots = torch.zeros(2, 3, dtype=torch.int32)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attend(q: Tensor, kv: Tensor, slots: Tensor) -> Tensor:
+        return context_parallel_sparse_mla(q, kv, slots, mesh, d_v=4)
+
+    require_error(
+        lambda: attend(q, kv, slots),
+        ValueError,
+        "kv_local: float32 [64, 8] on cpu on rank 0, float32 [128, 8] on cpu on rank 1",
+    )
 
 
 def check_dtensors() -> None:

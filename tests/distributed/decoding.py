@@ -12,7 +12,7 @@ from flashdsa.distributed import (
     local_seq_lens,
     local_slots,
 )
-from tests.distributed.failures import require_error
+from tests.distributed.errors import require_error
 
 LENGTHS = (0, 1, 63, 64, 65, 200, 700)
 TOPK, HEADS, D_QK, D_V = 40, 4, 24, 16

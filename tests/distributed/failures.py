@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -18,21 +17,10 @@ from flashdsa.distributed import (
     context_parallel_topk_indexer,
     gather_latents,
 )
+from tests.distributed.errors import require_error
 
-Call = Callable[[], object]
 DEAD = 7
 """Exit code of the rank that dies on purpose."""
-
-
-def require_error(call: Call, kind: type[Exception], *parts: str) -> None:
-    """`call` raises `kind` with all `parts` in its message."""
-    try:
-        call()
-    except kind as error:
-        missing = [part for part in parts if part not in str(error)]
-        assert not missing, f"{missing} not in {error}"
-    else:
-        raise AssertionError(f"expected {kind.__name__}: {parts}")
 
 
 def _attend(rows: int = 64, topk: int = 3, **options: object) -> torch.Tensor:

@@ -16,7 +16,7 @@ from flashdsa.distributed import (
     gather_latents,
     local_slots,
 )
-from tests.distributed.failures import require_error
+from tests.distributed.errors import require_error
 
 D_QK, D_V, HEADS, INDEX_HEADS, TOPK = 576, 512, 128, 64, 2048
 SEQ_LEN = 1000

@@ -20,6 +20,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             checks.check_gathered_by_hand,
             checks.check_checkpointing_and_collectives_seen,
             checks.check_compiled,
+            checks.check_compiled_ranks_that_differ,
             checks.check_dtensors,
             checks.check_parallel_style,
             checks.check_indexer_equals_one_process,

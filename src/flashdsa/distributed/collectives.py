@@ -6,8 +6,6 @@ supported; the Python wrappers around them were renamed. A group of one rank nev
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -84,26 +82,3 @@ def _sum_in_order(parts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """In which values of `dtype` are added: fp32, or fp64 for fp64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-class _AllGather(torch.autograd.Function):
-    """An all-gather whose gradient is the ordered sum of all ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_gather(local, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        total = reduce_scatter_in_order(gradient, ctx.group, sum_dtype(gradient.dtype))
-        return total.to(gradient.dtype), None
-
-
-def all_gather_differentiable(local: Tensor, group: Group) -> Tensor:
-    """`all_gather` with a gradient: the shares of all ranks, in their dtype, added in rank order in
-    fp32 (fp64 for fp64)."""
-    apply: Any = _AllGather.apply
-    gathered: Tensor = apply(local, group)
-    return gathered

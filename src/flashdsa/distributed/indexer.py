@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.api import dsa_topk_indexer, write_index_k_cache
 from flashdsa.distributed.agree import agree
+from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
@@ -87,7 +88,10 @@ def context_parallel_topk_indexer(
             error = found
         facts |= {"topk": str(topk), "sorted": str(sorted), "backend": str(backend)}
         agree(process_group(mesh), k_index_local, facts, error)
-    pages = all_gather(_pages_of(k, layout, backend), group)
+    others = {"q_index_fp8": q, "weights": folded}
+    options = f"topk={topk} sorted={sorted} backend={backend} layout={layout.fingerprint}"
+    local = agreed(_pages_of(k, layout, backend), others, "pages", options, group)
+    pages = all_gather(local, group)
     indices = torch.empty(q.shape[0], topk, dtype=torch.int32, device=q.device)
     block_table = layout.block_table.to(q.device)
     seq_lens, documents = layout.seq_lens.to(q.device), layout.documents.to(q.device)

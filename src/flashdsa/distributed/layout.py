@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.distributed.collectives import all_gather_differentiable
+from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import Mesh, device_of_group, group_of
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.checks import INT32_MAX, require_positive

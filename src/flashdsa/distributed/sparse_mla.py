@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.api import mla_bwd, sparse_mla, sparse_mla_fwd
 from flashdsa.backends.catalog import registry
 from flashdsa.distributed.agree import agree
+from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import (
     all_gather,
-    all_gather_differentiable,
     all_reduce_in_order,
     reduce_scatter,
     reduce_scatter_in_order,
@@ -24,6 +24,7 @@ from flashdsa.distributed.collectives import (
 )
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
+from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import (
     Group,
     group_of,
@@ -89,7 +90,8 @@ def gather_latents(
     if not torch.compiler.is_compiling():
         _agree_on_gather(kv_local, process_group(mesh), async_op)
     if async_op:
-        return GatheredLatents(start_all_gather(kv_local.detach(), group), group)
+        local = agreed(kv_local.detach(), {}, "kv_local", "gather_latents", group)
+        return GatheredLatents(start_all_gather(local, group), group)
     return all_gather_differentiable(kv_local, group)
 
 
@@ -113,6 +115,14 @@ class _Call(NamedTuple):
     grad_wire: GradWire
     save_gathered: bool
     backend: str
+
+    @property
+    def options(self) -> str:
+        """What must be the same on all ranks."""
+        return (
+            f"d_v={self.d_v} sm_scale={self.sm_scale} deterministic={self.deterministic} "
+            f"grad_wire={self.grad_wire} save_gathered={self.save_gathered} backend={self.backend}"
+        )
 
 
 def context_parallel_sparse_mla(
@@ -324,7 +334,10 @@ class _ContextParallelSparseMla(torch.autograd.Function):
         call: _Call,
     ) -> Tensor:
         if gathered is None:
-            gathered = all_gather(kv, call.group)
+            others = {"q_local": q, "indices": indices}
+            gathered = all_gather(
+                agreed(kv, others, "kv_local", call.options, call.group), call.group
+            )
         out, lse = sparse_mla_fwd(
             q,
             gathered,
