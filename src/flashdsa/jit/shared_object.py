@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from flashdsa.errors import UnsupportedError
+from flashdsa.jit.cuda_library import bind_functions, cuda_functions
+from flashdsa.jit.elf import undefined_symbols
 
+_EXPORTS = "{ global: __tvm_ffi_*; flashdsa_*; local: *; };"
+"""Of an object, for the linker: two objects, or another library's, never share a function."""
 SHIM = Path(__file__).with_name("runtime_shim.c")
 """Linked into every object."""
 _MARK = "flashdsa kernels of sources "
@@ -28,7 +32,8 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
 
     Raises:
         UnsupportedError: there is no C compiler.
-        RuntimeError: it failed; its messages are in the error.
+        RuntimeError: it failed, and its messages are in the error; or the kernels call a function
+            that the shim does not have.
         OSError: the target's folder cannot be written.
     """
     compiler = shutil.which("gcc") or shutil.which("cc")
@@ -41,14 +46,19 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
             path = f"{folder}/{name}.o"
             function.export_to_c(path, function_name=name)
             objects.append(path)
-        made = Path(folder) / "made.so"
+        made, exports = Path(folder) / "made.so", Path(folder) / "exports.map"
+        exports.write_text(_EXPORTS)
         mark = f'-DFLASHDSA_SOURCES="{_MARK}{sources};"'
-        command = [compiler, "-shared", "-fPIC", "-O1", mark, "-o", str(made), *objects, str(SHIM)]
-        done = subprocess.run(
-            [*command, str(_runtime_library())], capture_output=True, text=True, check=False
-        )
+        command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,--version-script={exports}", mark]
+        command += ["-o", str(made), *objects, str(SHIM)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{compiler} could not link the kernels: {done.stderr.strip()}")
+        unknown = [name for name in undefined_symbols(made) if not name.startswith("TVMFFI")]
+        if unknown:
+            raise RuntimeError(
+                f"the kernels call functions that {SHIM.name} does not have: {', '.join(unknown)}"
+            )
         os.replace(made, target)
 
 
@@ -61,35 +71,22 @@ def is_from(path: Path, sources: str) -> bool:
         return False
 
 
-def _runtime_library() -> Path:
-    """CuTe DSL's static library of the CUDA dialect's runtime calls."""
-    import nvidia_cutlass_dsl
-
-    for base in nvidia_cutlass_dsl.__path__:
-        for found in sorted(Path(base).glob("cu1*/lib/libcuda_dialect_runtime_static.a")):
-            return found
-    raise UnsupportedError("nvidia-cutlass-dsl: libcuda_dialect_runtime_static.a is not in it")
-
-
 def load_shared_object(path: Path) -> Callable[[str], Any]:
-    """A lookup of the functions in `path` by name; loads the CUDA runtime first.
+    """A lookup of the functions in `path` by name; hands the object the process's CUDA.
+
+    Without CUDA the functions are there too, check their arguments, and raise when they would
+    launch.
 
     Raises:
-        UnsupportedError: apache-tvm-ffi, by which they are called, is not installed.
+        UnsupportedError: apache-tvm-ffi, by which they are called, is not installed; or the CUDA
+            runtime is too old.
     """
-    import ctypes
-
     try:
         import tvm_ffi
     except ImportError as error:
         raise UnsupportedError(
             "calling compiled kernels needs apache-tvm-ffi: pip install apache-tvm-ffi"
         ) from error
-    for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
-        try:
-            ctypes.CDLL(name, ctypes.RTLD_GLOBAL)
-            break
-        except OSError:
-            continue
     module = tvm_ffi.load_module(str(path))
+    bind_functions(path, cuda_functions())
     return lambda name: module[name]
