@@ -1,4 +1,4 @@
-"""cp.async: 16-byte copies by single threads from device memory into swizzled tiles."""
+"""cp.async: copies of 16 or 4 bytes by single threads from device memory into swizzled tiles."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +23,16 @@ def copy_units(to: Any, source: Any, row: Any, places: Sequence[tuple[int, int]]
     )
     cute.arch.inline_ptx(
         f"{{ .reg .pred none; setp.lt.s32 none, {{$r2}}, 0; {copies}}}",
+        read_only_args=[to, source, row],
+    )
+
+
+def copy_word(to: Any, source: Any, row: Any, target: int, offset: int) -> None:
+    """4 bytes from `offset` behind `source` to `target` behind `to`; as in `copy_units`."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred none; setp.lt.s32 none, {$r2}, 0; "
+        f"cp.async.ca.shared.global.L2::128B [{{$r0}} + {target}], [{{$r1}} + {offset}], 4, none; "
+        "}",
         read_only_args=[to, source, row],
     )
 

@@ -42,8 +42,8 @@ class DkvPlan:
     """
 
     row_blocks: int = 4
-    load_registers: int = 72
-    multiply_registers: int = 216
+    load_registers: int = 88
+    multiply_registers: int = 208
 
     def __post_init__(self) -> None:
         """Hold the choices against the architecture.

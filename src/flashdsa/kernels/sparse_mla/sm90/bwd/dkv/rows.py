@@ -1,12 +1,11 @@
 """Role rows: the item's dims of Q and dO of the group's rows, each warp for 64 of them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_word
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
@@ -15,9 +14,10 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, IMAGES
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK, D_V
 
-UNITS = CHUNK * BF16 // COPY_BYTES
-"""Copies of a row of a chunk, each by a lane."""
-ROWS_AT_ONCE = WARP_SIZE // UNITS
+WORD_BYTES = CHUNK * BF16 // WARP_SIZE
+"""Of a row of a chunk, copied by a lane: no more, as neighbouring words come to different places.
+Exchanges between lanes, behind the products, would take as long or longer."""
+WORD_DIMS = WORD_BYTES // BF16
 QUERY_ROWS = 8
 """Neighbouring rows that are of the same query: the number of heads is a multiple."""
 PART_DIMS = (D_QK, D_V)
@@ -36,26 +36,36 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
-    """This thread's copies of a row block's Q or dO; zeros where the query names no key."""
+    """This thread's copies of a row block's Q or dO, a word of each row; zeros where the query
+    names no key."""
     ctx = role.ctx
     block, operand = part // IMAGES, part % IMAGES
     source, dims = (role.q, role.do)[operand], PART_DIMS[operand]
     log2_heads = lowest_bit(role.heads)
     warp, lane = ctx.thread // WARP_SIZE - 1, ctx.thread % WARP_SIZE
-    unit, row_of_turn = lane % UNITS, lane // UNITS
     first_dim = item.slice * SLICE_DIMS + warp * CHUNK
-    first_row = Int64(item.group * ctx.plan.row_blocks + block) * BLOCK_ROWS + row_of_turn
-    at = source.iterator + (first_row * dims + first_dim + unit * (COPY_BYTES // BF16))
-    to = ctx.arena.address("rows") + part * PART_BYTES + warp * CHUNK_BYTES
+    first_row = Int64(item.group * ctx.plan.row_blocks + block) * BLOCK_ROWS
+    at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
+    to = ctx.arena.address("rows") + part * PART_BYTES + warp * CHUNK_BYTES + place_of_word(lane)
     if first_dim < dims:
         for rows in cutlass.range_constexpr(BLOCK_ROWS // QUERY_ROWS):
             query = (block * BLOCK_ROWS + rows * QUERY_ROWS) >> log2_heads
             none = ((present >> query) & 1) - 1
-            for turn in cutlass.range_constexpr(QUERY_ROWS // ROWS_AT_ONCE):
-                row = rows * QUERY_ROWS + turn * ROWS_AT_ONCE
-                place = to + swizzled_128(turn * ROWS_AT_ONCE + row_of_turn, unit)
-                offsets = [(rows * QUERY_ROWS * CHUNK * BF16, row * dims * BF16)]
-                copy_units(place, at, none, offsets)
+            for line in cutlass.range_constexpr(QUERY_ROWS):
+                # The swizzle of row `line` of eight: its number into bits 4 to 6.
+                row = rows * QUERY_ROWS + line
+                offset = row * dims * BF16
+                copy_word(to ^ (line << 4), at, none, row * CHUNK * BF16, offset)
+
+
+def place_of_word(word: Any) -> Any:
+    """Where one of a row's 32 words of two dims lies in its line of a chunk, not swizzled.
+
+    In a wgmma's accumulator lane j of a row has columns 2 j and 2 j + 1 of each eight. So of every
+    16 dims words 2 j and 2 j + 1 become word j of the first and of the second eight columns, and
+    the lane has the four neighbouring dims from 4 j on.
+    """
+    return (word // 8 * 2 + word % 2) * COPY_BYTES + word % 8 // 2 * WORD_BYTES
 
 
 @cute.jit
