@@ -17,6 +17,8 @@ from flashdsa.distributed import (
     context_parallel_topk_indexer,
     gather_latents,
 )
+from flashdsa.distributed.agree import agree
+from flashdsa.errors import ArgumentTypeError
 from tests.distributed.errors import require_error
 
 DEAD = 7
@@ -106,6 +108,13 @@ def check_an_error_of_one_rank() -> None:
             require_error(lambda o=options: _attend(**o), kind, text)  # type: ignore[misc]
         else:
             require_error(_attend, ValueError, "wrong arguments on another rank: rank 0: ", text)
+    # Also where the descriptions are the same.
+    own = ArgumentTypeError("only here") if first else None
+    require_error(
+        lambda: agree(dist.group.WORLD, torch.zeros(1), {"a": "b"}, own),
+        TypeError if first else ValueError,
+        "only here",
+    )
     assert torch.equal(_attend(), torch.ones(2, 2, 4))
 
 
