@@ -128,25 +128,36 @@ def check_options_of_the_gradients_wire() -> None:
         again = on_ranks(x, layout, mesh, **options)
         assert torch.equal(found.dkv, again.dkv), options
         assert norm_error(layout.unshard(found.dkv), exact.dkv) <= 3.5e-3, options
-    # The ordered sum by hand: what rank 0 adds first, from every rank's own share.
-    local = spread(x, layout)
-    rows = gather_latents(local.kv, mesh)
-    kv = rows.clone().requires_grad_()
-    slots = layout.key_row(local.positions)
-    out, lse = flashdsa.sparse_mla_fwd(local.q, kv, slots, d_v=D_V, attn_sink=x.sink)
-    with torch.no_grad():
+
+
+def check_ordered_sums_by_hand() -> None:
+    """What `deterministic` adds up: every rank's own share, rank 0's first, in fp32."""
+    mesh = _mesh()
+    layout = SequenceLayout.zigzag(300, mesh)
+    mine = slice(layout.rank * layout.num_local, (layout.rank + 1) * layout.num_local)
+    for dtype, wire in (
+        (torch.float32, "fp32"),
+        (torch.bfloat16, "fp32"),
+        (torch.bfloat16, "bf16"),
+    ):
+        x = whole(300, dtype)
+        local = spread(x, layout)
+        rows = gather_latents(local.kv, mesh)
+        assert isinstance(rows, Tensor)
+        slots = layout.key_row(local.positions)
+        out, lse = flashdsa.sparse_mla_fwd(local.q, rows, slots, d_v=D_V, attn_sink=x.sink)
         share = flashdsa.mla_bwd(
             local.q, rows, local.d_out, lse, out, slots, attn_sink=x.sink, deterministic=True
         )[1]
-    shares = [torch.empty_like(share) for _ in range(dist.get_world_size())]
-    dist.all_gather(shares, share)
-    mine = slice(layout.rank * layout.num_local, (layout.rank + 1) * layout.num_local)
-    for wire, options in ((torch.float32, {}), (torch.bfloat16, {"grad_wire": "bf16"})):
-        total = shares[0].to(wire).float()
+        shares = [torch.empty_like(share) for _ in range(dist.get_world_size())]
+        dist.all_gather(shares, share)
+        if wire == "bf16":
+            shares = [one.bfloat16().float() for one in shares]
+        total = shares[0]
         for one in shares[1:]:
-            total = total + one.to(wire).float()
-        found = on_ranks(x, layout, mesh, deterministic=True, **options)
-        assert torch.equal(found.dkv, total[mine].bfloat16()), wire
+            total = total + one
+        found = on_ranks(x, layout, mesh, deterministic=True, grad_wire=wire)
+        assert torch.equal(found.dkv, total[mine].to(dtype)), (dtype, wire)
 
 
 def check_gathered_by_hand() -> None:

@@ -33,7 +33,7 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def check_attention_on_gpus() -> None:
-    """O and dQ of one GPU, bit by bit; kv's gradient within the contract of one GPU's."""
+    """O of one GPU, bit by bit; gradients within the contract of one GPU's."""
     device, group = _device(), dist.group.WORLD
     generator = torch.Generator(device).manual_seed(0)
     q, kv = _normal(generator, SEQ_LEN, HEADS, D_QK), _normal(generator, SEQ_LEN, D_QK)
@@ -54,7 +54,9 @@ def check_attention_on_gpus() -> None:
             )
             assert torch.equal(found, layout.shard(out)), layout
             found_dq, found_dkv = torch.autograd.grad(found, local, layout.shard(d_out))
-            assert torch.equal(found_dq, layout.shard(dq)), layout
+            # Not bit by bit: the Hopper backward groups queries by the lists of the whole launch.
+            wanted = layout.shard(dq).double()
+            assert (found_dq.double() - wanted).norm() <= 2.5e-3 * wanted.norm(), layout
             error = (layout.unshard(found_dkv).double() - dkv.double()).norm() / dkv.norm()
             assert error < 3.5e-3, (layout, wire, error)
 

@@ -20,6 +20,7 @@ def test_four_ranks(tmp_path: Path) -> None:
             checks.check_attention_equals_one_process,
             checks.check_short_sequences_leave_ranks_empty,
             checks.check_options_of_the_gradients_wire,
+            checks.check_ordered_sums_by_hand,
             checks.check_indexer_equals_one_process,
             decoding.check_decode_topk_is_exact,
             decoding.check_decode_attention_merges,

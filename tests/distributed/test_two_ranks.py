@@ -17,6 +17,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             checks.check_short_sequences_leave_ranks_empty,
             checks.check_ranks_may_have_different_numbers_of_queries,
             checks.check_options_of_the_gradients_wire,
+            checks.check_ordered_sums_by_hand,
             checks.check_gathered_by_hand,
             checks.check_checkpointing_and_collectives_seen,
             checks.check_compiled,
