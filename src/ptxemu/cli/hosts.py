@@ -6,7 +6,9 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +16,11 @@ from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.cli.progress import Progress
 from ptxemu.cuda.fatbin import arch_of_program
+from ptxemu.cuda.in_process import InProcess
 from ptxemu.cuda.log import Log
 from ptxemu.cuda.nvcc import compile_program
 from ptxemu.cuda.program import run_program
-from ptxemu.errors import PtxEmuError
+from ptxemu.cuda.script import run_script
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
@@ -101,20 +104,32 @@ def _run_program(
 
 
 def _run_script(command: Sequence[str], how: How) -> HostRun:
+    """A Python script: its CuTe DSL kernels are caught in Python, others by the stand-in."""
+    arch = how.arch or SCRIPT_ARCH
+    log = Log(how.check, how.policy, how.progress, how.on_launch)
+    contexts: list[AbstractContextManager[object]] = []
+    host_memory = None
     try:
         from ptxemu import cutedsl
-        from ptxemu.cutedsl.script import run_script
+        from ptxemu.cutedsl.arguments import Arguments
     except ImportError as error:
-        raise PtxEmuError(f"a script needs torch, nvidia-cutlass-dsl, llvmlite: {error}") from error
-    arch = how.arch or SCRIPT_ARCH
-    emulation = cutedsl.emulate(
-        arch=arch,
-        check=how.check,
-        on_finding="collect",
-        policy=how.policy,
-        on_progress=how.progress,
-        on_launch=how.on_launch,
-    )
+        log.note(f"torch and CuTe DSL are not installed, so they are not emulated: {error}")
+    else:
+        emulation = cutedsl.emulate(
+            arch=arch,
+            check=how.check,
+            on_finding="collect",
+            policy=how.policy,
+            on_progress=how.progress,
+            on_launch=how.on_launch,
+        )
+        # Launches of both ways in make one report, in their order.
+        log.launches, log.findings = emulation.launches, emulation.findings
+        log.failures, log.notes = emulation.failures, emulation.notes
+        contexts += [emulation, cutedsl.pretend_gpu(arch)]
+        tensors = Arguments([], [], has_bare_pointers=True)
+        host_memory = partial(tensors.memory, note=log.note, allow_unregistered=None)
+    contexts.append(InProcess(log, arch, host_memory))
     script, *arguments = command
-    outcome = run_script(emulation, script, arguments, arch=arch, is_module=how.is_module)
-    return HostRun(script, arch, outcome.exit_code, emulation, outcome.error)
+    outcome = run_script(contexts, script, arguments, is_module=how.is_module)
+    return HostRun(script, arch, outcome.exit_code, log, outcome.error)

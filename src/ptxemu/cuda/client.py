@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ptxemu.api import Module
@@ -12,7 +12,6 @@ from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.cuda.properties import device_properties
 from ptxemu.cuda.protocol import (
-    LaunchMessage,
     Operation,
     int32,
     read_launch,
@@ -37,10 +36,11 @@ from ptxemu.launch_setup import LaunchSetup
 from ptxemu.machine.device import device_for
 from ptxemu.machine.layout import Layout
 from ptxemu.memory.global_memory import GlobalMemory
-from ptxemu.syntax.ast import Function
+from ptxemu.syntax.ast import Function, Parameter
 
 Printer = Callable[[str], None]
-MemoryOf = Callable[[EmulatedMemory, LaunchMessage], GlobalMemory]
+HostMemory = Callable[[Sequence[Parameter], Sequence[bytes]], GlobalMemory]
+"""Memory of the host's process that a launch's parameters lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class Client:
         memory: EmulatedMemory,
         *,
         on_print: Printer | None = None,
-        memory_of: MemoryOf | None = None,
+        host_memory: HostMemory | None = None,
     ) -> None:
         """Args:
         on_print: takes what kernels print; None: the stand-in prints it when the program waits.
-        memory_of: the memory of a launch, where the program has more than the emulated one.
+        host_memory: finds what kernels may use beside the emulated memory; None: nothing.
         """
         self._log = log
         self._arch = arch
         self._memory = memory
         self._on_print = on_print
-        self._memory_of = memory_of
+        self._host_memory = host_memory
         self._driver = Driver()
         self._libraries: list[_Library] = []
         self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
@@ -169,10 +169,10 @@ class Client:
             message.is_cooperative,
         )
         module = self._driver.check_launch(request, self._arch)
-        if self._memory_of is not None:
-            memory = self._memory_of(self._memory, message)
-        else:
-            memory = self._memory.for_launch()
+        memory = GlobalMemory()
+        if self._host_memory is not None:
+            memory = self._host_memory(parameters, values)
+        self._memory.register_in(memory)
         setup = LaunchSetup(
             module,
             kernel.name,

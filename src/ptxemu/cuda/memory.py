@@ -83,13 +83,11 @@ class EmulatedMemory:
         start = base - self.base
         return self._bytes[start : start + size]
 
-    def for_launch(self) -> GlobalMemory:
-        """Global memory that holds all that is allocated now."""
-        memory = GlobalMemory()
+    def register_in(self, memory: GlobalMemory) -> None:
+        """Make all that is allocated now part of a launch's memory."""
         for block in self._blocks.values():
             if block.size:
                 memory.register(self.view(block.base, block.size), block.name, base=block.base)
-        return memory
 
     def close(self) -> None:
         """Give the memory back; views that are still held keep the pages they map."""

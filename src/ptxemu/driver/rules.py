@@ -44,6 +44,7 @@ class Status(IntEnum):
     COOPERATIVE_LAUNCH_TOO_LARGE = 720
     NOT_SUPPORTED = 801
     INVALID_CLUSTER_SIZE = 912
+    UNKNOWN = 999
 
 
 class DriverError(LaunchError):

@@ -261,3 +261,31 @@ API int cuGetProcAddress_v2(const char *name, void **function, int version, uint
 API int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
+
+/* Linking: one PTX text, which stays as it is, for the emulator runs that. */
+typedef struct {
+    char *text;
+    size_t size;
+} Link;
+
+API int cuLinkCreate_v2(unsigned count, void *options, void *values, Link **link) {
+    (void)count, (void)options, (void)values;
+    return *link = calloc(1, sizeof **link), start();
+}
+API int cuLinkAddData_v2(Link *link, int type, const void *data, size_t size) {
+    if (type != 1 || link->text != NULL) return unsupported("cuLinkAddData of more than one PTX");
+    link->text = calloc(1, size + 1);
+    memcpy(link->text, data, size);
+    link->size = size + 1;
+    return SUCCESS;
+}
+API int cuLinkComplete(Link *link, void **image, size_t *size) {
+    *image = link->text;
+    if (size != NULL) *size = link->size;
+    return link->text != NULL ? SUCCESS : INVALID_VALUE;
+}
+API int cuLinkDestroy(Link *link) {
+    free(link->text);
+    free(link);
+    return SUCCESS;
+}

@@ -40,7 +40,8 @@ API int cuMemGetAddressRange_v2(void **base, size_t *size, void *address) {
 /* Attributes of a pointer: 1 context, 2 memory type, 3 device pointer, 4 host pointer, 7 buffer
  * number, 8 managed, 9 device ordinal. */
 API int cuPointerGetAttribute(void *result, int attribute, void *address) {
-    const Block *block = memory_block(address);
+    const Block *block = memory_block(address), tensor = {(uint64_t)address, 0, MEMORY_DEVICE};
+    if (block == NULL && address != NULL && host_memory_is_device_memory()) block = &tensor;
     if (block == NULL) return INVALID_VALUE;
     int number = 0;
     switch (attribute) {

@@ -37,6 +37,9 @@ API void ptxemu_reply(const char *data, size_t size) {
     callback_reply.size = size;
 }
 
+/* In a Python process tensors in host memory stand for tensors on the GPU. */
+int host_memory_is_device_memory(void) { return callback != NULL; }
+
 /* A forked child has no connection of its own, as it has no CUDA context. */
 static void after_fork(void) {
     if (is_started) start_status = INITIALIZATION_ERROR;

@@ -122,6 +122,7 @@ int start(void);
 void standin_lock(void);
 void standin_unlock(void);
 int unsupported(const char *name);
+int host_memory_is_device_memory(void);
 
 /* memory.c */
 int memory_start(int file, uint64_t base, uint64_t device_bytes, uint64_t shared_bytes,

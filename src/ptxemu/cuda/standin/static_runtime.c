@@ -1,7 +1,11 @@
 /* Programs that have the CUDA runtime linked in (nvcc's default) call it at addresses of their own.
  * Before their constructors run, the first bytes of those functions become a jump to the stand-in's
- * function of the same name. The program's symbol table says where they are. */
+ * function of the same name. The program's symbol table says where they are. Libraries that are
+ * loaded later are treated alike when ptxemu_redirect is called, which is after their
+ * constructors: kernels that these registered are not known. */
 #define _GNU_SOURCE
+#include "standin.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -44,26 +48,19 @@ static void redirect(unsigned char *function, void *target) {
     mprotect(first, size, PROT_READ | PROT_EXEC);
 }
 
-static int load_bias(struct dl_phdr_info *info, size_t size, void *bias) {
-    (void)size;
-    *(unsigned long *)bias = info->dlpi_addr;
-    return 1; /* the program itself comes first */
-}
-
 static int is_of_cuda(const char *name) {
     return !strncmp(name, "cuda", 4) || !strncmp(name, "__cuda", 6);
 }
 
-static void redirect_symbols(const char *image, size_t size) {
+/* `bias`: what the loader adds to the file's addresses. */
+static void redirect_symbols(const char *image, size_t size, unsigned long bias) {
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)image;
-    unsigned long bias = 0;
     if (size < sizeof *header || memcmp(image, ELFMAG, SELFMAG) || header->e_shoff == 0 ||
         header->e_shoff + header->e_shnum * sizeof(Elf64_Shdr) > size)
         return;
     const Elf64_Shdr *sections = (const Elf64_Shdr *)(image + header->e_shoff);
     Dl_info self;
     void *standin = dladdr((void *)redirect, &self) ? dlopen(self.dli_fname, RTLD_NOW) : NULL;
-    dl_iterate_phdr(load_bias, &bias);
     for (int i = 0; i < header->e_shnum && standin != NULL; i++) {
         if (sections[i].sh_type != SHT_SYMTAB) continue;
         const Elf64_Sym *symbols = (const Elf64_Sym *)(image + sections[i].sh_offset);
@@ -79,16 +76,42 @@ static void redirect_symbols(const char *image, size_t size) {
     }
 }
 
-__attribute__((constructor)) static void redirect_static_runtime(void) {
-    int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+static void redirect_in_file(const char *path, unsigned long bias) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
     struct stat facts;
     if (file < 0) return;
     if (fstat(file, &facts) == 0) {
         char *image = mmap(NULL, (size_t)facts.st_size, PROT_READ, MAP_PRIVATE, file, 0);
         if (image != MAP_FAILED) {
-            redirect_symbols(image, (size_t)facts.st_size);
+            redirect_symbols(image, (size_t)facts.st_size, bias);
             munmap(image, (size_t)facts.st_size);
         }
     }
     close(file);
 }
+
+typedef struct {
+    unsigned long biases[4096];
+    size_t count;
+} Seen;
+
+static int redirect_new(struct dl_phdr_info *info, size_t size, void *data) {
+    Seen *seen = data;
+    (void)size;
+    for (size_t i = 0; i < seen->count; i++)
+        if (seen->biases[i] == info->dlpi_addr) return 0;
+    if (seen->count < sizeof seen->biases / sizeof *seen->biases)
+        seen->biases[seen->count++] = info->dlpi_addr;
+    const char *name = info->dlpi_name;
+    if (strncmp(name, "/usr/", 5) && strncmp(name, "/lib", 4) && strstr(name, "ptxemu") == NULL)
+        redirect_in_file(*name ? name : "/proc/self/exe", info->dlpi_addr);
+    return 0;
+}
+
+/* Redirect what was loaded since the last call. */
+API void ptxemu_redirect(void) {
+    static Seen seen;
+    dl_iterate_phdr(redirect_new, &seen);
+}
+
+__attribute__((constructor)) static void redirect_static_runtime(void) { ptxemu_redirect(); }

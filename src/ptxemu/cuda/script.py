@@ -7,16 +7,14 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptxemu.cutedsl.gpu_stand_in import pretend_gpu
-from ptxemu.cutedsl.patching import Patches
-from ptxemu.cutedsl.session import Emulation
 from ptxemu.errors import PtxEmuError
 from ptxemu.text_files import read_text
 
-_NOT_THE_SCRIPT = ("/ptxemu/", "/cutlass/", "/torch/", "/tvm_ffi/", "<frozen")
+_NOT_THE_SCRIPT = ("/ptxemu/", "/cutlass/", "/torch/", "/tvm_ffi/", "/triton/", "<frozen")
 
 
 @dataclass(frozen=True)
@@ -29,34 +27,33 @@ class ScriptOutcome:
 
 
 def run_script(
-    emulation: Emulation,
+    contexts: Sequence[AbstractContextManager[object]],
     target: str,
     arguments: Sequence[str],
     *,
-    arch: str,
     is_module: bool = False,
 ) -> ScriptOutcome:
-    """Run `target` as __main__ with `arguments`, on a machine that pretends to have a GPU.
+    """Run `target` as __main__ with `arguments`, inside `contexts`.
 
     Args:
-        emulation: of `emulate`; gathers the launches.
+        contexts: what makes this machine look as if it had a GPU; entered in their order.
         target: path of a script, or the name of a module with `is_module`.
-        arch: the architecture that the GPU is said to have.
 
     Raises:
         UnreadableFileError: there is no such script, or it is no text.
     """
     if not is_module:
         read_text(Path(target), "Python")
-    patches = Patches()
-    patches.replace(sys, "argv", [target, *arguments])
-    patches.replace(sys, "path", list(sys.path))
-    sys.path.insert(0, os.getcwd() if is_module else str(Path(target).resolve().parent))
+    before = sys.argv, sys.path
+    sys.argv = [target, *arguments]
+    sys.path = [os.getcwd() if is_module else str(Path(target).resolve().parent), *sys.path]
     try:
-        with emulation, pretend_gpu(arch):
+        with ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context)
             return _run(target, is_module=is_module)
     finally:
-        patches.undo()
+        sys.argv, sys.path = before
 
 
 def _run(target: str, *, is_module: bool) -> ScriptOutcome:
