@@ -55,6 +55,7 @@ def add_parser(commands: Any) -> None:
         help="run a program or script, every launch emulated and checked",
         description=_HELP,
         formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,  # a program may have options that begin like these
     )
     parser.add_argument(
         "--arch",

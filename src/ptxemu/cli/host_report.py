@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ptxemu.cli import report, report_files
 from ptxemu.cli.hosts import HostRun
-from ptxemu.cli.kernel_names import file_name
+from ptxemu.cli.kernel_names import file_name, with_readable_names
 from ptxemu.cli.options import limit_of
 from ptxemu.errors import LaunchError
 from ptxemu.launch_setup import LaunchSetup
@@ -100,9 +100,9 @@ def _text(options: argparse.Namespace, run: HostRun, seconds: float, *, check: b
     ran = run.ran
     lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s"]
     lines += report.launch_lines(ran.launches)
-    lines += [f"note: {note}" for note in ran.notes]
+    lines += [f"note: {with_readable_names(note)}" for note in ran.notes]
     lines += report.finding_lines(ran.findings, with_notes=options.notes, limit=limit_of(options))
-    lines += [f"failed: {failure}" for failure in ran.failures]
+    lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")
     lines.append(

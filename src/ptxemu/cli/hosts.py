@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 import tempfile
@@ -103,30 +104,35 @@ def _run_program(
     return HostRun(name, arch, code, log)
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
 def _run_script(command: Sequence[str], how: How) -> HostRun:
     """A Python script: its CuTe DSL kernels are caught in Python, others by the stand-in."""
     arch = how.arch or SCRIPT_ARCH
     log = Log(how.check, how.policy, how.progress, how.on_launch)
     contexts: list[AbstractContextManager[object]] = []
     host_memory = None
-    try:
+    if is_installed("torch"):
         from ptxemu import cutedsl
         from ptxemu.cutedsl.arguments import Arguments
-    except ImportError as error:
-        log.note(f"torch and CuTe DSL are not installed, so they are not emulated: {error}")
-    else:
-        emulation = cutedsl.emulate(
-            arch=arch,
-            check=how.check,
-            on_finding="collect",
-            policy=how.policy,
-            on_progress=how.progress,
-            on_launch=how.on_launch,
-        )
-        # Launches of both ways in make one report, in their order.
-        log.launches, log.findings = emulation.launches, emulation.findings
-        log.failures, log.notes = emulation.failures, emulation.notes
-        contexts += [emulation, cutedsl.pretend_gpu(arch)]
+
+        if is_installed("cutlass"):
+            emulation = cutedsl.emulate(
+                arch=arch,
+                check=how.check,
+                on_finding="collect",
+                policy=how.policy,
+                on_progress=how.progress,
+                on_launch=how.on_launch,
+            )
+            # Launches of both ways in make one report, in their order.
+            log.launches, log.findings = emulation.launches, emulation.findings
+            log.failures, log.notes = emulation.failures, emulation.notes
+            contexts.append(emulation)
+        contexts.append(cutedsl.pretend_gpu(arch))
         tensors = Arguments([], [], has_bare_pointers=True)
         host_memory = partial(tensors.memory, note=log.note, allow_unregistered=None)
     contexts.append(InProcess(log, arch, host_memory))

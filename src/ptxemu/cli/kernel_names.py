@@ -27,12 +27,20 @@ def demangled(name: str) -> str:
 
 
 def readable(name: str, width: int = _WIDTH) -> str:
-    """The function's name and its first template arguments, without parameters, cut to `width`."""
+    """The function's name and its first template arguments, without parameters, cut to `width`.
+
+    Names that are not C++'s, or cannot be read, lose their middle.
+    """
     text = demangled(name)
     if text == name:
-        return name
+        return name if len(name) <= width else f"{name[: width - 12]}...{name[-9:]}"
     text = _without_parameters(text).removeprefix("void ")
     return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def with_readable_names(text: str) -> str:
+    """A message with the C++ names in it made readable."""
+    return re.sub(r"\b_Z\w+", lambda found: readable(found[0]), text)
 
 
 def file_name(kernel: str) -> str:
@@ -40,7 +48,7 @@ def file_name(kernel: str) -> str:
 
     CuTe DSL's and C++'s names hold all types of all arguments: the class or function is enough.
     """
-    name = readable(kernel, _FILE_NAME_WIDTH)
+    name = kernel if demangled(kernel) == kernel else readable(kernel, _FILE_NAME_WIDTH)
     name = re.sub(r"^kernel_cutlass_(kernel_+(main__)?)?", "", name).split("_object_at_")[0]
     return re.sub(r"\W+", "_", name).strip("_")[:_FILE_NAME_WIDTH]
 

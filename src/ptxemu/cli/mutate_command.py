@@ -64,6 +64,7 @@ def add_parser(commands: Any) -> None:
         help="remove or weaken each synchronisation instruction; is it noticed?",
         description=_HELP.format(categories=listed),
         formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,  # a program may have options that begin like these
     )
     add_target_options(parser)
     parser.add_argument(

@@ -134,11 +134,9 @@ def _text_of(finding: Finding) -> str:
     return finding.message.replace(f"kernel {site.kernel}:", f"kernel {short_name(site.kernel)}:")
 
 
-def short_name(kernel: str, width: int = 48) -> str:
+def short_name(kernel: str) -> str:
     """A kernel's name without the types of its arguments."""
-    if kernel.startswith("_Z"):
-        return kernel_names.readable(kernel)
-    return kernel if len(kernel) <= width else f"{kernel[: width - 12]}...{kernel[-9:]}"
+    return kernel_names.readable(kernel)
 
 
 def summary_line(
@@ -170,7 +168,7 @@ def summary_line(
         rest = [_counted(found[name], name, f"{name}s") for name in ("warning", "note")]
         line += f": {', '.join([errors, *rest])}"
     if failures:
-        line += f"; failed: {failures[0].splitlines()[0]}"
+        line += f"; failed: {kernel_names.with_readable_names(failures[0].splitlines()[0])}"
     return line
 
 

@@ -11,6 +11,7 @@ from ptxemu.check import Finding
 from ptxemu.check.findings import Site
 from ptxemu.cli import report
 from ptxemu.cli.hosts import Ran
+from ptxemu.cli.kernel_names import with_readable_names
 
 _SARIF_LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -30,7 +31,7 @@ def junit(name: str, ran: Ran, exit_code: int, seconds: float, *, fail_on: str) 
             failures += 1
             lines = report.finding_lines(result.findings, with_notes=False, limit=None)
             ElementTree.SubElement(case, "failure", message=lines[0]).text = "\n".join(lines)
-    for failure in ran.failures:
+    for failure in map(with_readable_names, ran.failures):
         errors += 1
         case = _case(suite, name, failure.split(":", 1)[0])
         ElementTree.SubElement(case, "error", message=failure.splitlines()[0]).text = failure
@@ -61,7 +62,11 @@ def sarif(ran: Ran) -> str:
     tool = {"name": "ptxemu", "rules": [{"id": code} for code in rules]}
     results = [_result(group) for group in groups]
     results += [
-        {"ruleId": "launch-failed", "level": "error", "message": {"text": failure}}
+        {
+            "ruleId": "launch-failed",
+            "level": "error",
+            "message": {"text": with_readable_names(failure)},
+        }
         for failure in ran.failures
     ]
     log = {
@@ -77,7 +82,7 @@ def _result(group: Sequence[Finding]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": first.code,
         "level": _SARIF_LEVELS[first.level],
-        "message": {"text": first.message},
+        "message": {"text": with_readable_names(first.message)},
         "occurrenceCount": sum(finding.count for finding in group),
     }
     sites = [site for site in (first.second, first.first) if site is not None]

@@ -49,6 +49,7 @@ def add_parser(commands: Any) -> None:
         help="write a timeline, memory maps and counts of a run",
         description=_HELP,
         formatter_class=argparse.RawTextHelpFormatter,
+        allow_abbrev=False,  # a program may have options that begin like these
     )
     add_target_options(parser)
     parser.add_argument(

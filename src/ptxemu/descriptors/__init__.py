@@ -7,6 +7,7 @@
     ZeroColumnMask: which columns of B a tcgen05.mma.ws takes as zero
     TensorMap, Im2colMap: what a tensor copy moves (a CUtensorMap)
 
+`encode_tiled` makes the tensor map that cuTensorMapEncodeTiled would.
 `gather_operand` reads a matrix out of an image of shared memory through its descriptor, as the
 tensor core does; `operand_addresses` says where each of its elements lies.
 """
@@ -25,7 +26,7 @@ from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.descriptors.operand import gather_operand, operand_addresses
 from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.swizzle import Swizzle
-from ptxemu.descriptors.tensor_map import TensorMap
+from ptxemu.descriptors.tensor_map import TensorMap, encode_tiled
 from ptxemu.descriptors.zero_mask import ZeroColumnMask
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "decode",
     "decode_instruction",
     "encode",
+    "encode_tiled",
     "gather_operand",
     "operand_addresses",
 ]

@@ -145,3 +145,11 @@ def test_what_cannot_be_run_is_said_in_a_line(
     monkeypatch.delenv("CC", raising=False)
     assert main(["exec", "/bin/true"]) == 2
     assert "no C compiler" in capsys.readouterr().err
+
+
+def test_options_behind_the_program_are_the_programs(
+    made_standin: Standin, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also those that begin like one of ptxemu's."""
+    assert main(["exec", "/bin/echo", "--n=128", "--json", "x", "-m"]) == 0
+    assert capfd.readouterr().out.startswith("--n=128 --json x -m\n")
