@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -27,7 +27,7 @@ test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (i
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(BIN)/python -m pytest -m slow tests/ptxemu/peers
 
-test-integrations: $(READY)  ## Megatron-Core's, vLLM's and SGLang's contracts, by their wheels (400 MB)
+test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashinfer-bench, by their wheels (400 MB)
 	tools/test_integrations.sh $(VENV) .integrations
 
 test-slow: $(READY)  ## The tests marked slow
@@ -46,6 +46,14 @@ fmt: $(READY)  ## Format the code
 
 kernels: $(READY)  ## Compile the GPU kernels into src/flashdsa/_kernels/ (a minute; needs gcc)
 	$(BIN)/python tools/build_kernels.py
+
+wheel: kernels  ## A wheel with the compiled kernels, for machines without a compiler; dist/*.whl
+	rm -rf build/lib build/bdist.* dist/flashdsa-*.whl
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python tools/check_wheel.py dist/flashdsa-*.whl
+
+test-wheel: $(READY)  ## A wheel with few kernels, installed where neither CuTe DSL nor a compiler is
+	$(BIN)/python -m pytest -m slow tests/wheel
 
 test-gpu: $(READY)  ## The tests that need a GPU, here on one
 	$(BIN)/python -m pytest -m gpu

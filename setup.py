@@ -20,8 +20,10 @@ class KernelWheel(bdist_wheel):
     """The objects depend on the platform, not on Python's version."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """(Python, ABI, platform) of the wheel's name."""
-        return ("py3", "none", super().get_tag()[2])
+        """(Python, ABI, platform) of the wheel's name: the objects need an old glibc only, which
+        tools/check_wheel.py holds them to."""
+        _, _, platform = super().get_tag()
+        return ("py3", "none", platform.replace("linux_", "manylinux_2_28_", 1))
 
 
 setup(distclass=KernelDistribution, cmdclass={"bdist_wheel": KernelWheel})

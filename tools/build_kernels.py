@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from flashdsa.jit.loader import compile_plan, installed_hash, installed_object
+from flashdsa.jit.manifest import write_manifest
 from flashdsa.jit.shared_object import build_shared_object, is_from
 from flashdsa.kernels.catalog import BACKENDS, variants_of
 
@@ -21,7 +22,10 @@ def main() -> None:
     if arguments.target and not arguments.arch:
         parser.error("--target: needs --arch")
     for backend in [arguments.arch] if arguments.arch else BACKENDS:
-        build(backend, arguments.target or installed_object(backend), arguments.only)
+        target = arguments.target or installed_object(backend)
+        build(backend, target, arguments.only)
+        if target.parent.exists():
+            write_manifest(target.parent)
 
 
 def build(backend: str, target: Path, only: str) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The contracts of Megatron-Core, vLLM and SGLang, against these packages' own files:
+# The contracts of Megatron-Core, vLLM, SGLang and flashinfer-bench, against these packages' own files:
 # tools/test_integrations.sh VENV FOLDER. Downloads some 400 MB into FOLDER once; nothing of theirs is
 # installed into VENV.
 set -euo pipefail
@@ -26,10 +26,11 @@ PYTHON
 download "vllm-0.33*" "vllm==0.33.*" "vllm/v1/attention/*.py" "vllm/model_executor/layers/attention/*.py"
 download "sglang-0.5.23*" "sglang==0.5.23" "sglang/srt/layers/attention/*.py" "sglang/srt/plugins/*.py"
 download "megatron_core-0.19.2*" "megatron-core==0.19.2" "megatron/*.py"
+download "flashinfer_bench-0.1.2*" "flashinfer-bench==0.1.2" "flashinfer_bench/*.py"
 if [ ! -e "$folder/venv/.ready" ]; then # what these files import, beside what VENV has
     "$venv/bin/python" -m venv "$folder/venv"
     "$folder/venv/bin/python" -m pip install --quiet --no-deps \
-        --constraint constraints.txt triton
+        --constraint constraints.txt triton docstring-parser
     "$venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
         > "$("$folder/venv/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth"
     touch "$folder/venv/.ready"

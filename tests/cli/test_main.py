@@ -30,6 +30,7 @@ COMMANDS = (
     "lab hazards",
     "lab forms",
     "lab precision",
+    "export flashinfer-bench",
 )
 Run = Callable[..., Result]
 

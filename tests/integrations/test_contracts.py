@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+import flashdsa
 from flashdsa.integrations import megatron, sglang
+from flashdsa.integrations.flashinfer_bench import ATTENTION, INDEXER, solution
 
 PEERS = os.environ.get("FLASHDSA_PEERS")
 pytestmark = [
@@ -132,3 +134,95 @@ def test_megatrons_own_dispatch_calls_the_hook_and_agrees_with_its_torch_path() 
     for mine, theirs in zip((got, *gradients), (expected, *expected_gradients), strict=True):
         error = float((mine - theirs).norm() / theirs.norm())
         assert error < 5e-6, error
+
+
+INT8, BF16, FP32 = "int8", "bfloat16", "float32"
+DEFINITIONS: dict[str, dict[str, Any]] = {
+    INDEXER: {
+        "axes": {"num_heads": 64, "dim": 128, "page": 64, "one": 1, "token_bytes": 132, "k": 2048},
+        "inputs": {
+            "q_index_fp8": (["batch", "num_heads", "dim"], "float8_e4m3fn"),
+            "k_index_cache_fp8": (["pages", "page", "one", "token_bytes"], INT8),
+            "weights": (["batch", "num_heads"], FP32),
+            "seq_lens": (["batch"], "int32"),
+            "block_table": (["batch", "max_pages"], "int32"),
+        },
+        "outputs": {"topk_indices": (["batch", "k"], "int32")},
+    },
+    ATTENTION: {
+        "axes": {"num_heads": 16, "latent": 512, "rope": 64, "page": 64, "k": 2048},
+        "inputs": {
+            "q_nope": (["tokens", "num_heads", "latent"], BF16),
+            "q_pe": (["tokens", "num_heads", "rope"], BF16),
+            "ckv_cache": (["pages", "page", "latent"], BF16),
+            "kpe_cache": (["pages", "page", "rope"], BF16),
+            "sparse_indices": (["tokens", "k"], "int32"),
+            "sm_scale": (None, FP32),
+        },
+        "outputs": {
+            "output": (["tokens", "num_heads", "latent"], BF16),
+            "lse": (["tokens", "num_heads"], FP32),
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", [INDEXER, ATTENTION], ids=["indexer", "attention"])
+def test_flashinfer_bench_validates_builds_and_runs_the_solutions(name: str) -> None:
+    data = pytest.importorskip(
+        "flashinfer_bench.data", reason="needs pydantic and docstring-parser"
+    )
+    from flashinfer_bench.compile import BuilderRegistry
+
+    made = DEFINITIONS[name]
+    named = {axis for shape, _ in made["inputs"].values() for axis in shape or ()}
+    axes = {axis: {"type": "var"} for axis in named}
+    axes |= {axis: {"type": "const", "value": value} for axis, value in made["axes"].items()}
+    specs = {
+        kind: {key: {"shape": shape, "dtype": dtype} for key, (shape, dtype) in made[kind].items()}
+        for kind in ("inputs", "outputs")
+    }
+    definition = data.Definition.model_validate(
+        {
+            "name": name,
+            "op_type": "dsa_paged",
+            "axes": axes,
+            "reference": "def run(): pass",
+            **specs,
+        }
+    )
+    content = solution(name)
+    runnable = BuilderRegistry.get_instance().build(
+        definition, data.Solution.model_validate(content)
+    )
+    torch.manual_seed(0)
+    if name == INDEXER:
+        cache = torch.zeros(40, 64, 1, 132, dtype=torch.int8)
+        flashdsa.write_index_k_cache(torch.randn(2560, 128), torch.arange(2560), cache)
+        inputs: list[Any] = [
+            torch.randn(2, 64, 128).to(torch.float8_e4m3fn),
+            cache,
+            torch.randn(2, 64),
+            torch.tensor([2300, 64], dtype=torch.int32),
+            torch.arange(40, dtype=torch.int32).repeat(2, 1),
+        ]
+        got = runnable.call_value_returning(*inputs)
+        expected = torch.empty(2, 2048, dtype=torch.int32)
+        flashdsa.dsa_topk_indexer(*inputs, expected)
+        assert torch.equal(got, expected)
+    else:
+        q, kv = torch.randn(2, 16, 576).bfloat16(), torch.randn(3, 64, 576).bfloat16()
+        ids = torch.randint(-1, 192, (2, 2048), dtype=torch.int32)
+        split = (*q.split([512, 64], -1), *kv.split([512, 64], -1))
+        out, lse = runnable.call_value_returning(*[x.contiguous() for x in split], ids, 0.05)
+        expected_out, natural = flashdsa.sparse_mla_fwd(q, kv.view(-1, 576), ids, sm_scale=0.05)
+        torch.testing.assert_close(out, expected_out, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(lse, flashdsa.lse_to_base2(natural))
+    for change in (
+        {"spec": content["spec"] | {"entry_point": "main.py:run"}},
+        {"spec": content["spec"] | {"entry_point": "other.py::run"}},
+        {"spec": content["spec"] | {"language": "fortran"}},
+        {"spec": content["spec"] | {"target_hardware": []}},
+    ):
+        with pytest.raises(ValueError):
+            data.Solution.model_validate(content | change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,8 +28,9 @@ _FLAGS = ("attn_sink", "topk_length", "deterministic", "sorted", "positions", "p
 def info(as_json: bool) -> None:
     """Show what this machine can run, and why not the rest.
 
-    Prints the machine, the versions, the settings in force (FLASHDSA_* variables) and, for each
-    backend, whether it runs here and what it takes. Paste it into bug reports.
+    Prints the machine, the versions, the settings in force (FLASHDSA_* variables), where compiled
+    kernels come from and, for each backend, whether it runs here and what it takes. Paste it into
+    bug reports.
 
     \b
     Columns of a backend's table
@@ -45,11 +47,13 @@ def info(as_json: bool) -> None:
     from flashdsa.bench.machine import describe_machine
     from flashdsa.bench.versions import versions
     from flashdsa.cli.availability import implementation_rows
+    from flashdsa.jit.origins import kernel_origins
     from flashdsa.settings import Settings
 
     machine = describe_machine()
     rows = implementation_rows(machine)
     settings = Settings.from_environment().rows()
+    kernels = kernel_origins()
     if as_json:
         print_json(
             {
@@ -59,17 +63,23 @@ def info(as_json: bool) -> None:
                     {"variable": name, "value": value, "help": text}
                     for name, value, text in settings
                 ],
+                "kernels": kernels,
                 "implementations": rows,
             }
         )
         return
     console = new_console()
-    _print_machine(console, machine.as_dict(), versions())
+    _print_machine(console, machine.as_dict(), versions(), kernels)
     _print_settings(console, settings)
     _print_backends(console, rows)
 
 
-def _print_machine(console: Console, machine: dict[str, Any], found: dict[str, str | None]) -> None:
+def _print_machine(
+    console: Console,
+    machine: dict[str, Any],
+    found: dict[str, str | None],
+    kernels: list[dict[str, Any]],
+) -> None:
     gpus = [f"{g['name']} ({g['capability'][0]}.{g['capability'][1]})" for g in machine["gpus"]]
     cores = f"{machine['logical_cores']} cores, {machine['memory_bytes'] / 2**30:.1f} GiB"
     table = new_table([("", "left"), ("", "wrap")])
@@ -79,6 +89,8 @@ def _print_machine(console: Console, machine: dict[str, Any], found: dict[str, s
     table.add_row("system", machine["system"])
     for name, version in found.items():
         table.add_row(name, version or "not installed")
+    for row in kernels:
+        table.add_row(f"kernels of {row['backend']}", _kernels_said(row))
     print_table(console, "Machine and versions", table)
 
 
@@ -87,6 +99,16 @@ def _print_settings(console: Console, settings: list[tuple[str, str, str]]) -> N
     for row in settings:
         table.add_row(*row)
     print_table(console, "Settings", table)
+
+
+def _kernels_said(row: dict[str, Any]) -> str:
+    """How many functions of a backend come from where; --json names them."""
+    count = Counter(row["functions"].values())
+    said = [f"{number} {origin}" for origin, number in count.items()]
+    if row["object"]:
+        where = f"{row['object']}, {row['bytes'] / 1e6:.1f} MB"
+        said.append(where if row["state"] == "used" else f"{where}: {row['state']}, not used")
+    return "; ".join(said)
 
 
 def _print_backends(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import click
 from flashdsa.cli.bench import bench
 from flashdsa.cli.check import check
 from flashdsa.cli.demo import demo
+from flashdsa.cli.export import export
 from flashdsa.cli.info import info
 from flashdsa.cli.inspect import inspect
 from flashdsa.cli.lab import lab
@@ -80,6 +81,7 @@ def cli(verbose: bool) -> None:
       flashdsa inspect   what the compiler made of it: registers by role, spills, instructions
       flashdsa model     predicted times on a GPU that is not here, with the model's errors
       flashdsa lab       tensor-core instructions laid open: descriptors, operands, hazards
+      flashdsa export    solutions for FlashInfer-Bench
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
     0 done, 1 a check failed, 2 wrong input or something this machine cannot do.
@@ -91,7 +93,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench, lab, plan, inspect, model):
+for command in (demo, info, check, bench, lab, plan, inspect, model, export):
     cli.add_command(command)
 
 

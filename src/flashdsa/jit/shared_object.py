@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -69,6 +70,12 @@ def is_from(path: Path, sources: str) -> bool:
             return text.find(f"{_MARK}{sources};".encode()) >= 0
     except (OSError, ValueError):  # no such file, or an empty one
         return False
+
+
+def sources_of(path: Path) -> str:
+    """The hash of what `path` was built from; "" for another file."""
+    found = re.search(re.escape(_MARK).encode() + rb"([0-9a-z ]*);", path.read_bytes())
+    return found[1].decode() if found else ""
 
 
 def load_shared_object(path: Path) -> Callable[[str], Any]:

@@ -1,0 +1,74 @@
+"""What `make kernels` made, beside the objects: which functions, from what, with what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from flashdsa.jit.elf import exported_symbols
+from flashdsa.jit.shared_object import sources_of
+
+NAME = "manifest.json"
+EXPORT = "__tvm_ffi_"
+"""In front of a function's name, in its object."""
+CUDART = "12.8"
+"""The oldest CUDA runtime whose functions the objects call."""
+TOOLS = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13")
+
+
+def write_manifest(folder: Path) -> Path:
+    """Describe every object in `folder` as it is there."""
+    path = folder / NAME
+    content = {
+        "host": f"{platform.machine()}-linux",
+        "built_with": _tools(),
+        "requires": {"cudart": CUDART},
+        "objects": {one.name: describe(one) for one in sorted(folder.glob("*.so"))},
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any] | None:
+    """What `write_manifest` wrote there; None where it did not."""
+    try:
+        content: Mapping[str, Any] = json.loads((folder / NAME).read_text())
+    except OSError:
+        return None
+    return content
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """An object's hash, size, sources, and the functions that can be called in it."""
+    return {
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "bytes": path.stat().st_size,
+        "sources": sources_of(path),
+        "functions": function_names(path),
+    }
+
+
+def function_names(path: Path) -> list[str]:
+    """The compiled functions in an object."""
+    return [name.removeprefix(EXPORT) for name in exported_symbols(path) if name.startswith(EXPORT)]
+
+
+def _tools() -> dict[str, str]:
+    found = {}
+    for name in TOOLS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is not None:
+        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        found["cc"] = said.stdout.partition("\n")[0]
+    return found
