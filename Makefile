@@ -61,9 +61,9 @@ test-gpu: $(READY)  ## The tests that need a GPU, here on one
 bench: $(READY)  ## Measure the CPU backend; writes JSON and a chart under benchmarks/results/
 	$(BIN)/flashdsa bench all
 
-mutate: $(READY)  ## Break the CPU backend, and the Blackwell backward's synchronisation: is it noticed?
+mutate: $(READY)  ## Break the CPU backend, and kernels' synchronisation: is it noticed?
 	$(BIN)/python tools/mutate_cpu_backend.py
-	$(BIN)/python tools/mutate_sm100_backward.py
+	$(BIN)/python tools/mutate_kernels.py
 
 docs: $(READY)  ## Build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -1,7 +1,8 @@
-"""One launch of the Blackwell indexer's scores on random inputs, for ptxemu's tools.
+"""One launch of the Blackwell indexer, its scores alone or the fused one, for ptxemu's tools.
 
 ptxemu trace  --arch sm_100a --kernel logits --exec tools/launch_sm100_indexer.py
 ptxemu mutate --arch sm_100a --kernel logits --exec tools/launch_sm100_indexer.py
+ptxemu mutate --arch sm_100a --kernel indexer --exec tools/launch_sm100_indexer.py --fused
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import argparse
 
 import torch
 
-from flashdsa.kernels.indexer.sm100.build import compile_logits
+from flashdsa.kernels.indexer.sm100.build import compile_indexer, compile_logits
 from flashdsa.kernels.indexer.sm100.logits_plan import LogitsPlan
+from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_KEY_BYTES, PAGE_SIZE
 
 
@@ -22,12 +24,17 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--stages", type=int, default=6, help="few, so that all are used again")
     parser.add_argument("--pages-per-stage", type=int, default=2)
-    parser.add_argument("--ctas", type=int, default=1)
+    parser.add_argument("--ctas", type=int, default=1, help="or clusters of the fused indexer")
+    parser.add_argument("--fused", action="store_true", help="ids, not scores")
+    parser.add_argument("--topk", type=int, default=512, help="ids of a row")
+    parser.add_argument("--cluster-size", type=int, default=1, help="CTAs of a row, if fused")
     options = parser.parse_args()
-    plan = LogitsPlan(
-        num_heads=options.heads, stages=options.stages, pages_per_stage=options.pages_per_stage
-    )
-    function = compile_logits(plan)
+    stages = {"stages": options.stages, "pages_per_stage": options.pages_per_stage}
+    if options.fused:
+        indexer = IndexerPlan(options.heads, options.topk, scheduled=True, **stages)
+        function = compile_indexer(indexer)
+    else:
+        function = compile_logits(LogitsPlan(num_heads=options.heads, **stages))
     draw = torch.Generator().manual_seed(0)
     rows, longest = len(options.lengths), max(options.lengths)
     width = -(-longest // PAGE_SIZE)
@@ -46,9 +53,12 @@ def main() -> None:
         torch.randn(rows, options.heads, generator=draw),
         torch.tensor(options.lengths, dtype=torch.int32),
         torch.randint(-1, num_pages, (rows, width), generator=draw, dtype=torch.int32),
-        torch.zeros(rows, longest),
+        torch.zeros(rows, options.topk, dtype=torch.int32)
+        if options.fused
+        else torch.zeros(rows, longest),
     ]
-    function(*[argument.to("cuda") for argument in arguments], options.ctas)
+    sizes = (options.ctas, options.cluster_size) if options.fused else (options.ctas,)
+    function(*[argument.to("cuda") for argument in arguments], *sizes)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ On a machine with the GPU, with the kernels' object built (`make kernels`):
     python tools/sanitize.py --only compaction --tool racecheck --timeout 300
 
 "No hazards" means something only of a tool that finds some. So that it can be asked, mutants of the
-fused kernel, each with one synchronisation left out, are compiled where CuTe DSL is (no GPU there),
-and racecheck must report every one:
+fused kernel and the forward, each with one synchronisation left out, are compiled where CuTe DSL is
+(no GPU there), and racecheck must report every one:
 
     python tools/sanitize.py --build-controls controls
     python tools/sanitize.py --controls controls                # and all the rest, on the GPU
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from sanitize_cases import CASES
-from sanitize_controls import CONTROLS, RIGHT, object_of, verdict_of
+from sanitize_controls import CONTROLS, object_of, verdict_of
 from sanitize_results import Result, aligned, judge, table
 
 ROOT = Path(__file__).parents[1]
@@ -166,7 +166,7 @@ def build_controls(folder: Path) -> int:
             check=False,
         )
         found = read_verdict(folder, name) if done.returncode == 0 else None
-        wrong = found is None or bool(found) == (name == RIGHT)
+        wrong = found is None or bool(found) != CONTROLS[name].is_mutant
         failures += wrong
         said = "not built" if found is None else describe(found)
         print(f"{name:12} ptxemu: {said}{'   WRONG' if wrong else ''}", flush=True)
@@ -187,7 +187,7 @@ def describe(found: dict[str, int]) -> str:
 def control_is_right(result: Result) -> bool:
     """A mutant must be reported, unless racecheck cannot see what it does; the right kernel must
     not, and must end."""
-    if result.case == RIGHT or CONTROLS[result.case].unseen:
+    if not CONTROLS[result.case].is_mutant or CONTROLS[result.case].unseen:
         return result.clean
     return bool(result.reports or result.warnings)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.kernels.indexer.exact_inputs import Inputs
 
+from sanitize_forward import Forward
+
 DONE = "sanitized case: done"
 """What a case prints last, if its result was right."""
 NO_SUCH_PAGE = 1 << 30
@@ -171,6 +173,8 @@ CASES: dict[str, Callable[[], None]] = {
     "logits": logits,
     "top-k of scores": topk,
     "index-K cache": cache,
+    "forward": Forward(),
+    "grouped forward": Forward(queries=19, topk=140, group=4),
 }
 """By name."""
 

@@ -1,11 +1,12 @@
-"""Mutants of the fused indexer that racecheck must report, for tools/sanitize.py.
+"""Mutants of the fused indexer and the forward that racecheck must report, for tools/sanitize.py.
 
     python tools/sanitize_controls.py build NAME FOLDER
     python tools/sanitize_controls.py run NAME FOLDER
 
-A mutant is the kernel compiled while one of its barriers is left out, or with a read in front of a
-wait. None can hang: no decision that CTAs or threads take together depends on what is read too
-early. Its ids may be wrong, and may lie a little outside the output: there is room around it.
+A mutant is the kernel compiled while one of its barriers or waits is left out, or with a read in
+front of a wait. None can hang: no decision that CTAs or threads take together depends on what is
+read too early. Its ids may be wrong, and may lie a little outside the output: there is room around
+it.
 `build` needs CuTe DSL and no GPU; ptxemu's verdict on the mutant is in FOLDER/NAME.json.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 from sanitize_cases import DONE, Fused, launch
+from sanitize_forward import Forward, without_wait
 
 SHARED = Fused((700,), (1, 2, 1), num_heads=16, topk=512)
 """A cluster of two ranks a row; its bins are so small that wrong keys cannot fill one."""
@@ -33,7 +35,8 @@ GUARD = 1 << 22
 NO_WORD = -12345678
 """Neither a count nor a weight."""
 RIGHT = "right"
-"""The control that is no mutant: nothing may be reported of it."""
+RIGHT_FORWARD = "right forward"
+"""The controls that are no mutants: nothing may be reported of them."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,15 @@ class Control:
     Attributes:
         what: is wrong with it. case: launched once.
         barrier: that is left out: a function of the kernel, and which of its barriers.
+        wait: that is left out: a function of the kernel, and for which mbarrier.
         early: makes a context manager, in which the kernel is compiled with an early read.
         unseen: why racecheck reports nothing of it, which ptxemu does.
     """
 
     what: str
-    case: Fused
+    case: Fused | Forward
     barrier: tuple[str, int] | None = None
+    wait: tuple[str, str] | None = None
     early: Callable[[], AbstractContextManager[None]] | None = None
     unseen: str = ""
 
@@ -57,14 +62,37 @@ class Control:
         """In it the mutant is compiled."""
         if self.barrier:
             return without_barrier(*self.barrier)
+        if self.wait:
+            return without_wait(*self.wait)
         return self.early() if self.early else nullcontext()
+
+    @property
+    def right(self) -> str:
+        """The control of the kernel as it is."""
+        return RIGHT_FORWARD if isinstance(self.case, Forward) else RIGHT
+
+    @property
+    def is_mutant(self) -> bool:
+        """Whether anything is wrong with it."""
+        return bool(self.barrier or self.wait or self.early)
 
     @property
     def plan(self) -> Any:
         """What the mutant is compiled for."""
+        if isinstance(self.case, Forward):
+            return self.case.plan
         from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
         return IndexerPlan(num_heads=self.case.num_heads, topk=self.case.topk)
+
+    def compile(self) -> Any:
+        """The mutant's function."""
+        from flashdsa.kernels.indexer.sm90.build import compile_indexer
+
+        with self.mutate():
+            if isinstance(self.case, Forward):
+                return self.case.compile()
+            return compile_indexer(self.plan)
 
 
 BLOCK = re.compile(r"(then|else|while|loop|if|for)_.*\d+$")
@@ -194,6 +222,22 @@ CONTROLS = {
     "weights": Control(
         "weights: read before the bulk copy is complete", SHARED, early=weights_read_early
     ),
+    RIGHT_FORWARD: Control("nothing", Forward()),
+    "left P": Control(
+        "forward: the right tile's maxima are read before all are stored",
+        Forward(),
+        wait=("consume_left", "p1_full"),
+    ),
+    "right P": Control(
+        "forward: the left tile's maxima are read before all are stored",
+        Forward(),
+        wait=("consume_right", "p0_full"),
+    ),
+    "sums": Control(
+        "forward: the left sums are read before all are stored",
+        Forward(),
+        wait=("merge_sums", "left_sums"),
+    ),
 }
 """By name."""
 
@@ -203,28 +247,28 @@ def build(name: str, folder: Path) -> None:
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
     from flashdsa.jit.loader import installed_hash
     from flashdsa.jit.shared_object import build_shared_object
-    from flashdsa.kernels.indexer.sm90.build import compile_indexer
 
     control = CONTROLS[name]
-    plan = control.plan
-    with control.mutate():
-        function = compile_indexer(plan)
-    verdict = emulated(function, plan, control.case)
+    function = control.compile()
+    codes = [one.code for one in emulated(function, control) if one.level == "error"]
+    verdict = {code: codes.count(code) for code in sorted(set(codes))}
     build_shared_object(object_of(folder, name), {"control": function}, installed_hash("sm90"))
     text = json.dumps({"what": control.what, "emulator": verdict})
     verdict_of(folder, name).write_text(text + "\n")
 
 
-def emulated(function: Any, plan: Any, case: Fused) -> dict[str, int]:
-    """Code of an error that ptxemu's check finds -> how many of it, at different places."""
+def emulated(function: Any, control: Control) -> list[Any]:
+    """What ptxemu's check finds."""
     from ptxemu.cutedsl import emulate
 
+    case = control.case
+    if isinstance(case, Forward):
+        return case.emulated(function)
     inputs = case.inputs()
     ids = guarded(inputs.output(case.topk))
     with emulate(arch="sm_90a", on_finding="collect") as run:
-        launch(function, plan, inputs, ids, case.clusters)
-    codes = [finding.code for finding in run.findings if finding.level == "error"]
-    return {code: codes.count(code) for code in sorted(set(codes))}
+        launch(function, control.plan, inputs, ids, case.clusters)
+    return run.findings
 
 
 def run(name: str, folder: Path) -> None:
@@ -234,16 +278,23 @@ def run(name: str, folder: Path) -> None:
     from flashdsa.jit.shared_object import is_from, load_shared_object
 
     control = CONTROLS[name]
-    inputs = control.case.inputs()
-    expected = control.case.expected(inputs)
-    for one in dict.fromkeys((RIGHT, name)):
+    for one in dict.fromkeys((control.right, name)):
         path = object_of(folder, one)
         if not is_from(path, installed_hash("sm90")):
             sys.exit(f"{path}: built from other sources")
-        function = load_shared_object(path)("control")
-        ids = guarded(expected.cuda())
-        launch(function, control.plan, inputs.to("cuda"), ids, control.case.clusters)
-        print(f"{one}: {int((ids.cpu() != expected).sum())} of {expected.numel()} ids are wrong")
+        print(f"{one}: {launched(load_shared_object(path)('control'), control)}")
+
+
+def launched(function: Any, control: Control) -> str:
+    """What became of a launch on the GPU."""
+    case = control.case
+    if isinstance(case, Forward):
+        return case.wrong(function) or "right"
+    inputs = case.inputs()
+    expected = case.expected(inputs)
+    ids = guarded(expected.cuda())
+    launch(function, control.plan, inputs.to("cuda"), ids, case.clusters)
+    return f"{int((ids.cpu() != expected).sum())} of {expected.numel()} ids are wrong"
 
 
 def guarded(like: Any) -> Any:

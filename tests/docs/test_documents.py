@@ -112,3 +112,10 @@ def test_documents_stay_short() -> None:
 def test_every_public_name_is_in_the_api_page() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text()
     assert set(re.findall(r"::: flashdsa\.api\.(\w+)", text)) == set(flashdsa.__all__)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=name)
+def test_code_fits_the_site(page: Path) -> None:
+    """So many columns the site shows at 1,300 pixels beside both menus; what is behind is cut."""
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 100] == []

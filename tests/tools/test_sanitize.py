@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def test_silence_is_no_success(sanitize: ModuleType) -> None:
 def test_the_right_kernel_must_be_clean(sanitize: ModuleType) -> None:
     for output, right in ((NO_RACES, True), (RACES, False)):
         text = DONE + output
-        result = sanitize.judge(sanitize.RIGHT, "racecheck", text, 0, 1.0, 60)
+        result = sanitize.judge("right", "racecheck", text, 0, 1.0, 60)
         assert sanitize.control_is_right(result) == right
 
 
@@ -160,10 +161,24 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType
         return real(*args, **kwargs)
 
     with patch.object(cute.arch, "barrier", barrier):
-        compile_plan(INDEXER, sanitize.CONTROLS[sanitize.RIGHT].plan)
+        compile_plan(INDEXER, sanitize.CONTROLS["right"].plan)
     lacking = [control.barrier for control in sanitize.CONTROLS.values() if control.barrier]
     assert len(lacking) >= 5
     assert [one for one in lacking if one[1] >= len(found.get(one[0], ()))] == []
+
+
+@pytest.mark.parametrize("name", ["left P", "right P", "sums"])
+def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType, name: str) -> None:
+    """By its source: compiling the three takes as long as all tests of this file."""
+    pytest.importorskip("cutlass", reason="needs CuTe DSL, of which the kernel's sources are")
+    from flashdsa.kernels.sparse_mla.sm90.fwd import epilogue, left, right
+    from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+
+    function, barrier = sanitize.CONTROLS[name].wait
+    (owner,) = (m for m in (epilogue, left, right) if hasattr(m, function))
+    source = inspect.getsource(getattr(owner, function))
+    assert f'"{barrier}").wait_for(' in source or "other_sums).wait_for(" in source
+    assert barrier in {one.name for one in FwdPlan().barriers}
 
 
 def test_results_are_written(sanitize: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

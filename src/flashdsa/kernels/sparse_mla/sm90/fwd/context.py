@@ -10,7 +10,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
 
-SCORES_DONE, P_FREE, MERGE = 1, 2, 3
+SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""
 
 

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.fwd.context import MERGE, Context
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import Context
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, HALF_DIMS, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import OF_OUT
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
@@ -22,6 +21,8 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
+SUMS = ("left_sums", "right_sums")
+"""The barriers of the sides' sums."""
 BLOCK_DIMS = 32
 """Dims that four lanes exchange and store at once, 8 each."""
 
@@ -62,12 +63,16 @@ def place_of(w: Output, item: Int32) -> Place:
 
 @cute.jit
 def write_item(
-    w: Output, out: cute.Tensor, rows: Rows, item: Int32, side: cutlass.Constexpr
+    w: Output, out: cute.Tensor, rows: Rows, items: Int32, side: cutlass.Constexpr
 ) -> None:
-    """A consumer's half of O, divided by the rows' sums; side 0 writes lse besides."""
+    """A consumer's half of O, divided by the rows' sums; side 0 writes lse besides.
+
+    Args:
+        items: that the CTA has ended before.
+    """
     ctx = w.ctx
-    sums = merge_sums(ctx, rows, w.scale, side)
-    place = place_of(w, item)
+    sums = merge_sums(ctx, rows, w.scale, items, side)
+    place = place_of(w, ctx.first_item + items * ctx.num_ctas)
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         total, head = sums[h], place.head
@@ -107,19 +112,22 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cute.jit
-def merge_sums(ctx: Context, rows: Rows, scale: Scale, side: cutlass.Constexpr) -> list[Float32]:
+def merge_sums(
+    ctx: Context, rows: Rows, scale: Scale, items: Int32, side: cutlass.Constexpr
+) -> list[Float32]:
     """The rows' sums over both consumers' tiles, against O's maxima."""
+    own_sums, other_sums = SUMS[side], SUMS[1 - side]
     shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
-    # MERGE: both consumers have read what the item before left.
-    cute.arch.barrier(barrier_id=MERGE, number_of_threads=2 * WARPGROUP_SIZE)
+    # The other consumer read the sums of the item before in front of its P of this item, and this
+    # one has waited for that P.
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             shared[(side * 2) * ROWS + row + 8 * h] = own[h]
             shared[(side * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
-    # MERGE: both have written.
-    cute.arch.barrier(barrier_id=MERGE, number_of_threads=2 * WARPGROUP_SIZE)
+    ctx.barriers(own_sums).arrive()
+    ctx.barriers(other_sums).wait_for(items)
     sums = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         others = shared[(1 - side) * 2 * ROWS + row + 8 * h]

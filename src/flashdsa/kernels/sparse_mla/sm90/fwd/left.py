@@ -108,7 +108,7 @@ def consume_left(role: Left) -> None:
         # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
         cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
         store_p(ctx, p, rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
-        arrive_warp(ctx, "p0_full")
+        ctx.barriers("p0_full").arrive()
         rescale_to_own(out, rows, role.scale)
         multiply_own(out, p, v0)
         warpgroup.wait_group(0)
@@ -127,7 +127,7 @@ def consume_left(role: Left) -> None:
         if more:
             finish_scores(ctx, step)
         if flags != 0:
-            write_item(role.output, out, rows, ctx.first_item + items * ctx.num_ctas, 0)
+            write_item(role.output, out, rows, items, 0)
             restart(rows)
             out.fill(0.0)
             items += 1

@@ -152,7 +152,10 @@ class FwdPlan:
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of Q complete a phase an item, all others a phase a step.
+        Those of Q and of the sums complete a phase an item, all others a phase a step. At those
+        of P and of the sums every thread arrives for what it has read and written itself:
+        compute-sanitizer's racecheck does not see what a warp's lanes did before one of them
+        arrives for all. That costs no time.
         """
         gather, left, right = self.roles
         one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
@@ -174,6 +177,8 @@ class FwdPlan:
                 "q_free", 1, left, warps, gather, 0, "the item's scores are computed",
                 also_produced_by=right,
             ),
-            Barrier("p0_full", 1, left, warps, right, 0, "P of tile 0 and its maxima are there"),
-            Barrier("p1_full", 1, right, warps, left, 0, "P of tile 1 and its maxima are there"),
+            Barrier("p0_full", 1, left, every, right, 0, "P of tile 0 and its maxima are there"),
+            Barrier("p1_full", 1, right, every, left, 0, "P of tile 1 and its maxima are there"),
+            Barrier("left_sums", 1, left, every, right, 0, "left's sums of the item are there"),
+            Barrier("right_sums", 1, right, every, left, 0, "right's sums of the item are there"),
         )  # fmt: skip

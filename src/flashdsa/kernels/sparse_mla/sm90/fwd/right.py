@@ -97,7 +97,7 @@ def consume_right(role: Right) -> None:
         exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2)
         # P of the step before: the other consumer was done with it before p0_full of this one.
         store_p(ctx, p, rows, ctx.arena.address("p"), 1)
-        arrive_warp(ctx, "p1_full")
+        ctx.barriers("p1_full").arrive()
         warpgroup.wait_group(0)
         arrive_warp(ctx, "right_free", 0)
         rescale_to_own(out, rows, role.scale)
@@ -106,7 +106,7 @@ def consume_right(role: Right) -> None:
         arrive_warp(ctx, "right_free", 1)
         step += 1
         if flags != 0:
-            write_item(role.output, out, rows, ctx.first_item + items * ctx.num_ctas, 1)
+            write_item(role.output, out, rows, items, 1)
             restart(rows)
             out.fill(0.0)
             items += 1

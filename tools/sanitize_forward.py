@@ -1,0 +1,135 @@
+"""Small calls of the Hopper forward for tools/sanitize.py, and what is left out of its mutants."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+
+CTAS = 2
+"""So few that each has several work items."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A launch of the forward, judged against float64.
+
+    Attributes:
+        queries: S. topk: slots of each. group: queries that share a work item.
+    """
+
+    queries: int = 5
+    topk: int = 200
+    group: int = 1
+    num_keys: int = 90
+
+    @property
+    def plan(self) -> FwdPlan:
+        """What it is compiled for."""
+        from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+
+        return FwdPlan(group=self.group)
+
+    def compile(self) -> Any:
+        """The kernel's function."""
+        from flashdsa.jit.loader import compile_plan
+        from flashdsa.kernels.catalog import SPARSE_MLA_FWD
+
+        return compile_plan(SPARSE_MLA_FWD, self.plan)
+
+    def __call__(self) -> None:
+        """Launch once, and judge."""
+        from flashdsa.jit.loader import load
+        from flashdsa.kernels.catalog import SPARSE_MLA_FWD
+
+        wrong = self.wrong(load(SPARSE_MLA_FWD, self.plan))
+        if wrong:
+            sys.exit(wrong)
+
+    def emulated(self, function: Any) -> list[Any]:
+        """ptxemu's findings."""
+        from types import MappingProxyType
+
+        from flashdsa.backends.emulated.devices import Device
+        from flashdsa.backends.emulated.runner import Emulator
+
+        emulator = Emulator(Device(CTAS, MappingProxyType({1: CTAS})), on_finding="collect")
+        self._launch(function, emulator, "cpu")
+        return emulator.findings
+
+    def wrong(self, function: Any) -> str:
+        """What is wrong with the results on the GPU; "" if nothing is."""
+        from flashdsa.backends.gpu.runner import Gpu
+        from flashdsa.verify.compare import failures
+        from flashdsa.verify.judge_sparse_mla import judge_forward
+
+        gpu = Gpu(0)
+        gpu.num_sms = CTAS
+        return "; ".join(
+            failures(judge_forward(*self._launch(function, gpu, "cuda"), backend="sm90"))
+        )
+
+    def _launch(self, function: Any, runner: Any, device: str) -> tuple[Any, Tensor, Tensor]:
+        """Inputs, O and lse."""
+        import torch
+
+        from flashdsa.backends.sm90.sparse_mla import launch
+        from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS
+        from flashdsa.operands import SparseMlaOperands
+        from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+
+        case = SparseMlaCase(
+            "sanitized",
+            self.queries,
+            self.num_keys,
+            ROWS // self.group,
+            self.topk,
+            duplicates=True,
+            invalid=True,
+        )
+        inputs = make_sparse_mla_inputs(case, 0, device)
+        kv = inputs.kv.view(-1, case.d_qk)
+        operands = SparseMlaOperands(inputs.q, kv, inputs.indices, None, None)
+        out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+        lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
+        with runner.launching():
+            launch(runner, function, self.plan, operands, out, lse, case.d_qk**-0.5)
+        return inputs, out, lse
+
+
+@contextmanager
+def without_wait(function: str, barrier: str) -> Iterator[None]:
+    """Leave out a function's waits for an mbarrier.
+
+    Raises:
+        LookupError: it has none; the kernel has changed.
+    """
+    from flashdsa.dsl.pipeline import Barriers
+
+    real = Barriers.wait_for
+    left_out: list[str] = []
+
+    def wait_for(self: Any, number: Any) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        callers = []
+        while frame is not None:
+            callers.append(frame.f_code.co_name)
+            frame = frame.f_back
+        if self.planned.name == barrier and function in callers:
+            left_out.append(barrier)
+        else:
+            real(self, number)
+
+    with patch.object(Barriers, "wait_for", wait_for):
+        yield
+    if not left_out:
+        raise LookupError(f"{function} does not wait for {barrier}")
