@@ -12,6 +12,8 @@ import re
 import sys
 from pathlib import Path
 
+from PIL import Image
+
 from flashdsa.cli.plan_document import describe
 from flashdsa.cli.plan_picture import draw_plan
 from flashdsa.cli.plan_tables import PlanTable, table_as_markdown, tables
@@ -50,6 +52,7 @@ def main() -> int:
     for page in old:
         page.write_text(updated(page.read_text()))
     draw_plan(MLA_BWD.variants[0], PICTURE)
+    Image.open(PICTURE).convert("RGB").quantize(256).save(PICTURE, optimize=True)  # a third
     return 0
 
 
