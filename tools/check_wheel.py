@@ -68,12 +68,13 @@ def problems(wheel: Path, *, every_function: bool = True) -> list[str]:
 
 
 def _wrong_records(archive: zipfile.ZipFile) -> list[str]:
-    """Files whose hash is not the one in RECORD, and files that are not listed."""
+    """Files whose hash is not the one in RECORD, that are not listed, or listed and not there."""
     (record,) = (n for n in archive.namelist() if n.endswith(".dist-info/RECORD"))
     listed = {row[0]: row[1] for row in csv.reader(io.StringIO(archive.read(record).decode()))}
     wrong = [f"not in RECORD: {n}" for n in archive.namelist() if n not in listed and n[-1] != "/"]
+    wrong += [f"not there: {name}" for name in listed if name not in archive.namelist()]
     for name, value in listed.items():
-        if value:
+        if value and name in archive.namelist():
             digest = hashlib.sha256(archive.read(name)).digest()
             own = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
             wrong += [] if value == f"sha256={own}" else [f"another hash than in RECORD: {name}"]

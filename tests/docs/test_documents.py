@@ -55,6 +55,20 @@ def test_python_of_the_guide_to_the_indexers_training_runs() -> None:
     assert (names["to_q"].weight.grad != 0).any() and (names["kl"] > 0).all()
 
 
+def test_migration_python_runs() -> None:
+    pytest.importorskip("transformers", reason="needs transformers")
+    (block,) = python_blocks(ROOT / "docs" / "guides" / "migration.md")
+    exec(compile(block, "migration.md", "exec"), {})
+
+
+def test_serving_python_runs() -> None:
+    names: dict[str, object] = {}
+    for block in python_blocks(ROOT / "docs" / "guides" / "serving.md"):
+        exec(compile(block, "serving.md", "exec"), names)
+    assert names["out"].shape == (2, 64, 512)
+    assert (names["ids"] >= 0).sum().item() == 3500
+
+
 def test_the_operand_of_a_wrong_mma_is_gathered() -> None:
     (block,) = python_blocks(ROOT / "docs" / "guides" / "wrong-mma-result.md")
     names: dict[str, object] = {}
