@@ -163,7 +163,6 @@ def token_ids(seq_len: int, tokens: Tensor, topk: int, kind: str) -> Tensor:
 def exactness(run: Run) -> None:
     """A small sequence on all ranks against one GPU that holds it all."""
     seq_len = min(run.seq_len, 2048)
-    layout = SequenceLayout.zigzag(seq_len, run.mesh)
     generator = torch.Generator(run.device).manual_seed(1)
 
     def normal(*shape: int) -> Tensor:
@@ -173,36 +172,28 @@ def exactness(run: Run) -> None:
     d_out = normal(seq_len, run.heads, D_V)
     tokens = torch.arange(seq_len, device=run.device)
     ids = token_ids(seq_len, tokens, run.topk, "random")
-    local_q, local_kv, local_d_out = (layout.shard(one) for one in (q, kv, d_out))
-    slots = layout.key_row(layout.shard(ids, padding=-1))
-    expected = flashdsa.sparse_mla_fwd(q, kv, ids)[0]
-    out = context_parallel_sparse_mla(local_q, local_kv, slots, run.mesh)
-    _say_all(run, "O bit-equal to one GPU", torch.equal(out, layout.shard(expected)))
-
-    def gradients(q: Tensor, kv: Tensor, d_out: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
-        q, kv = q.detach().requires_grad_(), kv.detach().requires_grad_()
-        if how:
-            out = context_parallel_sparse_mla(q, kv, slots, run.mesh, **how)
-        else:
-            out = flashdsa.sparse_mla(q, kv, ids)
-        dq, dkv = torch.autograd.grad(out, (q, kv), d_out)
-        return dq, dkv
-
+    whole = [one.requires_grad_() for one in (q, kv)]
+    out = flashdsa.sparse_mla(q, kv, ids)
     try:
-        dq, dkv = gradients(q, kv, d_out)
+        dq, dkv = torch.autograd.grad(out, whole, d_out)
     except UnsupportedError as error:
         run.say("exactness", "backward", f"not available: {error}")
         return
-    for how in ({"grad_wire": "fp32"}, {"grad_wire": "bf16"}):
-        found_dq, found_dkv = gradients(local_q, local_kv, local_d_out, **how)
-        wire = how["grad_wire"]
-        _say_all(run, f"dQ bit-equal, {wire} wire", torch.equal(found_dq, layout.shard(dq)))
-        wanted = layout.shard(dq).double()
-        off = float((found_dq.double() - wanted).norm() / wanted.norm())
-        run.say("exactness", f"dQ against one GPU's, {wire} wire, rank 0", off)
-        whole = layout.unshard(found_dkv).double()
-        error = float((whole - dkv.double()).norm() / dkv.double().norm())
-        run.say("exactness", f"dKV against one GPU's, {wire} wire", error)
+    for kind, wire in (("zigzag", "fp32"), ("zigzag", "bf16"), ("contiguous", "fp32")):
+        layout = getattr(SequenceLayout, kind)(seq_len, run.mesh)
+        local = [layout.shard(one.detach()).requires_grad_() for one in (q, kv)]
+        slots = layout.key_row(layout.shard(ids, padding=-1))
+        found = context_parallel_sparse_mla(*local, slots, run.mesh, grad_wire=wire)  # type: ignore[arg-type]
+        found_dq, found_dkv = torch.autograd.grad(found, local, layout.shard(d_out))
+        how, wanted = f"{kind}, {wire} wire", layout.shard(dq)
+        _say_all(run, f"O bit-equal to one GPU's, {how}", torch.equal(found, layout.shard(out)))
+        _say_all(run, f"dQ bit-equal, {how}", torch.equal(found_dq, wanted))
+        run.say("exactness", f"dQ of rank 0 off by, {how}", _off(found_dq, wanted))
+        run.say("exactness", f"dKV off by, {how}", _off(layout.unshard(found_dkv), dkv))
+
+
+def _off(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
 def _say_all(run: Run, name: str, here: bool) -> None:

@@ -54,7 +54,7 @@ def check_attention_on_gpus() -> None:
             )
             assert torch.equal(found, layout.shard(out)), layout
             found_dq, found_dkv = torch.autograd.grad(found, local, layout.shard(d_out))
-            # Not bit by bit: the Hopper backward groups queries by the lists of the whole launch.
+            # Not bit by bit: the Hopper backward takes rows in the order of their numbers.
             wanted = layout.shard(dq).double()
             assert (found_dq.double() - wanted).norm() <= 2.5e-3 * wanted.norm(), layout
             error = (layout.unshard(found_dkv).double() - dkv.double()).norm() / dkv.norm()

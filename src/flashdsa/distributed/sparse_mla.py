@@ -141,9 +141,9 @@ def context_parallel_sparse_mla(
     """`flashdsa.sparse_mla` of this rank's queries over the keys of all ranks.
 
     The kv shards are gathered, forward and backward; O and dQ have the bits of one process that
-    holds everything, in any layout (dQ of the Hopper backward where it groups queries alike, which
-    it decides by the lists of a launch). kv's gradient is the sum over ranks: each rank's share in
-    fp32 (fp64 for fp64), sent as `grad_wire` says, added in fp32, rounded once.
+    holds everything, in any layout, with kernels that take a query's rows in the order of its
+    slots. kv's gradient is the sum over ranks: each rank's share in fp32 (fp64 for fp64), sent as
+    `grad_wire` says, added in fp32, rounded once.
 
     Args:
         q_local: (S, H, d_qk) bf16, fp16, fp32 or fp64; S may differ between ranks and be 0.
