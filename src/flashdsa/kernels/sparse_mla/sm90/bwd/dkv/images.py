@@ -1,15 +1,18 @@
 """Role images: P and dS of every tile, from the spool into the ring."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.pipeline import RingProducer
-from flashdsa.dsl.tma import load_bytes
+from flashdsa.dsl.pipeline import RingProducer, state_in_turn
+from flashdsa.dsl.tma import load_bytes, prefetch_bytes
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import image_of
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import DS_IMAGE, IMAGE_BYTES, IMAGES, P_IMAGE
+
+TILES_AHEAD = 2
+"""That are fetched into the second-level cache."""
 
 
 class Images(NamedTuple):
@@ -17,6 +20,14 @@ class Images(NamedTuple):
 
     ctx: Context
     spool: cute.Tensor  # (bytes,) uint8
+
+
+@cute.jit
+def prefetch_tile(sources: list[Any], tiles: Int32) -> None:
+    """Images `tiles` tiles behind `sources` into the second-level cache: the ring is too small for
+    the way to device memory."""
+    for source in sources:
+        prefetch_bytes(source + tiles * (IMAGES * IMAGE_BYTES), IMAGES * IMAGE_BYTES)
 
 
 @cute.jit
@@ -28,16 +39,26 @@ def load_all(role: Images) -> None:
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
+        first = item.local * plan.row_blocks
+        sources = [
+            image_of(role.spool, first + block, 0, ctx.lists.capacity, P_IMAGE)
+            for block in range(plan.row_blocks)
+        ]
+        for tile in cutlass.range(cutlass.min(item.tiles, Int32(TILES_AHEAD)), unroll=1):
+            prefetch_tile(sources, tile)
         for tile in cutlass.range(item.tiles, unroll=1):
+            if tile + TILES_AHEAD < item.tiles:
+                prefetch_tile(sources, Int32(TILES_AHEAD))
+            slot, announced = free.state(number), full.state(number)
             for part in cutlass.range_constexpr(plan.parts):
-                block = item.local * plan.row_blocks + part // IMAGES
+                at = state_in_turn(slot, part, plan.parts, plan.slots)
+                stage = state_in_turn(announced, part, plan.parts, plan.full_barriers).stage
                 image = P_IMAGE if part % IMAGES else DS_IMAGE
-                at = free.state(number + part)
-                stage = full.state(number + part).stage
+                source = sources[part // IMAGES] + image * IMAGE_BYTES
                 # image_free: the image that lay in the slot has been read.
                 RingProducer(full, free).acquire(at)
                 full.arrive_and_expect_tx(None, stage)
-                source = image_of(role.spool, block, tile, ctx.lists.capacity, image)
                 load_bytes(ring + at.stage * IMAGE_BYTES, source, IMAGE_BYTES, full.at(stage))
+            sources = [source + IMAGES * IMAGE_BYTES for source in sources]
             number += plan.parts
         item_number += ctx.work.num_ctas
