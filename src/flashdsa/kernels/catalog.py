@@ -178,7 +178,7 @@ MLA_BWD_SCORES = KernelSpec(
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=(
-        *(ScoresPlan(queries, fewer=queries // 2) for queries in (2, 4, 8)),
+        *(ScoresPlan(queries, fewer=queries // 2) for queries in (2, 4)),
         *(ScoresPlan(queries) for queries in (1, 2, 4, 8)),
         ScoresPlan(16, split_warps=True),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan, dq_slices
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS, WARP_ROWS, ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS, group_queries, spool_bytes
 from flashdsa.kernels.sparse_mla.sm90.members import members_bits
@@ -22,9 +23,9 @@ from flashdsa.operands import MlaBwdOperands
 MOST_WORKSPACE_BYTES = 1 << 30
 """Of the spool and the lists of one launch; queries that need more are launched in parts."""
 
-RATIO = {128: 1.4, 64: 1.6, 32: 2.2}
+RATIO = {128: 1.2, 64: 1.4}
 """By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
-Where it is longer groups of 128 rows are faster."""
+Where it is longer groups of 128 rows are faster; with fewer heads they always are."""
 
 
 class Grouping(NamedTuple):
@@ -158,7 +159,7 @@ def backward(
 
 
 def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> Grouping:
-    """Groups of 256 rows with 32 heads and more, where queries have much in common, else of 128.
+    """Groups of 256 rows with 64 heads and more, where queries have much in common, else of 128.
 
     With fewer heads a group of 128 rows has many queries anyway. And with few queries larger groups
     would leave streaming multiprocessors idle.
@@ -173,10 +174,16 @@ def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> G
     return Grouping(group_queries(num_heads, 2), 2, topk)
 
 
-def scores_plan(grouping: Grouping, num_heads: int) -> ScoresPlan:
-    """Of the grouping, and of the second one, if there is."""
+@lru_cache
+def plans_of(grouping: Grouping, num_heads: int) -> tuple[ScoresPlan, list[DqPlan], list[DkvPlan]]:
+    """Of P and dS, and of dQ and dKV by each grouping."""
     fewer = [one.queries for one in grouping.groupings[1:]]
-    return ScoresPlan(grouping.queries, num_heads < WARP_ROWS, *fewer)
+    row_blocks = [one.row_blocks for one in grouping.groupings]
+    return (
+        ScoresPlan(grouping.queries, num_heads < WARP_ROWS, *fewer),
+        [DqPlan(blocks) for blocks in row_blocks],
+        [DkvPlan(blocks) for blocks in row_blocks],
+    )
 
 
 def allocate(runner: Runner, grouping: Grouping, groups: int) -> Workspace:
@@ -213,13 +220,11 @@ def launch(
     """
     num_queries, num_heads, _ = operands.q.shape
     at_a_time = min(grouping.groups_at_a_time, -(-num_queries // grouping.queries))
-    scores = runner.function(MLA_BWD_SCORES, scores_plan(grouping, num_heads))
+    of_scores, *of_products = plans_of(grouping, num_heads)
+    scores = runner.function(MLA_BWD_SCORES, of_scores)
     products = [
-        (
-            runner.function(MLA_BWD_DQ, DqPlan(one.row_blocks)),
-            runner.function(MLA_BWD_DKV, DkvPlan(one.row_blocks)),
-        )
-        for one in grouping.groupings
+        (runner.function(MLA_BWD_DQ, dq_plan), runner.function(MLA_BWD_DKV, dkv_plan))
+        for dq_plan, dkv_plan in zip(*of_products, strict=True)
     ]
     workspace = allocate(runner, grouping, at_a_time)
     with runner.launching():
@@ -295,7 +300,7 @@ def launch_products(
     rows, _, counts, present, _ = part.lists[number]
     groups = counts.shape[0]
     taken = 0, groups, workspace.choice, number
-    num_ctas = min(groups * DqPlan(grouping.groupings[number].row_blocks).slices, num_sms)
+    num_ctas = min(groups * dq_slices(grouping.groupings[number].row_blocks), num_sms)
     compute_dq(workspace.spool, rows, counts, kv, part.dq, *taken, num_ctas)
     num_ctas = min(groups * DKV_SLICES, num_sms)
     of_rows = counts, present, q, dO, part.dkv, part.heads

@@ -24,6 +24,11 @@ WARPGROUPS = 2
 STAGES = 4
 
 
+def dq_slices(row_blocks: int) -> int:
+    """Items of a group of so many row blocks: parts of the 576 dims."""
+    return 3 if row_blocks == 4 else 2
+
+
 @dataclass(frozen=True)
 class DqPlan:
     """One compiled dQ: choices first, then what follows from them.
@@ -63,7 +68,7 @@ class DqPlan:
     @property
     def slices(self) -> int:
         """Items of a group: parts of the 576 dims."""
-        return 3 if self.row_blocks == 4 else 2
+        return dq_slices(self.row_blocks)
 
     @property
     def slice_dims(self) -> int:
