@@ -1,0 +1,95 @@
+"""The Hopper backward on a GPU, where it is not what every backend's tests ask for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
+from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+def fuzzed(seed: int) -> SparseMlaCase:
+    """A shape and features drawn at random."""
+    rng = random.Random(seed)
+    num_keys, topk = rng.choice((1, 40, 200, 1000)), rng.choice((1, 7, 64, 70, 129, 300))
+    return SparseMlaCase(
+        f"fuzz {seed}",
+        rng.choice((1, 2, 3, 5, 9, 17, 100)),
+        num_keys,
+        rng.choice((8, 16, 32, 64, 128)),
+        topk,
+        duplicates=rng.random() < 0.3,
+        invalid=rng.random() < 0.5,
+        empty_rows=rng.random() < 0.3,
+        topk_length=rng.random() < 0.5,
+        poison=rng.random() < 0.5,
+        attn_sink=rng.choice((None, "finite", "infinite")),
+        strided=rng.random() < 0.2,
+        cancels=num_keys == 1 or topk == 1,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fuzzed_shapes_are_within_the_contract(seed: int) -> None:
+    inputs = make_sparse_mla_inputs(fuzzed(seed), seed, "cuda")
+    assert failures(check_backward(inputs, "sm90")) == []
+
+
+def gradients(inputs: SparseMlaInputs) -> tuple[torch.Tensor, ...]:
+    """dQ and dKV on the current stream."""
+    O, lse = forward_results(inputs)
+    operands = (inputs.q, inputs.kv, inputs.do, lse.cuda(), O.cuda(), inputs.indices)
+    return flashdsa.mla_bwd(*operands, backend="sm90")[:2]
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_a_graph_replays_it_on_new_values(heads: int) -> None:
+    """dQ bit for bit, dKV but for the order of its sums; the choice of groups is on the device."""
+    inputs = make_sparse_mla_inputs(SparseMlaCase("graph", 200, 300, heads, 64), 0, "cuda")
+    O, lse = (x.cuda() for x in forward_results(inputs))
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+        return flashdsa.mla_bwd(*operands, backend="sm90")[:2]
+
+    backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward()
+    inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
+    graph.replay()
+    torch.cuda.synchronize()
+    dq, dkv = backward()
+    assert torch.equal(captured[0], dq)
+    torch.testing.assert_close(captured[1], dkv, rtol=1e-4, atol=1e-3)
+
+
+def test_two_streams_do_not_share_a_workspace() -> None:
+    case = SparseMlaCase("streams", 300, 500, 128, 200)
+    inputs = [make_sparse_mla_inputs(case, seed, "cuda") for seed in range(2)]
+    alone = [gradients(one) for one in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(3):
+        together = []
+        for one, stream in zip(inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                together.append(gradients(one))
+        torch.cuda.synchronize()
+        for got, expected in zip(together, alone, strict=True):
+            assert torch.equal(got[0], expected[0])
+            torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-3)
