@@ -10,7 +10,6 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.pipeline import PipelineState, state_in_turn
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import KEYS, add_tile
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
@@ -20,7 +19,6 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import (
     SLICE_DIMS,
     SLICES,
     WARPGROUPS,
-    DkvPlan,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, arrive_warp, multiply
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, IMAGES, TILE_KEYS
@@ -51,11 +49,6 @@ class Tile(NamedTuple):
     closes: Boolean  # its last one
 
 
-def slot_of(plan: DkvPlan, first: PipelineState, part: int) -> Any:
-    """Where the part's image lies in the ring, `first` being that of the tile's first one."""
-    return state_in_turn(first, part, plan.parts, plan.slots).stage
-
-
 @cute.jit
 def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
     """This warp has read the part's image, and behind the item's last tile the part's rows."""
@@ -63,7 +56,7 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
     free = ctx.barriers("image_free")
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
-        free.arrive(slot_of(ctx.plan, free.state(tile.first_image), part))
+        free.arrive(free.state(tile.first_image + part).stage)
         if tile.closes:
             ctx.barriers("rows_free").arrive(part)
 
@@ -72,22 +65,21 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
     """All products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
     ctx = role.ctx
-    plan, full = ctx.plan, ctx.barriers("image_full")
-    slot = ctx.barriers("image_free").state(tile.first_image)
-    announced = full.state(tile.first_image)
+    full = ctx.barriers("image_full")
     ring, rows = ctx.arena.address("ring"), ctx.arena.address("rows")
     for part in cutlass.range_constexpr(ctx.plan.parts):
+        number = tile.first_image + part
         if tile.opens:
             ctx.barriers("rows_full").wait_round(tile.items, part)
             # The rows have been copied by threads; the fence shows them to wgmma.
             cute.arch.fence_proxy("async.shared", space="cta")
-        at = state_in_turn(announced, part, plan.parts, plan.full_barriers)
-        full.wait(at.phase, at.stage)
+        full.wait_for(number)
+        slot = ctx.barriers("image_free").state(number).stage
         warpgroup.fence()
         multiply(
             acc,
             LAST_LATENT_DIMS if last and part % IMAGES else SLICE_DIMS,
-            (along_k(ring + slot_of(plan, slot, part) * IMAGE_BYTES), IMAGE_STEP),
+            (along_k(ring + slot * IMAGE_BYTES), IMAGE_STEP),
             (along_n(rows + part * PART_BYTES), ROWS_STEP),
             transposed=False,
             clear=part == 0,
