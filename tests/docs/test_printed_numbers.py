@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,55 @@ def chain_error(size: int) -> float:
         indices,
     )[0]
     return float((dQ - exact).norm() / exact.norm())
+
+
+RESULTS = DOCS.parent / "benchmarks/results/ptxemu"
+CAMPAIGNS = {
+    "CUTLASS GEMM `sm_90a`, cluster 2x1": "cutlass-gemm-sm_90a",
+    "quack 0.6.5 GEMM `sm_90a`, 3 launches": "quack-gemm-sm_90a",
+    "CUTLASS FMHA `sm_90a`": "cutlass-fmha-sm_90a",
+    "cuDNN DSA backward `sm_90a`": "cudnn-dsa-backward-sm_90a",
+    "CUTLASS GEMM `sm_100a`, 1 CTA": "cutlass-gemm-1cta-sm_100a",
+    "CUTLASS GEMM `sm_100a`, 2 CTAs": "cutlass-gemm-2cta-sm_100a",
+    "quack 0.6.5 GEMM `sm_100a`, 2 launches": "quack-gemm-sm_100a",
+    "cuDNN DSA backward `sm_100a`, H=64": "cudnn-dsa-backward-h64-sm_100a",
+    "our `mla_bwd` `sm_100a`, 2 launches, notes count": "mla-bwd-sm_100a",
+    "our `mla_fwd` `sm_90a`, notes count, 36 of its 111 mutants, evenly spread": "mla-fwd-sm_90a",
+    "our fused indexer `sm_100a`, 2 launches, notes count": "indexer-sm_100a",
+}
+"""Rows of the mutation table and the files that hold them."""
+
+
+def test_the_mutation_table_is_that_of_the_results() -> None:
+    written = rows_under("../benchmarks/results/ptxemu/NOTES.md", "kernel")
+    assert set(written) == set(CAMPAIGNS)
+    assert {path.stem for path in RESULTS.glob("mutation-*.json")} == {
+        f"mutation-{name}" for name in CAMPAIGNS.values()
+    }
+    for row, name in CAMPAIGNS.items():
+        document = json.loads((RESULTS / f"mutation-{name}.json").read_text(encoding="utf-8"))
+        counts = Counter(mutant["verdict"] for mutant in document["mutants"])
+        caught, survived = counts["caught"], counts["survived"] + counts["noted"]
+        wanted = [
+            len(document["mutants"]),
+            counts["not reached"],
+            caught,
+            counts["redundant"],
+            counts["equivalent"],
+            survived,
+            round(100 * caught / (caught + survived + counts["equivalent"])),
+            round(100 * caught / (caught + survived)),
+        ]
+        assert [number(cell) for cell in written[row]] == wanted, row
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("sparse-mla-fwd-sm90", "mla-fwd-sm_90a"), ("indexer-sm100", "indexer-sm_100a")],
+)
+def test_pages_have_the_mutants_of_their_kernel(page: str, name: str) -> None:
+    document = json.loads((RESULTS / f"mutation-{name}.json").read_text(encoding="utf-8"))
+    counts = Counter(mutant["verdict"] for mutant in document["mutants"])
+    text = (DOCS / "kernels" / f"{page}.md").read_text().split("## Mutants")[1].split("## ")[0]
+    written = {int(digits) for digits in re.findall(r"\b\d+\b", text)}
+    assert {len(document["mutants"]), *counts.values()} <= written

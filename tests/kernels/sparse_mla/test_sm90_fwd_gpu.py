@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
+from torch import Tensor
 
 import flashdsa
+from flashdsa.backends.gpu.runner import Gpu
+from flashdsa.backends.sm90.sparse_mla import launch, plan_for
+from flashdsa.kernels.catalog import SPARSE_MLA_FWD
+from flashdsa.operands import SparseMlaOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_sparse_mla import check_forward
+from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,3 +65,121 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))
+
+
+FUZZED = 500
+BATCH = 50
+"""Shapes of one test."""
+GUARD = 4096
+"""Elements in front of a buffer and behind it."""
+
+
+def drawn(draw: random.Random, number: int) -> SparseMlaCase:
+    """Any shape and features; one of twenty has so many queries that they are grouped."""
+    heads = draw.choice([1, 8, 16, 20, 32, 64, 65, 100, 128])
+    queries = draw.randint(1, 12)
+    if heads in (8, 16, 32) and draw.random() < 0.15:
+        queries = (64 // heads - 1) * 132 + draw.randint(1, 40)
+    return SparseMlaCase(
+        f"fuzzed {number}",
+        queries,
+        draw.choice([1, 63, 64, 65, 300, 5000]),
+        heads,
+        draw.choice([1, 63, 64, 127, 128, 129, 500]) if queries < 13 else draw.randint(1, 70),
+        duplicates=draw.random() < 0.3,
+        invalid=draw.random() < 0.5,
+        empty_rows=draw.random() < 0.3,
+        topk_length=draw.random() < 0.5,
+        attn_sink=draw.choice([None, "finite", "infinite"]),
+        poison=draw.random() < 0.3,
+        strided=draw.random() < 0.3,
+    )
+
+
+@pytest.mark.parametrize("batch", range(FUZZED // BATCH))
+def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int) -> None:
+    draw = random.Random(batch)
+    for number in range(BATCH):
+        case = drawn(draw, batch * BATCH + number)
+        inputs = make_sparse_mla_inputs(case, number, "cuda")
+        assert failures(check_forward(inputs, "sm90")) == [], case
+        results = [
+            flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, **inputs.options)
+            for _ in range(2)
+        ]
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True)), case
+
+
+class Guarded(Gpu):
+    """Every tensor that it gives lies between guards."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.rooms: list[tuple[Tensor, int]] = []
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Of poison, as its guards."""
+        return self.guarded(super().empty(*shape, dtype=dtype))
+
+    def guarded(self, like: Tensor) -> Tensor:
+        """A copy of `like` between guards."""
+        room = torch.empty(2 * GUARD + like.numel(), dtype=like.dtype, device="cuda")
+        room.view(torch.uint8).fill_(0x7F)  # large numbers, NaN, indices far outside
+        self.rooms.append((room, like.numel()))
+        return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
+
+    def touched(self) -> list[int]:
+        """Numbers of the tensors whose guards were written."""
+        return [
+            number
+            for number, (room, size) in enumerate(self.rooms)
+            for guard in (room[:GUARD], room[GUARD + size :])
+            if not bool((guard.view(torch.uint8) == 0x7F).all())
+        ]
+
+
+@pytest.mark.parametrize(
+    "case", [*GROUPED, SparseMlaCase("tails", 5, 70, 100, 131, invalid=True)], ids=lambda c: c.name
+)
+def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase) -> None:
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    runner = Guarded()
+    lengths, sink = inputs.topk_length, inputs.attn_sink
+    operands = SparseMlaOperands(
+        runner.guarded(inputs.q),
+        runner.guarded(inputs.kv.view(-1, case.d_qk)),
+        runner.guarded(inputs.indices),
+        None if lengths is None else runner.guarded(lengths),
+        None if sink is None else runner.guarded(sink),
+    )
+    out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
+    plan = plan_for(*inputs.q.shape[:2], runner.num_sms)
+    function = runner.function(SPARSE_MLA_FWD, plan)
+    with runner.launching():
+        launch(runner, function, plan, operands, out, lse, case.d_qk**-0.5)
+    assert failures(judge_forward(inputs, out, lse, backend="sm90")) == []
+    assert runner.touched() == []
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_two_streams_do_not_disturb_each_other(heads: int) -> None:
+    cases = [SparseMlaCase("stream", 402, 300, heads, 64, invalid=True) for _ in range(2)]
+    inputs = [make_sparse_mla_inputs(case, seed, "cuda") for seed, case in enumerate(cases)]
+
+    def forward(number: int) -> tuple[Tensor, Tensor]:
+        x = inputs[number]
+        return flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend="sm90")
+
+    alone = [forward(number) for number in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    together: list[list[tuple[Tensor, Tensor]]] = [[], []]
+    for _ in range(10):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                together[number].append(forward(number))
+    torch.cuda.synchronize()
+    for number in range(2):
+        for results in together[number]:
+            assert all(torch.equal(x, y) for x, y in zip(results, alone[number], strict=True))
