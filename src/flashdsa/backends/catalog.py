@@ -76,6 +76,7 @@ _SM90_FORWARD = Features(
     attn_sink=True,
     topk_length=True,
     deterministic=True,
+    packed_kv=True,
 )
 _SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS), deterministic=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=_INDEXER.topk)

@@ -20,6 +20,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
@@ -208,6 +209,19 @@ MLA_BWD_DKV = KernelSpec(
         "multiply": ("multiply.py", "add.py"),
     },
 )
+SPARSE_MLA_DECODE = KernelSpec(
+    name="mla_decode",
+    arch=SM90.name,
+    operations=(Operation.SPARSE_MLA_FWD,),
+    plans=(DecodePlan(), DecodePlan(packed=True)),
+    build="flashdsa.kernels.sparse_mla.sm90.decode.build:compile_decode",
+    entry="decode_kernel",
+    sources={
+        "gather": ("gather.py", "expand.py", "cp_async.py"),
+        "left": ("left.py",),
+        "right": ("right.py",),
+    },
+)
 
 KERNELS = (
     INDEXER,
@@ -221,6 +235,7 @@ KERNELS = (
     MLA_BWD_SCORES,
     MLA_BWD_DQ,
     MLA_BWD_DKV,
+    SPARSE_MLA_DECODE,
     MLA_BWD,
 )
 """All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's

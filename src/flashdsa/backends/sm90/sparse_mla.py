@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, ROWS, FwdPlan
 from flashdsa.operands import SparseMlaOperands
@@ -30,6 +31,9 @@ def forward(
     lse = runner.empty(num_queries, num_heads, dtype=torch.float32)
     if not num_queries or not kv.shape[0]:
         return out.zero_(), lse.fill_(math.inf)
+    if sparse_mla_decode.serves(operands, runner.num_sms):
+        sparse_mla_decode.run(runner, operands, out, lse, sm_scale)
+        return out, lse
     plan = plan_for(num_queries, num_heads, runner.num_sms)
     function = runner.function(SPARSE_MLA_FWD, plan)
     with runner.launching():

@@ -24,8 +24,11 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
 MMA_K = 16
 ATOM_BYTES = 1024
 """Eight rows of 128 bytes: the stride between a chunk's swizzle atoms."""
-SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32.bf16.bf16"
-VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32.bf16.bf16"
+SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32"
+VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32"
+BF16_KIND = "bf16"
+F16_KIND = "f16"
+"""What Q, K, V and P are to a product; of packed rows all but the RoPE columns are f16."""
 OF_SCORES = TILE_KEYS // 2
 """fp32 of S in a thread."""
 OF_OUT = HALF_DIMS // 2
@@ -50,8 +53,10 @@ def descriptor(low: Any, offset: int) -> Any:
     return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 
 
-def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool) -> None:
-    """S += Q K^T over the columns of a piece; with `clear` S = Q K^T."""
+def multiply_scores(
+    s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str = BF16_KIND
+) -> None:
+    """S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
     warpgroup.fence()
     q, k = opaque(q), opaque(k)
     for chunk in range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS)):
@@ -59,35 +64,41 @@ def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool) -> None:
             offset = chunk * CHUNK_BYTES + step * MMA_K * BF16
             accumulate = not clear or (chunk, step) != (piece * PIECE_CHUNKS, 0)
             a, b = descriptor(q, offset), descriptor(k, offset)
-            _multiply(SCORES, s, a, b, accumulate, (0, 0))
+            _multiply(SCORES, kind, s, a, b, accumulate, (0, 0))
 
 
-def multiply_own(out: Any, p: Any, v: Any) -> None:
+def multiply_own(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
     """O += P V as one group; P from this thread's registers."""
     warpgroup.fence()
     v = opaque(v)
     for step in range(TILE_KEYS // MMA_K):
         a = [p[4 * step + i] for i in range(4)]
-        _multiply(VALUES, out, a, descriptor(v, step * MMA_K * CHUNK * BF16), True, (1,))
+        _multiply(VALUES, kind, out, a, descriptor(v, step * MMA_K * CHUNK * BF16), True, (1,))
     warpgroup.commit_group()
 
 
-def multiply_others(out: Any, p: Any, v: Any) -> None:
+def multiply_others(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
     """O += P V as one group; P from shared memory."""
     warpgroup.fence()
     p, v = opaque(p), opaque(v)
     for step in range(TILE_KEYS // MMA_K):
         a = descriptor(p, step * MMA_K * BF16)
-        _multiply(VALUES, out, a, descriptor(v, step * MMA_K * CHUNK * BF16), True, (0, 1))
+        b = descriptor(v, step * MMA_K * CHUNK * BF16)
+        _multiply(VALUES, kind, out, a, b, True, (0, 1))
     warpgroup.commit_group()
 
 
 def _multiply(
-    opcode: str, d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, ...]
+    shape: str, kind: str, d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, ...]
 ) -> None:
-    count = OF_OUT if opcode is VALUES else OF_SCORES
+    count = OF_OUT if shape is VALUES else OF_SCORES
     values = mma_async(
-        opcode, [d[i] for i in range(count)], a, b, accumulate=accumulate, transposes=transposes
+        f"{shape}.{kind}.{kind}",
+        [d[i] for i in range(count)],
+        a,
+        b,
+        accumulate=accumulate,
+        transposes=transposes,
     )
     for i in range(count):
         d[i] = values[i]

@@ -18,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     TILE_KEYS,
     TILES,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import OF_OUT, OF_SCORES, P_WORDS
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, OF_OUT, OF_SCORES, P_WORDS
 
 NO_KEY = -float("inf")
 """The score of a slot that is not valid."""
@@ -124,9 +124,14 @@ def mask_scores(ctx: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Conste
 
 @cute.jit
 def exponentiate(
-    s: cute.Tensor, p: cute.Tensor, rows: Rows, scale: Scale, lazy_log2: cutlass.Constexpr
+    s: cute.Tensor,
+    p: cute.Tensor,
+    rows: Rows,
+    scale: Scale,
+    lazy_log2: cutlass.Constexpr,
+    kind: cutlass.Constexpr = BF16_KIND,
 ) -> None:
-    """P in bf16 words, against each row's maximum, which may move; the sums follow.
+    """P in words of two bf16, or of two of `kind`, against each row's maximum, which may move; the sums follow.
 
     Differences are scaled, not scores: they are exact near the maximum, however large it is. There
     is no branch: one more, never taken, cost 3% of the kernel's time.
@@ -145,13 +150,13 @@ def exponentiate(
             total += s[i]
         rows.row_max[h], rows.row_sum[h] = new, total
     for word in cutlass.range_constexpr(P_WORDS):
-        p[word] = pack(s[2 * word], s[2 * word + 1])
+        p[word] = pack(s[2 * word], s[2 * word + 1], kind)
 
 
-def pack(low: Any, high: Any) -> Any:
-    """Two fp32 as two bf16 in a word."""
+def pack(low: Any, high: Any, kind: str = BF16_KIND) -> Any:
+    """Two fp32 as two bf16, or two of `kind`, in a word."""
     return cute.arch.inline_ptx(
-        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};",
+        f"cvt.rn.{kind}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
         write_only_types=[Int32],
         read_only_args=[low, high],
     )

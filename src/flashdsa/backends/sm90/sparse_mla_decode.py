@@ -1,0 +1,86 @@
+"""Sparse decode on Hopper GPUs: few queries, or packed kv rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.memory import readable
+from flashdsa.backends.packed_rows import is_packed
+from flashdsa.backends.runner import Runner
+from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
+from flashdsa.operands import SparseMlaOperands
+
+
+def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
+    """Whether the decode takes the call: packed rows, or no more items than SMs."""
+    return is_packed(operands.kv) or items_of(operands.q) <= num_sms
+
+
+def items_of(q: Tensor) -> int:
+    """64 heads of a query each."""
+    return q.shape[0] * -(-q.shape[1] // ROWS)
+
+
+def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
+    """CTAs of an item: so many that all clusters run at once and each CTA has the fewest steps;
+    of those that give as few the fewest. One where there are more items than SMs."""
+    steps = -(-topk // STEP_KEYS)
+    fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
+    return min(fitting, key=lambda size: (-(-steps // size), size))
+
+
+def run(
+    runner: Runner, operands: SparseMlaOperands, out: Tensor, lse: Tensor, sm_scale: float
+) -> None:
+    """One launch; there is a query and a kv row. out, lse: written, without gaps."""
+    plan = plan_for(operands.kv)
+    function = runner.function(SPARSE_MLA_DECODE, plan)
+    capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
+    size = cluster_size_for(capacity, items_of(operands.q), operands.indices.shape[1])
+    with runner.launching():
+        launch(runner, function, size, operands, out, lse, sm_scale)
+
+
+def launch(
+    runner: Runner,
+    function: Callable[..., Any],
+    cluster_size: int,
+    operands: SparseMlaOperands,
+    out: Tensor,
+    lse: Tensor,
+    sm_scale: float,
+) -> None:
+    """The compiled function on the operands, some of which are copied for it.
+
+    Args:
+        out, lse: written, without gaps.
+    """
+    q, kv, indices, topk_length, attn_sink = operands
+    none = runner.empty(0, dtype=torch.int32)
+    lengths = none if topk_length is None else topk_length.contiguous()
+    sink = runner.empty(0, dtype=torch.float32)
+    if attn_sink is not None:
+        sink = attn_sink.to(torch.float32).contiguous()
+    kv = readable(kv)
+    function(
+        readable(q),
+        kv.view(torch.uint8) if is_packed(kv) else kv,
+        indices.contiguous(),
+        lengths,
+        sink,
+        out,
+        lse,
+        sm_scale,
+        cluster_size,
+    )
+
+
+def plan_for(kv: Tensor) -> DecodePlan:
+    """By the form of the rows."""
+    return DecodePlan(packed=is_packed(kv))

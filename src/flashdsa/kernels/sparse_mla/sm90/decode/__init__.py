@@ -1,0 +1,1 @@
+"""Sparse decode for Hopper: few queries, a query's slots shared out over the CTAs of a cluster."""

@@ -1,0 +1,81 @@
+"""What every role knows: the plan, shared memory, the CTA's item and its steps of it."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
+
+Q_READY, EXPANDED, SUMMED = 4, 5, 6
+"""Named barriers beside the forward's."""
+
+
+class Context(NamedTuple):
+    """One CTA's place in the launch: an item is 64 heads of a query, and a cluster's."""
+
+    arena: Arena
+    query: Int32
+    head: Int32  # the item's first
+    rank: Int32  # of the CTA in its cluster
+    num_ctas: Int32  # of the cluster
+    num_slots: Int32  # of the query that may be valid
+    first_step: Int32  # of this CTA
+    num_steps: Int32
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> DecodePlan:
+        """The budgets, known when the kernel is compiled."""
+        return self.arena.plan
+
+    @property
+    def kind(self) -> str:
+        """Of the latent columns of Q and K, of V and P."""
+        return F16_KIND if self.plan.packed else BF16_KIND
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+
+@cute.jit
+def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor) -> Context:
+    """This thread's context.
+
+    Args:
+        lse: (S, H). indices: (S, topk). lengths: (S,) int32, or (0,): every slot counts.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    item, _, _ = cute.arch.cluster_idx()
+    num_ctas = Int32(cute.arch.cluster_size())
+    rank = Int32(cute.arch.block_idx_in_cluster())
+    blocks = (Int32(lse.shape[1]) + ROWS - 1) // ROWS
+    query = item // blocks
+    num_slots = Int32(indices.shape[1])
+    if lengths.shape[0] > 0:
+        given = (lengths.iterator + query).load()
+        num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
+    steps = (num_slots + STEP_KEYS - 1) // STEP_KEYS
+    first = steps * rank // num_ctas
+    return Context(
+        arena,
+        query,
+        (item - query * blocks) * ROWS,
+        rank,
+        num_ctas,
+        num_slots,
+        first,
+        steps * (rank + 1) // num_ctas - first,
+        thread % WARPGROUP_SIZE,
+    )
+
+
+def kind_of_piece(ctx: Context, piece: int, last: int) -> Any:
+    """Of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
+    return BF16_KIND if piece == last else ctx.kind

@@ -1,0 +1,118 @@
+"""Role gather for bf16 rows: row numbers, masks, rows and Q for the consumers."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.pipeline import PipelineState, RingProducer
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.tma import load_box
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context
+from flashdsa.kernels.sparse_mla.sm90.fwd.gather import (
+    HALVES,
+    ROWS_AT_ONCE,
+    SLOTS_A_LANE,
+    TURNS,
+    UNITS,
+    copy_half,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKS,
+    MASK_WORDS,
+    STEP_KEYS,
+    TILES,
+)
+
+
+class Gatherer(NamedTuple):
+    """Fills q, k and masks. Signals q_full, k0_full, k1_full, notes."""
+
+    ctx: Context
+    q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64
+    kv: cute.Tensor  # (S_kv, 576) bf16, or (S_kv, 656) bytes
+    indices: cute.Tensor  # (S, topk) int32
+
+
+@cute.jit
+def read_slot(role: Gatherer, slot: Int32) -> Int32:
+    """The kv row that a slot of the query names, negative where it is not valid."""
+    row = Int32(-1)
+    if slot < role.ctx.num_slots:
+        row = (role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)).load()
+        if row >= role.kv.shape[0]:
+            row = Int32(-1)
+    return row
+
+
+@cute.jit
+def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
+    """This lane's slots of a step of the CTA: lane, lane + 32, ..."""
+    first = (role.ctx.first_step + step) * STEP_KEYS + lane
+    return [read_slot(role, first + WARP_SIZE * i) for i in range(SLOTS_A_LANE)]
+
+
+@cute.jit
+def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: cutlass.Constexpr) -> None:
+    """One warp: which keys of the tile are valid."""
+    masks = role.ctx.arena.array("masks", Int32, TILES * MASK_WORDS)
+    for word in cutlass.range_constexpr(MASK_WORDS):
+        mask = cute.arch.vote_ballot_sync(slots[tile * MASK_WORDS + word] >= 0)
+        if lane == 0:
+            masks[tile * MASK_WORDS + word] = Int32(mask)
+    if lane == 0:
+        role.ctx.barriers("notes").arrive(tile)
+
+
+def rows_of_turns(slots: list[Int32], row_of_turn: Any) -> list[Any]:
+    """The kv rows whose units this thread copies, of all turns of both tiles."""
+    return [
+        cute.arch.shuffle_sync(
+            slots[turn * ROWS_AT_ONCE // WARP_SIZE], turn * ROWS_AT_ONCE % WARP_SIZE + row_of_turn
+        )
+        for turn in range(TILES * TURNS)
+    ]
+
+
+@cute.jit
+def load_query(role: Gatherer) -> None:
+    """One thread: the item's rows of Q; those behind the last head come as zeros."""
+    ctx = role.ctx
+    barrier = ctx.barriers("q_full")
+    barrier.arrive_and_expect_tx()
+    for chunk in cutlass.range_constexpr(CHUNKS):
+        to = ctx.arena.bytes("q") + chunk * CHUNK_BYTES
+        load_box(to, role.q_map, [Int32(chunk * CHUNK), ctx.head, ctx.query], barrier.at())
+
+
+def acquire(ctx: Context, free: str, tile: int, step: Any) -> None:
+    """Wait until the consumer has read the half in the step before, and with it the note."""
+    ring = RingProducer(ctx.barriers(f"k{tile}_full"), ctx.barriers(free))
+    ring.acquire(PipelineState(Int32(tile), step & 1))
+
+
+@cute.jit
+def gather_rows(role: Gatherer) -> None:
+    """All four warps: every step of the CTA."""
+    ctx = role.ctx
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    lane = ctx.thread % WARP_SIZE
+    unit, row_of_turn = ctx.thread % UNITS, ctx.thread // UNITS
+    to = ctx.arena.address("k") + swizzled_128(row_of_turn, unit)
+    slots = read_slots(role, Int32(0), lane)
+    if ctx.num_steps > 0 and ctx.thread == 0:
+        load_query(role)
+    cute.arch.sync_warp()
+    for step in cutlass.range(ctx.num_steps, unroll=1):
+        rows = rows_of_turns(slots, row_of_turn)
+        for half in cutlass.range_constexpr(len(HALVES)):
+            tile, free, _ = HALVES[half]
+            acquire(ctx, free, tile, step)
+            copy_half(role, rows, to, unit, half)
+            if cutlass.const_expr(half == 0 or half == 2):
+                if warp == tile:
+                    write_note(role, slots, lane, tile)
+        slots = read_slots(role, step + 1, lane)

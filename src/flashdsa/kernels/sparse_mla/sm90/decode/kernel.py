@@ -1,0 +1,125 @@
+"""Sparse decode for Hopper: a cluster takes 64 heads of a query, each CTA a stretch of its slots.
+
+Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
+their O over distributed shared memory and each writes a share of the dims (`combine.py`).
+
+gather                | left                        | right
+--------------------- | --------------------------- | ---------------------------------------
+Q, both tiles         | (packed rows: Q to f16)     | (packed rows: Q to f16)
+(packed rows: bytes,  | S0 = Q K0^T                 |
+ then f16 in place)   | P0 = exp2(S0) -> shared     | S1 = Q K1^T
+                      | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
+the next step's tiles |                             |     P1 = exp2(S1) -> shared
+                      | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
+                      |     and behind it S0        |
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, Int32, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, locate
+from flashdsa.kernels.sparse_mla.sm90.decode.expand import gather_packed_rows
+from flashdsa.kernels.sparse_mla.sm90.decode.gather import Gatherer, gather_rows
+from flashdsa.kernels.sparse_mla.sm90.decode.left import Left, consume_left
+from flashdsa.kernels.sparse_mla.sm90.decode.right import Right, consume_right
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, ROWS
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import make_scale
+
+GATHER, LEFT, RIGHT = range(3)
+"""Warpgroups, in the plan's order of roles."""
+
+
+@cute.kernel
+def decode_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_decode`."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    initialise_barriers(arena, thread)
+    cute.arch.sync_threads()
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role finds its place for itself: what all share would be live in every role.
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        ctx = locate(arena, lse, indices, topk_length)
+        gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
+    elif group == LEFT:
+        cute.arch.setmaxregister_increase(plan.left.registers)
+        ctx = locate(arena, lse, indices, topk_length)
+        scale = make_scale(sm_scale * LOG2_E)
+        consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+    else:
+        cute.arch.setmaxregister_increase(plan.right.registers)
+        ctx = locate(arena, lse, indices, topk_length)
+        scale = make_scale(sm_scale * LOG2_E)
+        consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+
+
+@cute.jit
+def gather(role: Gatherer) -> None:
+    """The rows, and the cluster's barrier at which the consumers wait for all CTAs' O."""
+    ctx: Context = role.ctx
+    if cutlass.const_expr(ctx.plan.packed):
+        gather_packed_rows(role)
+    else:
+        gather_rows(role)
+    if ctx.num_ctas > 1:
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+
+@cute.jit
+def launch_decode(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    cluster_size: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: a cluster for each 64 heads of a query.
+
+    Args:
+        q: (S, H, 576) bf16. kv: (S_kv, 576) bf16, or (S_kv, 656) bytes of packed rows.
+        indices: (S, topk) int32. topk_length: (S,) int32, or (0,): every slot counts.
+        attn_sink: (H,) fp32, or (0,): none.
+        out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
+        cluster_size: one of CLUSTER_SIZES.
+    """
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        q,
+        box_dims=(1, ROWS, CHUNK),
+        stride_order=(2, 1, 0),
+        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    )
+    items = q.shape[0] * ((q.shape[1] + ROWS - 1) // ROWS)
+    decode_kernel(
+        q_map, kv, indices, topk_length, attn_sink, out, lse, sm_scale, plan
+    ).launch(
+        grid=[items * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+    )

@@ -1,0 +1,142 @@
+"""Role left: S and P of tile 0, and O's dims 0-255 of both tiles."""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output, write_share
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, kind_of_piece
+from flashdsa.kernels.sparse_mla.sm90.decode.query import (
+    convert_query,
+    units_of_rows,
+    unscale,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import P_FREE, SCORES_DONE, arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    CHUNK_BYTES,
+    CHUNKS,
+    LEFT_PIECES,
+    PIECES,
+    RIGHT_PIECES,
+    TILE_BYTES,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
+    OF_OUT,
+    OF_SCORES,
+    P_WORDS,
+    along_k,
+    along_n,
+    multiply_others,
+    multiply_own,
+    multiply_scores,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
+    Rows,
+    Scale,
+    exponentiate,
+    mask_scores,
+    new_rows,
+    rescale_to_others,
+    rescale_to_own,
+    store_p,
+)
+
+
+class Left(NamedTuple):
+    """Reads tile 0, the left half of tile 1, q, P of tile 1. Writes P of tile 0, and results."""
+
+    ctx: Context
+    output: Output
+    scale: Scale
+
+
+class Registers(NamedTuple):
+    """Of a thread."""
+
+    s: cute.Tensor
+    p: cute.Tensor
+    out: cute.Tensor
+    rows: Rows
+    units: list[Float32]  # of this thread's rows of S where kv is packed
+
+
+@cute.jit
+def issue_scores(role: Left, s: cute.Tensor, step: Int32, pieces: cutlass.Constexpr) -> None:
+    """Pieces of S of tile 0 as one group."""
+    ctx = role.ctx
+    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
+    for piece in pieces:
+        # k0_full: the piece has been written by threads; the fence shows it to wgmma.
+        ctx.barriers("k0_full").wait(step & 1, piece)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    for piece in pieces:
+        kind = kind_of_piece(ctx, piece, PIECES - 1)
+        multiply_scores(s, q, k, piece, piece == 0, kind)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def finish_scores(ctx: Context, step: Int32) -> None:
+    """All of the step's S is there: tile 1's may come."""
+    cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+    ctx.barriers("notes").wait(step & 1, 0)
+
+
+@cute.jit
+def take_step(role: Left, r: Registers, step: Int32, last: cutlass.Constexpr) -> None:
+    """From the step's S on; unless it is the last, S of the next is issued behind the products."""
+    ctx = role.ctx
+    k0 = ctx.arena.address("k")
+    v0, v1 = along_n(k0), along_n(k0 + TILE_BYTES)
+    if cutlass.const_expr(ctx.plan.packed):
+        unscale(r.s, r.units)
+    mask_scores(ctx, r.s, role.scale, 0)
+    exponentiate(r.s, r.p, r.rows, role.scale, ctx.plan.lazy_log2, ctx.kind)
+    # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
+    cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
+    store_p(ctx, r.p, r.rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
+    arrive_warp(ctx, "p0_full")
+    rescale_to_own(r.out, r.rows, role.scale)
+    multiply_own(r.out, r.p, v0, ctx.kind)
+    warpgroup.wait_group(0)
+    arrive_warp(ctx, "left_free", 0)
+    ctx.barriers("p1_full").wait(step & 1)
+    rescale_to_others(ctx, r.out, r.rows, role.scale, 1)
+    multiply_others(r.out, along_k(ctx.arena.address("p")), v1, ctx.kind)
+    if cutlass.const_expr(last):
+        warpgroup.wait_group(0)
+    else:
+        issue_scores(role, r.s, step + 1, LEFT_PIECES)
+        warpgroup.wait_group(1)
+        arrive_warp(ctx, "left_free", 1)
+        issue_scores(role, r.s, step + 1, RIGHT_PIECES)
+        warpgroup.wait_group(0)
+        finish_scores(ctx, step + 1)
+
+
+@cute.jit
+def consume_left(role: Left) -> None:
+    """Every step of the CTA, and its share of O."""
+    ctx = role.ctx
+    s = cute.make_rmem_tensor(OF_SCORES, Float32)
+    p = cute.make_rmem_tensor(P_WORDS, Int32)
+    out = cute.make_rmem_tensor(OF_OUT, Float32)
+    out.fill(0.0)
+    rows = new_rows()
+    if ctx.num_steps > 0:
+        ctx.barriers("q_full").wait(0)
+        units = []
+        if cutlass.const_expr(ctx.plan.packed):
+            convert_query(ctx, 0)
+            units = units_of_rows(ctx)
+        r = Registers(s, p, out, rows, units)
+        issue_scores(role, s, Int32(0), LEFT_PIECES + RIGHT_PIECES)
+        warpgroup.wait_group(0)
+        finish_scores(ctx, Int32(0))
+        for step in cutlass.range(ctx.num_steps - 1, unroll=1):
+            take_step(role, r, step, False)
+        take_step(role, r, ctx.num_steps - 1, True)
+    write_share(role.output, out, rows, 0)

@@ -1,0 +1,171 @@
+"""Tiles, budgets, barriers and roles of the Hopper decode, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    D_V,
+    FP32,
+    MASK_WORDS,
+    PIECES,
+    ROWS,
+    TILE_BYTES,
+    TILES,
+)
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemPlan,
+    SmemRegion,
+    check_barriers,
+    check_registers,
+    plan_smem,
+)
+
+GROUP_DIMS = 8
+"""Dims of O that a lane sends at once."""
+DIM_GROUPS = D_V // GROUP_DIMS
+CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
+"""CTAs that may share an item; all dims of O have a place in the key tiles then."""
+MOST_CTAS = max(CLUSTER_SIZES)
+STATISTICS = 2
+"""fp32 of a row that CTAs tell each other: the maximum and the sum."""
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """One compiled decode: choices first, then what follows from them.
+
+    Attributes:
+        packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
+        gather_registers, consumer_registers: of a thread.
+        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+    """
+
+    packed: bool = False
+    gather_registers: int = 72
+    consumer_registers: int = 216
+    lazy_log2: float = 8.0
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        check_registers(self.roles, SM90.registers)
+        check_barriers(self.barriers, self.roles)
+        _ = self.smem
+
+    group = 1
+    """Queries of an item, as in the forward's plan."""
+    group_heads = ROWS
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return "mla_decode" + ("_packed" if self.packed else "")
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        return [
+            SmemRegion("q", TILE_BYTES, 1024, "Q of the item, 9 x [64, 64] SW128; then weights"),
+            SmemRegion(
+                "k",
+                TILES * TILE_BYTES,
+                1024,
+                "keys of a step likewise, P of tile 0 besides; then all CTAs' O of this one's dims",
+            ),
+            SmemRegion(
+                "p",
+                MOST_CTAS * ROWS * STATISTICS * FP32,
+                1024,
+                "P of tile 1, [64, 64] SW128; then all CTAs' maxima and sums",
+            ),
+            SmemRegion("masks", TILES * MASK_WORDS * 4, 16, "valid keys: a bit each, a tile"),
+            SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
+            SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
+            SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
+            SmemRegion("barriers", barriers, 8, "mbarriers"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows, Q"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def left(self) -> Role:
+        """Warpgroup 1."""
+        does = "S and P of tile 0, O's dims 0-255; then a share of O, lse"
+        return Role("left", WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def right(self) -> Role:
+        """Warpgroup 2."""
+        does = "S and P of tile 1, O's dims 256-511; then a share of O"
+        return Role("right", WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warpgroups, in the order of their threads."""
+        return self.gather, self.left, self.right
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region.
+
+        Those of tiles complete a phase a step, those of Q and O one in all.
+        """
+        gather, left, right = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        return (
+            Barrier("k0_full", PIECES, gather, every, left, 0, "a piece of tile 0 is there"),
+            Barrier("k1_full", PIECES, gather, every, right, 0, "a piece of tile 1 is there"),
+            Barrier("notes", TILES, gather, one, left, 0, "a tile's masks are there",
+                    also_awaited_by=(right,)),
+            Barrier("left_free", TILES, left, warps, gather, 0, "a tile's left half has been read"),
+            Barrier("right_free", TILES, right, warps, gather, 0,
+                    "a tile's right half has been read"),
+            Barrier("q_full", 1, gather, one, left, TILE_BYTES, "Q is there",
+                    also_awaited_by=(right,)),
+            Barrier("p0_full", 1, left, warps, right, 0, "P of tile 0 and its maxima are there"),
+            Barrier("p1_full", 1, right, warps, left, 0, "P of tile 1 and its maxima are there"),
+            Barrier("o_full", 1, left, one, left, 0, "all CTAs' O and statistics are there",
+                    also_awaited_by=(right,), bytes_from_peer=True),
+            *self._of_packed_rows,
+        )  # fmt: skip
+
+    @property
+    def _of_packed_rows(self) -> tuple[Barrier, ...]:
+        if not self.packed:
+            return ()
+        gather, every = self.gather, Arrives.EVERY_THREAD
+        return (Barrier("raw_full", TILES, gather, every, gather, 0, "a tile's bytes are there"),)

@@ -1,0 +1,98 @@
+"""Q for packed rows: its latent columns in f16, times a power of two for each head.
+
+A row's largest latent number becomes one from 2^14 to 2^15, so that nothing that matters is lost;
+the RoPE columns stay bf16, times the same. Scores are multiplied by `row_unit`, its inverse.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from flashdsa.dsl.smem import load_words, store_words
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Q_READY, Context
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK_BYTES, CHUNKS, ROWS
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import THREAD_ROWS, quad_reduce, row_of_thread
+
+QUARTERS = 4
+"""Threads of a row."""
+UNITS = 8
+"""16-byte units of a row of a chunk."""
+LATENT_CHUNKS = (CHUNKS - 1) // QUARTERS
+"""Chunks of a thread."""
+TOP_EXPONENT = 14
+BIAS = 127
+MOST_POWER = 126
+
+
+def one_word(ptx: str, *words: Any) -> Any:
+    """An instruction on words."""
+    return cute.arch.inline_ptx(ptx, write_only_types=[Int32], read_only_args=list(words))
+
+
+@cute.jit
+def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
+    """Both consumers together, once; Q has come. All of them have it in the new form behind."""
+    thread = ctx.thread + side * WARPGROUP_SIZE
+    row, quarter = thread // QUARTERS, thread % QUARTERS
+    base = ctx.arena.address("q") + quarter * (LATENT_CHUNKS * CHUNK_BYTES)
+    # The four threads of a row begin with other units: eight lanes touch all banks.
+    places = [
+        base + chunk * CHUNK_BYTES + swizzled_128(row, (2 * quarter) ^ i)
+        for chunk in range(LATENT_CHUNKS)
+        for i in range(UNITS)
+    ]
+    units = [load_words(place, Int32) for place in places]
+    sizes = [one_word("abs.bf16x2 {$w0}, {$r0};", unit[w]) for unit in units for w in range(4)]
+    top = sizes[0]
+    for size in sizes[1:]:
+        top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+    top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
+    top = quad_reduce(top, cutlass.max)
+    power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
+    factor = (power + BIAS) << 7
+    factor = factor | (factor << 16)
+    for place, unit in zip(places, units, strict=True):
+        store_words(place, [to_f16(scaled(unit[w], factor)) for w in range(4)])
+    for i in cutlass.range_constexpr(UNITS // QUARTERS):
+        unit = (UNITS // QUARTERS) * quarter + i
+        place = ctx.arena.address("q") + (CHUNKS - 1) * CHUNK_BYTES + swizzled_128(row, unit)
+        words = load_words(place, Int32)
+        store_words(place, [scaled(words[w], factor) for w in range(4)])
+    if quarter == 0:
+        unit_of_row = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};",
+            write_only_types=[Float32],
+            read_only_args=[(BIAS - power) << 23],
+        )
+        ctx.arena.array("row_unit", Float32, ROWS)[row] = unit_of_row
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=Q_READY, number_of_threads=2 * WARPGROUP_SIZE)
+
+
+def scaled(word: Any, factor: Any) -> Any:
+    """Two bf16 times a power of two."""
+    return one_word("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", word, factor)
+
+
+def to_f16(word: Any) -> Any:
+    """Two bf16 as two f16."""
+    return one_word(
+        "{ .reg .b32 low, high; shl.b32 low, {$r0}, 16; and.b32 high, {$r0}, 0xFFFF0000; "
+        "cvt.rn.f16x2.f32 {$w0}, high, low; }",
+        word,
+    )
+
+
+def units_of_rows(ctx: Context) -> list[Any]:
+    """What this thread's rows of scores are to be multiplied by."""
+    units = ctx.arena.array("row_unit", Float32, ROWS)
+    return [units[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
+
+
+def unscale(s: Any, units: list[Any]) -> None:
+    """Scores of Q as it was given."""
+    for i in range(cute.size(s)):
+        s[i] = s[i] * units[i // 2 % THREAD_ROWS]

@@ -1,0 +1,116 @@
+"""Role right: S and P of tile 1, and O's dims 256-511 of both tiles."""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output, write_share
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, kind_of_piece
+from flashdsa.kernels.sparse_mla.sm90.decode.query import (
+    convert_query,
+    units_of_rows,
+    unscale,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.context import SCORES_DONE, arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    CHUNK_BYTES,
+    CHUNKS,
+    LEFT_CHUNKS,
+    LEFT_PIECES,
+    PIECES,
+    RIGHT_PIECES,
+    TILE_BYTES,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
+    OF_OUT,
+    OF_SCORES,
+    P_WORDS,
+    along_k,
+    along_n,
+    multiply_others,
+    multiply_own,
+    multiply_scores,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
+    Scale,
+    exponentiate,
+    mask_scores,
+    new_rows,
+    rescale_to_others,
+    rescale_to_own,
+    store_p,
+)
+
+
+class Right(NamedTuple):
+    """Reads tile 1, the right half of tile 0, q, P of tile 0. Writes P of tile 1, and results."""
+
+    ctx: Context
+    output: Output
+    scale: Scale
+
+
+@cute.jit
+def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
+    """S of tile 1, in the order in which its halves come."""
+    ctx = role.ctx
+    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
+    halves = (RIGHT_PIECES, LEFT_PIECES)
+    if cutlass.const_expr(ctx.plan.packed):
+        halves = (LEFT_PIECES, RIGHT_PIECES)
+    for pieces in halves:
+        for piece in pieces:
+            # k1_full: the piece has been written by threads; the fence shows it to wgmma.
+            ctx.barriers("k1_full").wait(step & 1, piece)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        for piece in pieces:
+            kind = kind_of_piece(ctx, piece, PIECES - 1)
+            multiply_scores(s, q, k, piece, piece == halves[0][0], kind)
+    warpgroup.commit_group()
+    warpgroup.wait_group(0)
+
+
+@cute.jit
+def consume_right(role: Right) -> None:
+    """Every step of the CTA; its softmax runs under the product with P of tile 0."""
+    ctx = role.ctx
+    k0 = ctx.arena.address("k")
+    v0 = along_n(k0 + LEFT_CHUNKS * CHUNK_BYTES)
+    v1 = along_n(k0 + TILE_BYTES + LEFT_CHUNKS * CHUNK_BYTES)
+    p0 = along_k(k0 + (CHUNKS - 1) * CHUNK_BYTES)
+    s = cute.make_rmem_tensor(OF_SCORES, Float32)
+    p = cute.make_rmem_tensor(P_WORDS, Int32)
+    out = cute.make_rmem_tensor(OF_OUT, Float32)
+    out.fill(0.0)
+    rows = new_rows()
+    if ctx.num_steps > 0:
+        ctx.barriers("q_full").wait(0)
+        units = []
+        if cutlass.const_expr(ctx.plan.packed):
+            convert_query(ctx, 1)
+            units = units_of_rows(ctx)
+        for step in cutlass.range(ctx.num_steps, unroll=1):
+            # Tile 0's scores come first, so that its softmax runs under these.
+            cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+            compute_scores(role, s, step)
+            ctx.barriers("notes").wait(step & 1, 1)
+            ctx.barriers("p0_full").wait(step & 1)
+            rescale_to_others(ctx, out, rows, role.scale, 0)
+            multiply_others(out, p0, v0, ctx.kind)
+            if cutlass.const_expr(ctx.plan.packed):
+                unscale(s, units)
+            mask_scores(ctx, s, role.scale, 1)
+            exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2, ctx.kind)
+            # P of the step before: the other consumer was done with it before p0_full of this one.
+            store_p(ctx, p, rows, ctx.arena.address("p"), 1)
+            arrive_warp(ctx, "p1_full")
+            warpgroup.wait_group(0)
+            arrive_warp(ctx, "right_free", 0)
+            rescale_to_own(out, rows, role.scale)
+            multiply_own(out, p, v1, ctx.kind)
+            warpgroup.wait_group(0)
+            arrive_warp(ctx, "right_free", 1)
+    write_share(role.output, out, rows, 1)
