@@ -161,9 +161,7 @@ def normalise(out: cute.Tensor, sums: list[Float32]) -> None:
 
 
 @cute.jit
-def send_statistics(
-    w: Output, rows: Rows, sums: list[Float32], side: cutlass.Constexpr
-) -> None:
+def send_statistics(w: Output, rows: Rows, sums: list[Float32], side: cutlass.Constexpr) -> None:
     """This CTA's maxima and sums to all; the four lanes of a row take peers in turn."""
     ctx = w.ctx
     if cutlass.const_expr(side == 0):
@@ -228,7 +226,9 @@ def weigh_rows(w: Output, side: cutlass.Constexpr) -> None:
             weights = ctx.arena.address("q") + row * FP32
             top = Float32(LEAST)
             for rank in cutlass.range(ctx.num_ctas, unroll=1):
-                top = cute.arch.fmax(top, load_pair(statistics + rank * (ROWS * STATISTICS_BYTES))[0])
+                top = cute.arch.fmax(
+                    top, load_pair(statistics + rank * (ROWS * STATISTICS_BYTES))[0]
+                )
             total = Float32(0.0)
             for rank in cutlass.range(ctx.num_ctas, unroll=1):
                 row_max, row_sum = load_pair(statistics + rank * (ROWS * STATISTICS_BYTES))

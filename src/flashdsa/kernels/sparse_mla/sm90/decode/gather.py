@@ -42,7 +42,9 @@ def read_slot(role: Gatherer, slot: Int32) -> Int32:
     """The kv row that a slot of the query names, negative where it is not valid."""
     row = Int32(-1)
     if slot < role.ctx.num_slots:
-        row = (role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)).load()
+        row = (
+            role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
+        ).load()
         if row >= role.kv.shape[0]:
             row = Int32(-1)
     return row

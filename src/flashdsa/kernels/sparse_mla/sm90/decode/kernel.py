@@ -114,9 +114,7 @@ def launch_decode(
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
     items = q.shape[0] * ((q.shape[1] + ROWS - 1) // ROWS)
-    decode_kernel(
-        q_map, kv, indices, topk_length, attn_sink, out, lse, sm_scale, plan
-    ).launch(
+    decode_kernel(q_map, kv, indices, topk_length, attn_sink, out, lse, sm_scale, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],

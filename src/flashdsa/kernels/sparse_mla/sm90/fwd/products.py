@@ -53,9 +53,7 @@ def descriptor(low: Any, offset: int) -> Any:
     return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 
 
-def multiply_scores(
-    s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str = BF16_KIND
-) -> None:
+def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str = BF16_KIND) -> None:
     """S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
     warpgroup.fence()
     q, k = opaque(q), opaque(k)

@@ -131,10 +131,10 @@ def exponentiate(
     lazy_log2: cutlass.Constexpr,
     kind: cutlass.Constexpr = BF16_KIND,
 ) -> None:
-    """P in words of two bf16, or of two of `kind`, against each row's maximum, which may move; the sums follow.
+    """P in words of two bf16, or of two of `kind`, against each row's maximum, which may move.
 
-    Differences are scaled, not scores: they are exact near the maximum, however large it is. There
-    is no branch: one more, never taken, cost 3% of the kernel's time.
+    The sums follow. Differences are scaled, not scores: they are exact near the maximum, however
+    large it is. There is no branch: one more, never taken, cost 3% of the kernel's time.
     """
     for h in cutlass.range_constexpr(THREAD_ROWS):
         of_row = [i for i in range(OF_SCORES) if i // 2 % THREAD_ROWS == h]
@@ -205,7 +205,7 @@ def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
     rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
 
 
-def rescale_to_others(ctx: Context, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
+def rescale_to_others(ctx: Any, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
     """O against the maxima of the other consumer's P; this one's are no less from here on."""
     maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
     first = tile * ROWS + row_of_thread(ctx.thread)
