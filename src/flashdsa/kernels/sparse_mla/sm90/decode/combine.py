@@ -1,9 +1,10 @@
 """The end of an item: the CTAs of its cluster exchange their O, each adds up a share of the dims.
 
-A CTA's O is divided by its own sums. Behind a barrier of the cluster, when nobody reads keys any
-more, each CTA sends every other one the dims that are that one's, into the place of its keys, and
-its maxima and sums. Then each weighs and adds, in the order of the CTAs. One CTA alone writes what
-it has.
+A CTA's O is divided by its own sums, and goes out in f16, each half of a row in units of a power of
+two of its own, which makes its largest number one from 2^14 to 2^15. Behind a
+barrier of the cluster, when nobody reads keys any more, each CTA sends every other one the dims
+that are that one's, into the place of its keys, and its maxima and sums. Then each weighs and adds,
+in the order of the CTAs. One CTA alone writes what it has.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +13,16 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from flashdsa.dsl.cluster import peer_address, store_async
-from flashdsa.dsl.smem import load_words
+from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.context import SUMMED, Context
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import DIM_GROUPS, GROUP_DIMS, STATISTICS
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
+    DIM_GROUPS,
+    GROUP_BYTES,
+    GROUP_DIMS,
+    MOST_CTAS,
+    STATISTICS,
+)
 from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import (
     BLOCK_DIMS,
     LN_2,
@@ -27,7 +34,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import (
     transpose_quad,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, FP32, HALF_DIMS, ROWS
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import OF_OUT
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import F16_KIND, OF_OUT
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     LEAST,
     THREAD_ROWS,
@@ -36,14 +43,21 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     exp2,
     multiply_rows,
     pack,
+    quad_reduce,
     row_of_thread,
 )
 
-GROUP_BYTES = GROUP_DIMS * FP32
 STATISTICS_BYTES = STATISTICS * FP32
+OF_CTA = ROWS * STATISTICS_BYTES
+"""Bytes of a CTA's statistics."""
+WEIGHTS_AT = MOST_CTAS * OF_CTA
+"""Of the region q: the weights of each half of each CTA's rows, behind the statistics."""
+WEIGHTS_BYTES = 2 * FP32
+FACTORS_AT = WEIGHTS_AT + MOST_CTAS * ROWS * WEIGHTS_BYTES
 THREADS = 2 * WARPGROUP_SIZE
-LANE_DIMS = 4
-"""Dims that a thread adds up at once: 16 bytes."""
+TOP_EXPONENT = 14
+BIAS = 127
+MOST_POWER = 100
 
 
 class Output(NamedTuple):
@@ -107,7 +121,7 @@ def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
     if ctx.num_ctas == 1:
         write_alone(w, out, rows, sums, side)
     else:
-        normalise(out, sums)
+        units = normalise(out, sums)
         if cutlass.const_expr(side == 0):
             if ctx.thread == 0:
                 share = share_of(ctx, ctx.rank)
@@ -117,7 +131,7 @@ def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
         # All CTAs have their O: no key and no P is read any more.
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-        send_statistics(w, rows, sums, side)
+        send_statistics(w, rows, sums, units, side)
         send_dims(w, out, side)
         # o_full: all CTAs' dims and statistics have come.
         ctx.barriers("o_full").wait(0)
@@ -152,40 +166,47 @@ def write_alone(
 
 
 @cute.jit
-def normalise(out: cute.Tensor, sums: list[Float32]) -> None:
-    """O divided by the CTA's own sums; 0 of a row without a key."""
-    factors = []
+def normalise(out: cute.Tensor, sums: list[Float32]) -> list[Float32]:
+    """O divided by the CTA's own sums, 0 of a row without a key, in the units that are returned."""
+    factors, units = [], []
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        factors.append(cute.arch.rcp_approx(sums[h]) if sums[h] != 0.0 else Float32(0.0))
+        inverse = cute.arch.rcp_approx(sums[h]) if sums[h] != 0.0 else Float32(0.0)
+        top = Float32(0.0)
+        for i in cutlass.range_constexpr(OF_OUT):
+            if cutlass.const_expr(i // 2 % THREAD_ROWS == h):
+                top = cute.arch.fmax(top, cute.arch.fmax(out[i], -out[i]))
+        exponent = (bits_of(quad_reduce(top * inverse, cute.arch.fmax)) >> 23) - BIAS
+        power = cutlass.min(TOP_EXPONENT - exponent, Int32(MOST_POWER))
+        factors.append(inverse * power_of_two(power))
+        units.append(power_of_two(-power))
     multiply_rows(out, factors)
+    return units
 
 
 @cute.jit
-def send_statistics(w: Output, rows: Rows, sums: list[Float32], side: cutlass.Constexpr) -> None:
-    """This CTA's maxima and sums to all; the four lanes of a row take peers in turn."""
+def send_statistics(
+    w: Output, rows: Rows, sums: list[Float32], units: list[Float32], side: cutlass.Constexpr
+) -> None:
+    """This CTA's maxima and sums, and this half's units, to all; the four lanes of a row take peers
+    in turn."""
     ctx = w.ctx
-    if cutlass.const_expr(side == 0):
-        row, count = row_of_thread(ctx.thread), rows_of_item(w)
-        barrier = Int32(ctx.barriers("o_full").at().toint())
-        for h in cutlass.range_constexpr(THREAD_ROWS):
-            if row + 8 * h < count:
-                to = ctx.arena.address("p") + (ctx.rank * ROWS + row + 8 * h) * STATISTICS_BYTES
-                words = [bits_of(rows.out_max[h]), bits_of(sums[h])]
-                for peer in cutlass.range(ctx.thread % 4, ctx.num_ctas, 4, unroll=1):
-                    store_async(peer_address(to, peer), words, peer_address(barrier, peer))
-
-
-def bits_of(value: Any) -> Any:
-    """fp32 as a word."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    row, count = row_of_thread(ctx.thread), rows_of_item(w)
+    barrier = Int32(ctx.barriers("o_full").at().toint())
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        if row + 8 * h < count:
+            to = ctx.arena.address("q") + ctx.rank * OF_CTA + (row + 8 * h) * STATISTICS_BYTES
+            for peer in cutlass.range(ctx.thread % 4, ctx.num_ctas, 4, unroll=1):
+                there, arrived = peer_address(to, peer), peer_address(barrier, peer)
+                if cutlass.const_expr(side == 0):
+                    words = [bits_of(rows.out_max[h]), bits_of(sums[h])]
+                    store_async(there, words, arrived)
+                store_async(there + (2 + side) * FP32, [bits_of(units[h])], arrived)
 
 
 @cute.jit
 def send_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
-    """This consumer's dims to the CTAs whose they are: the four lanes of a row exchange numbers
-    until each has 8 neighbouring dims."""
+    """This consumer's dims to the CTAs whose they are: the four lanes of a row exchange words until
+    each has 8 neighbouring dims."""
     ctx = w.ctx
     quad = ctx.thread % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
@@ -199,67 +220,38 @@ def send_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
         arrived = peer_address(barrier, owner)
         for h in cutlass.range_constexpr(THREAD_ROWS):
             first = OF_OUT * BLOCK_DIMS // HALF_DIMS * block + 2 * h
-            even_dims = transpose_quad([bits_of(out[first + 4 * i]) for i in range(4)], odd, upper)
-            odd_dims = transpose_quad(
-                [bits_of(out[first + 4 * i + 1]) for i in range(4)], odd, upper
-            )
+            words = [pack(out[first + 4 * i], out[first + 4 * i + 1], F16_KIND) for i in range(4)]
+            words = transpose_quad(words, odd, upper)
             if row + 8 * h < count:
                 place = (ctx.rank * count + row + 8 * h) * share.count + group - share.first
-                to = peer_address(base + place * GROUP_BYTES, owner)
-                for part in cutlass.range_constexpr(2):
-                    i = 2 * part
-                    store_async(
-                        to + part * (GROUP_BYTES // 2),
-                        [even_dims[i], odd_dims[i], even_dims[i + 1], odd_dims[i + 1]],
-                        arrived,
-                    )
+                store_async(peer_address(base + place * GROUP_BYTES, owner), words, arrived)
 
 
 @cute.jit
 def weigh_rows(w: Output, side: cutlass.Constexpr) -> None:
-    """The weight of each CTA's row of O, one thread a row; the first CTA writes lse."""
+    """The weight of each half of each CTA's rows of O, a thread a row; the first CTA writes lse."""
     ctx = w.ctx
     if cutlass.const_expr(side == 0):
         row, count = ctx.thread, rows_of_item(w)
         if row < count:
-            statistics = ctx.arena.address("p") + row * STATISTICS_BYTES
-            weights = ctx.arena.address("q") + row * FP32
+            base = ctx.arena.address("q")
+            statistics = base + row * STATISTICS_BYTES
+            weights = base + (WEIGHTS_AT + row * WEIGHTS_BYTES)
             top = Float32(LEAST)
             for rank in cutlass.range(ctx.num_ctas, unroll=1):
-                top = cute.arch.fmax(
-                    top, load_pair(statistics + rank * (ROWS * STATISTICS_BYTES))[0]
-                )
+                top = cute.arch.fmax(top, load_words(statistics + rank * OF_CTA, Float32)[0])
             total = Float32(0.0)
             for rank in cutlass.range(ctx.num_ctas, unroll=1):
-                row_max, row_sum = load_pair(statistics + rank * (ROWS * STATISTICS_BYTES))
-                weight = row_sum * exp2((row_max - top) * w.scale.factor)
+                words = load_words(statistics + rank * OF_CTA, Float32)
+                weight = words[1] * exp2((words[0] - top) * w.scale.factor)
                 total += weight
-                store_word(weights + rank * (ROWS * FP32), weight)
+                store_pair(
+                    weights + rank * (ROWS * WEIGHTS_BYTES), weight * words[2], weight * words[3]
+                )
             factor, lse = factor_and_lse(w, top * w.scale.factor, total, ctx.head + row)
-            store_word(weights + ctx.num_ctas * (ROWS * FP32), factor)
+            store_float(base + (FACTORS_AT + row * FP32), factor)
             if ctx.rank == 0:
                 (w.lse.iterator + (first_row(w) + row)).store(lse)
-
-
-def load_pair(address: Any) -> Any:
-    """Two neighbouring fp32 of shared memory."""
-    return cute.arch.inline_ptx(
-        "ld.shared.v2.f32 {{$w0}, {$w1}}, [{$r0}];",
-        write_only_types=[Float32, Float32],
-        read_only_args=[address],
-    )
-
-
-def load_word(address: Any) -> Any:
-    """One fp32 of shared memory."""
-    return cute.arch.inline_ptx(
-        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[address]
-    )
-
-
-def store_word(address: Any, value: Any) -> None:
-    """One fp32 to shared memory."""
-    cute.arch.inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[address, value])
 
 
 @cute.jit
@@ -268,31 +260,70 @@ def add_up(w: Output, side: cutlass.Constexpr) -> None:
     ctx = w.ctx
     count = rows_of_item(w)
     share = share_of(ctx, ctx.rank)
-    lanes = share.count * (GROUP_DIMS // LANE_DIMS)  # of a row
+    base, places = ctx.arena.address("q"), ctx.arena.address("k")
     bytes_of_cta = count * share.count * GROUP_BYTES
     thread = ctx.thread + side * WARPGROUP_SIZE
-    to = w.out.iterator + (first_row(w) * D_V + share.first * GROUP_DIMS)
-    for i in cutlass.range(thread, count * lanes, THREADS, unroll=1):
-        row = i // lanes
-        weights = ctx.arena.address("q") + row * FP32
-        place = ctx.arena.address("k") + i * (LANE_DIMS * FP32)
-        sums = [Float32(0.0) for _ in range(LANE_DIMS)]
+    for i in cutlass.range(thread, count * share.count, THREADS, unroll=1):
+        row = i // share.count
+        group = share.first + i - row * share.count
+        half = group // (HALF_DIMS // GROUP_DIMS)
+        weights = base + (WEIGHTS_AT + row * WEIGHTS_BYTES + half * FP32)
+        sums = [Float32(0.0) for _ in range(GROUP_DIMS)]
         for rank in cutlass.range(ctx.num_ctas, unroll=1):
-            weight = load_word(weights + rank * (ROWS * FP32))
-            values = load_words(place + rank * bytes_of_cta, Float32)
-            if weight != 0.0:  # whatever the O of a part without a key is
-                for d in cutlass.range_constexpr(LANE_DIMS):
+            weight = load_float(weights + rank * (ROWS * WEIGHTS_BYTES))
+            words = load_words(places + i * GROUP_BYTES + rank * bytes_of_cta, Int32)
+            values = [value for word in range(4) for value in f16_pair(words[word])]
+            if weight != 0.0:  # 0 times what a part without a key sends may be NaN
+                for d in cutlass.range_constexpr(GROUP_DIMS):
                     sums[d] = sums[d] + weight * values[d]
-        factor = load_word(weights + ctx.num_ctas * (ROWS * FP32))
-        words = [Int32(0), Int32(0)]
+        factor = load_float(base + (FACTORS_AT + row * FP32))
+        words = [Int32(0) for _ in range(GROUP_DIMS // 2)]
         if factor != 0.0:
             words = [
-                pack(sums[2 * j] * factor, sums[2 * j + 1] * factor) for j in range(LANE_DIMS // 2)
+                pack(sums[2 * j] * factor, sums[2 * j + 1] * factor) for j in range(GROUP_DIMS // 2)
             ]
+        to = w.out.iterator + ((first_row(w) + row) * D_V + group * GROUP_DIMS)
         cute.arch.inline_ptx(
-            "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-            read_only_args=[
-                to + (Int64(row) * D_V + (i - row * lanes) * LANE_DIMS),
-                *words,
-            ],
+            "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            read_only_args=[to, *words],
         )
+
+
+def bits_of(value: Any) -> Any:
+    """fp32 as a word."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
+    )
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2^exponent, a normal number, in fp32."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};",
+        write_only_types=[Float32],
+        read_only_args=[(exponent + BIAS) << 23],
+    )
+
+
+def f16_pair(word: Any) -> Any:
+    """Two f16 as fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+        "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )
+
+
+def load_float(address: Any) -> Any:
+    """One fp32 of shared memory."""
+    return cute.arch.inline_ptx(
+        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[address]
+    )
+
+
+def store_pair(address: Any, first: Any, second: Any) -> None:
+    """Two fp32 to shared memory."""
+    cute.arch.inline_ptx(
+        "st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, first, second]
+    )

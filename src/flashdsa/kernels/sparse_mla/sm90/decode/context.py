@@ -26,7 +26,7 @@ class Context(NamedTuple):
     num_ctas: Int32  # of the cluster
     num_slots: Int32  # of the query that may be valid
     first_step: Int32  # of this CTA
-    num_steps: Int32
+    num_steps: Int32  # with what may be empty steps at the end, until `extent` is known
     thread: Int32  # in its warpgroup
 
     @property
@@ -74,6 +74,13 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
         steps * (rank + 1) // num_ctas - first,
         thread % WARPGROUP_SIZE,
     )
+
+
+@cute.jit
+def wait_for_extent(ctx: Context) -> Context:
+    """A consumer: the context with the CTA's number of steps, up to the last valid slot."""
+    ctx.barriers("extent_full").wait(0)
+    return ctx._replace(num_steps=ctx.arena.array("extent", Int32, 1)[0])
 
 
 def kind_of_piece(ctx: Context, piece: int, last: int) -> Any:

@@ -21,7 +21,9 @@ from flashdsa.kernels.sparse_mla.sm90.decode.context import EXPANDED
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
     Gatherer,
     acquire,
+    find_extent,
     load_query,
+    prefetch_step,
     read_slots,
     rows_of_turns,
     write_note,
@@ -199,10 +201,11 @@ def gather_packed_rows(role: Gatherer) -> None:
     lane = ctx.thread % WARP_SIZE
     unit, row_of_turn = ctx.thread % UNITS, ctx.thread // UNITS
     slots = read_slots(role, Int32(0), lane)
-    if ctx.num_steps > 0 and ctx.thread == 0:
+    num_steps = find_extent(role, lane)
+    if num_steps > 0 and ctx.thread == 0:
         load_query(role)
     cute.arch.sync_warp()
-    for step in cutlass.range(ctx.num_steps, unroll=1):
+    for step in cutlass.range(num_steps, unroll=1):
         rows = rows_of_turns(slots, row_of_turn)
         scales = []
         for tile in cutlass.range_constexpr(TILES):
@@ -212,5 +215,6 @@ def gather_packed_rows(role: Gatherer) -> None:
             if warp == tile:
                 write_note(role, slots, lane, tile)
         slots = read_slots(role, step + 1, lane)
+        prefetch_step(role, slots, warp, KV_ROW_BYTES)
         for tile in cutlass.range_constexpr(TILES):
             expand_tile(role, scales[tile], step, tile)

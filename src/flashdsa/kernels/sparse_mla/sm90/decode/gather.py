@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.dsl.gmem import prefetch_bytes
 from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
@@ -19,9 +20,11 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.gather import (
     copy_half,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    BF16,
     CHUNK,
     CHUNK_BYTES,
     CHUNKS,
+    D_QK,
     MASK_WORDS,
     STEP_KEYS,
     TILES,
@@ -55,6 +58,45 @@ def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
     """This lane's slots of a step of the CTA: lane, lane + 32, ..."""
     first = (role.ctx.first_step + step) * STEP_KEYS + lane
     return [read_slot(role, first + WARP_SIZE * i) for i in range(SLOTS_A_LANE)]
+
+
+@cute.jit
+def find_extent(role: Gatherer, lane: Int32) -> Int32:
+    """All warps: steps up to the last one with a valid slot; told to the consumers."""
+    ctx = role.ctx
+    num_steps = ctx.num_steps
+    more = Boolean(num_steps > 0)
+    while more:
+        slots = read_slots(role, num_steps - 1, lane)
+        together = slots[0]
+        for slot in slots[1:]:
+            together = together & slot
+        if cute.arch.vote_any_sync(together >= 0):
+            more = Boolean(False)
+        else:
+            num_steps -= 1
+            more = num_steps > 0
+    if ctx.thread == 0:
+        ctx.arena.array("extent", Int32, 1)[0] = num_steps
+        ctx.barriers("extent_full").arrive()
+    return num_steps
+
+
+@cute.jit
+def prefetch_step(role: Gatherer, slots: list[Int32], warp: Int32, row_bytes: Any) -> None:
+    """The rows of a step into the second-level cache, each by one lane of all warps."""
+    if cutlass.const_expr(role.ctx.plan.prefetch):
+        row = Int32(-1)
+        for i in cutlass.range_constexpr(SLOTS_A_LANE):
+            if warp == i:
+                row = slots[i]
+        if row >= 0:
+            prefetch_bytes(row_pointer(role.kv, row, row_bytes), row_bytes)
+
+
+def row_pointer(kv: cute.Tensor, row: Any, row_bytes: int) -> Any:
+    """To a row's first element."""
+    return kv.iterator + Int64(row) * (row_bytes * 8 // kv.element_type.width)
 
 
 @cute.jit
@@ -105,11 +147,13 @@ def gather_rows(role: Gatherer) -> None:
     unit, row_of_turn = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.arena.address("k") + swizzled_128(row_of_turn, unit)
     slots = read_slots(role, Int32(0), lane)
-    if ctx.num_steps > 0 and ctx.thread == 0:
+    num_steps = find_extent(role, lane)
+    if num_steps > 0 and ctx.thread == 0:
         load_query(role)
     cute.arch.sync_warp()
-    for step in cutlass.range(ctx.num_steps, unroll=1):
+    for step in cutlass.range(num_steps, unroll=1):
         rows = rows_of_turns(slots, row_of_turn)
+        ahead = read_slots(role, step + 1, lane)
         for half in cutlass.range_constexpr(len(HALVES)):
             tile, free, _ = HALVES[half]
             acquire(ctx, free, tile, step)
@@ -117,4 +161,6 @@ def gather_rows(role: Gatherer) -> None:
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
                     write_note(role, slots, lane, tile)
-        slots = read_slots(role, step + 1, lane)
+            if cutlass.const_expr(half == 0):
+                prefetch_step(role, ahead, warp, D_QK * BF16)
+        slots = ahead

@@ -23,7 +23,11 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.arena import allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, locate
+from flashdsa.kernels.sparse_mla.sm90.decode.context import (
+    Context,
+    locate,
+    wait_for_extent,
+)
 from flashdsa.kernels.sparse_mla.sm90.decode.expand import gather_packed_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import Gatherer, gather_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.left import Left, consume_left
@@ -53,6 +57,8 @@ def decode_kernel(
     arena = allocate(plan)
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
+    # A launch that this one may follow early has written the ids, or still reads the results.
+    cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role finds its place for itself: what all share would be live in every role.
     if group == GATHER:
@@ -61,12 +67,12 @@ def decode_kernel(
         gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
     elif group == LEFT:
         cute.arch.setmaxregister_increase(plan.left.registers)
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = wait_for_extent(locate(arena, lse, indices, topk_length))
         scale = make_scale(sm_scale * LOG2_E)
         consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
     else:
         cute.arch.setmaxregister_increase(plan.right.registers)
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = wait_for_extent(locate(arena, lse, indices, topk_length))
         scale = make_scale(sm_scale * LOG2_E)
         consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
 
@@ -79,6 +85,8 @@ def gather(role: Gatherer) -> None:
         gather_packed_rows(role)
     else:
         gather_rows(role)
+    # All rows are asked for: what follows may begin to take the SMs that are free.
+    cute.arch.griddepcontrol_launch_dependents()
     if ctx.num_ctas > 1:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
@@ -120,4 +128,5 @@ def launch_decode(
         cluster=[cluster_size, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
+        use_pdl=True,
     )

@@ -7,12 +7,14 @@ from functools import cache
 
 from flashdsa.hw import SM90, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
+    BF16,
     D_V,
     FP32,
     MASK_WORDS,
     PIECES,
     ROWS,
     TILE_BYTES,
+    TILE_KEYS,
     TILES,
 )
 from flashdsa.plan import (
@@ -26,14 +28,16 @@ from flashdsa.plan import (
     plan_smem,
 )
 
+F16 = 2
 GROUP_DIMS = 8
 """Dims of O that a lane sends at once."""
 DIM_GROUPS = D_V // GROUP_DIMS
 CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
 """CTAs that may share an item; all dims of O have a place in the key tiles then."""
 MOST_CTAS = max(CLUSTER_SIZES)
-STATISTICS = 2
-"""fp32 of a row that CTAs tell each other: the maximum and the sum."""
+GROUP_BYTES = GROUP_DIMS * F16
+STATISTICS = 4
+"""fp32 of a row that CTAs tell each other: maximum, sum, and what each half of O is in units of."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,14 @@ class DecodePlan:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        prefetch: the next step's rows are fetched into the second-level cache a step ahead.
     """
 
     packed: bool = False
     gather_registers: int = 72
     consumer_registers: int = 216
     lazy_log2: float = 8.0
+    prefetch: bool = True
 
     def __post_init__(self) -> None:
         """Hold the choices against the architecture.
@@ -68,7 +74,11 @@ class DecodePlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        return "mla_decode" + ("_packed" if self.packed else "")
+        return (
+            "mla_decode"
+            + ("_packed" if self.packed else "")
+            + ("" if self.prefetch else "_no_prefetch")
+        )
 
     @property
     def threads(self) -> int:
@@ -80,23 +90,24 @@ class DecodePlan:
         """What shared memory holds, in its order."""
         barriers = sum(barrier.stages for barrier in self.barriers) * 8
         return [
-            SmemRegion("q", TILE_BYTES, 1024, "Q of the item, 9 x [64, 64] SW128; then weights"),
+            SmemRegion(
+                "q",
+                TILE_BYTES,
+                1024,
+                "Q of the item, 9 x [64, 64] SW128; then all CTAs' statistics and weights",
+            ),
             SmemRegion(
                 "k",
                 TILES * TILE_BYTES,
                 1024,
                 "keys of a step likewise, P of tile 0 besides; then all CTAs' O of this one's dims",
             ),
-            SmemRegion(
-                "p",
-                MOST_CTAS * ROWS * STATISTICS * FP32,
-                1024,
-                "P of tile 1, [64, 64] SW128; then all CTAs' maxima and sums",
-            ),
+            SmemRegion("p", ROWS * TILE_KEYS * BF16, 1024, "P of tile 1, [64, 64] SW128"),
             SmemRegion("masks", TILES * MASK_WORDS * 4, 16, "valid keys: a bit each, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
+            SmemRegion("extent", 4, 4, "steps of the CTA"),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
 
@@ -147,6 +158,8 @@ class DecodePlan:
         gather, left, right = self.roles
         one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         return (
+            Barrier("extent_full", 1, gather, one, left, 0, "the number of steps is there",
+                    also_awaited_by=(right,)),
             Barrier("k0_full", PIECES, gather, every, left, 0, "a piece of tile 0 is there"),
             Barrier("k1_full", PIECES, gather, every, right, 0, "a piece of tile 1 is there"),
             Barrier("notes", TILES, gather, one, left, 0, "a tile's masks are there",
