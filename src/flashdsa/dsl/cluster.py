@@ -46,6 +46,21 @@ def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
     )
 
 
+def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
+    """One thread: neighbouring bytes of this CTA's shared memory to another CTA's, whose barrier
+    counts them. The source may change, and this CTA may end, only behind that barrier's phase.
+
+    Args:
+        address, barrier: shared::cluster, of the same CTA; see `peer_address`. source: an Int32.
+        count: of bytes; it and the addresses are multiples of 16.
+    """
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
+        "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[address, Int32(source), Int32(count), barrier],
+    )
+
+
 def send(address: Any, words: Sequence[Any], barrier: Any, peer: Any) -> None:
     """`store_async` to the same place of another CTA; pointers to this CTA's shared memory."""
     store_async(peer_address(address, peer), words, peer_address(barrier, peer))

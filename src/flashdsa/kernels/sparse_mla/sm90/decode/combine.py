@@ -2,9 +2,9 @@
 
 A CTA's O is divided by its own sums, and goes out in f16, each half of a row in units of a power of
 two of its own, which makes its largest number one from 2^14 to 2^15. Behind a
-barrier of the cluster, when nobody reads keys any more, each CTA sends every other one the dims
-that are that one's, into the place of its keys, and its maxima and sums. Then each weighs and adds,
-in the order of the CTAs. One CTA alone writes what it has.
+barrier of the cluster, when nobody reads keys any more, each CTA sends every one the dims that are
+that one's, into the place of its keys, and its maxima and sums: two bulk copies each. Then each
+weighs and adds, in the order of the CTAs. One CTA alone writes what it has.
 """
 
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.cluster import peer_address, store_async
-from flashdsa.dsl.smem import load_words, store_float
+from flashdsa.dsl.cluster import copy_to_peer, peer_address
+from flashdsa.dsl.smem import load_words, store_float, store_words
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.context import SUMMED, Context
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
@@ -33,7 +33,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import (
     store_rows,
     transpose_quad,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, FP32, HALF_DIMS, ROWS
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, FP32, HALF_DIMS, ROWS, TILE_BYTES
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import F16_KIND, OF_OUT
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     LEAST,
@@ -50,6 +50,9 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 STATISTICS_BYTES = STATISTICS * FP32
 OF_CTA = ROWS * STATISTICS_BYTES
 """Bytes of a CTA's statistics."""
+STAGED_AT = TILE_BYTES
+"""Of the region k: O that is to be sent, behind what comes."""
+STATISTICS_AT = STAGED_AT + DIM_GROUPS * ROWS * GROUP_BYTES
 WEIGHTS_AT = MOST_CTAS * OF_CTA
 """Of the region q: the weights of each half of each CTA's rows, behind the statistics."""
 WEIGHTS_BYTES = 2 * FP32
@@ -122,23 +125,30 @@ def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
         write_alone(w, out, rows, sums, side)
     else:
         units = normalise(out, sums)
+        stage_statistics(w, rows, sums, units, side)
+        stage_dims(w, out, side)
         if cutlass.const_expr(side == 0):
             if ctx.thread == 0:
                 share = share_of(ctx, ctx.rank)
                 row_bytes = share.count * GROUP_BYTES + STATISTICS_BYTES
                 expected = ctx.num_ctas * rows_of_item(w) * row_bytes
                 ctx.barriers("o_full").arrive_and_expect_tx(expected)
-        # All CTAs have their O: no key and no P is read any more.
+        # The bulk copies read what threads of this CTA have staged.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        # All CTAs have staged their O: no key and no P is read any more.
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-        send_statistics(w, rows, sums, units, side)
-        send_dims(w, out, side)
+        if cutlass.const_expr(side == 0):
+            send(w)
         # o_full: all CTAs' dims and statistics have come.
         ctx.barriers("o_full").wait(0)
+        # What this CTA was sent has been read where it came from: those CTAs may end.
+        cute.arch.cluster_arrive()
         weigh_rows(w, side)
         # SUMMED: every row's weights are there.
         cute.arch.barrier(barrier_id=SUMMED, number_of_threads=THREADS)
         add_up(w, side)
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -184,47 +194,65 @@ def normalise(out: cute.Tensor, sums: list[Float32]) -> list[Float32]:
 
 
 @cute.jit
-def send_statistics(
+def stage_statistics(
     w: Output, rows: Rows, sums: list[Float32], units: list[Float32], side: cutlass.Constexpr
 ) -> None:
-    """This CTA's maxima and sums, and this half's units, to all; the four lanes of a row take peers
-    in turn."""
+    """This CTA's maxima and sums, and this half's units, into its own shared memory."""
     ctx = w.ctx
-    row, count = row_of_thread(ctx.thread), rows_of_item(w)
-    barrier = Int32(ctx.barriers("o_full").at().toint())
-    for h in cutlass.range_constexpr(THREAD_ROWS):
-        if row + 8 * h < count:
-            to = ctx.arena.address("q") + ctx.rank * OF_CTA + (row + 8 * h) * STATISTICS_BYTES
-            for peer in cutlass.range(ctx.thread % 4, ctx.num_ctas, 4, unroll=1):
-                there, arrived = peer_address(to, peer), peer_address(barrier, peer)
-                if cutlass.const_expr(side == 0):
-                    words = [bits_of(rows.out_max[h]), bits_of(sums[h])]
-                    store_async(there, words, arrived)
-                store_async(there + (2 + side) * FP32, [bits_of(units[h])], arrived)
+    row = row_of_thread(ctx.thread)
+    if ctx.thread % 4 == 0:
+        for h in cutlass.range_constexpr(THREAD_ROWS):
+            to = ctx.arena.address("k") + (STATISTICS_AT + (row + 8 * h) * STATISTICS_BYTES)
+            if cutlass.const_expr(side == 0):
+                store_pair(to, rows.out_max[h], sums[h])
+            store_float(to + (2 + side) * FP32, units[h])
 
 
 @cute.jit
-def send_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
-    """This consumer's dims to the CTAs whose they are: the four lanes of a row exchange words until
-    each has 8 neighbouring dims."""
+def stage_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
+    """This consumer's dims into its own shared memory, in a stretch for each CTA whose they are.
+
+    The four lanes of a row exchange words until each has 8 neighbouring dims.
+    """
     ctx = w.ctx
     quad = ctx.thread % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
     row, count = row_of_thread(ctx.thread), rows_of_item(w)
-    base = ctx.arena.address("k")
-    barrier = Int32(ctx.barriers("o_full").at().toint())
+    base = ctx.arena.address("k") + STAGED_AT
     for block in cutlass.range_constexpr(HALF_DIMS // BLOCK_DIMS):
         group = (side * HALF_DIMS + block * BLOCK_DIMS) // GROUP_DIMS + quad
-        owner = ((group + 1) * ctx.num_ctas - 1) // DIM_GROUPS
-        share = share_of(ctx, owner)
-        arrived = peer_address(barrier, owner)
+        share = share_of(ctx, ((group + 1) * ctx.num_ctas - 1) // DIM_GROUPS)
         for h in cutlass.range_constexpr(THREAD_ROWS):
             first = OF_OUT * BLOCK_DIMS // HALF_DIMS * block + 2 * h
             words = [pack(out[first + 4 * i], out[first + 4 * i + 1], F16_KIND) for i in range(4)]
             words = transpose_quad(words, odd, upper)
             if row + 8 * h < count:
-                place = (ctx.rank * count + row + 8 * h) * share.count + group - share.first
-                store_async(peer_address(base + place * GROUP_BYTES, owner), words, arrived)
+                place = share.first * count + (row + 8 * h) * share.count + group - share.first
+                store_words(base + place * GROUP_BYTES, words)
+
+
+@cute.jit
+def send(w: Output) -> None:
+    """A thread for each CTA of the cluster: what is staged for it, and the statistics."""
+    ctx = w.ctx
+    if ctx.thread < ctx.num_ctas:
+        peer = (ctx.rank + ctx.thread) % ctx.num_ctas
+        count, share = rows_of_item(w), share_of(ctx, peer)
+        keys, q = ctx.arena.address("k"), ctx.arena.address("q")
+        arrived = peer_address(Int32(ctx.barriers("o_full").at().toint()), peer)
+        dims_bytes = count * share.count * GROUP_BYTES
+        copy_to_peer(
+            peer_address(keys + ctx.rank * dims_bytes, peer),
+            keys + (STAGED_AT + share.first * count * GROUP_BYTES),
+            dims_bytes,
+            arrived,
+        )
+        copy_to_peer(
+            peer_address(q + ctx.rank * OF_CTA, peer),
+            keys + STATISTICS_AT,
+            count * STATISTICS_BYTES,
+            arrived,
+        )
 
 
 @cute.jit

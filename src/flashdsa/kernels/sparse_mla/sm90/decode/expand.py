@@ -8,10 +8,10 @@ Values are e4m3 * scale in f16: the scale's mantissa first, then its power of tw
 first product rounds, to 11 bits, and not at all where the scale is a power of two.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.smem import load_words, store_words
@@ -47,12 +47,6 @@ LEAST_EXPONENT, MOST_EXPONENT = -24, 15
 """Of a power of two in f16."""
 UNITS_A_THREAD = UNITS // 2
 """16-byte units of a key's group that a thread expands; its neighbour has the others."""
-
-
-class Scales(NamedTuple):
-    """Of a key, one a group."""
-
-    values: list[Float32]
 
 
 def raw_offset(row: Any, unit: Any) -> Any:
@@ -170,51 +164,88 @@ def write_expanded(base: Any, key: Any, half: Any, group: int, units: Any, scale
 
 
 @cute.jit
-def expand_tile(
-    role: Gatherer, scales: list[Float32], step: Int32, tile: cutlass.Constexpr
-) -> None:
-    """A tile's bytes to f16; each piece is announced."""
+def request_tile(
+    role: Gatherer,
+    slots: list[Int32],
+    rows: list[Int32],
+    requested: Boolean,
+    step: Int32,
+    tile: cutlass.Constexpr,
+) -> Boolean:
+    """This warp's share of the tile's bytes is asked for if its right half is free by now, and was
+    not before; returns whether it has been."""
     ctx = role.ctx
-    base = ctx.arena.address("k") + tile * TILE_BYTES
+    if not requested:
+        free = ctx.barriers("right_free").is_complete((step & 1) ^ 1, tile)
+        if cute.arch.vote_all_sync(free):
+            ask_for_tile(role, slots, rows, tile)
+            requested = Boolean(True)
+    return requested
+
+
+@cute.jit
+def ask_for_tile(
+    role: Gatherer, slots: list[Int32], rows: list[Int32], tile: cutlass.Constexpr
+) -> None:
+    """The tile's bytes and its note; its right half is free."""
+    thread = role.ctx.thread
+    copy_raw(role, rows, thread % UNITS, thread // UNITS, tile)
+    if cute.arch.make_warp_uniform(thread // WARP_SIZE) == tile:
+        write_note(role, slots, thread % WARP_SIZE, tile)
+
+
+@cute.jit
+def expand_step(
+    role: Gatherer, slots: list[Int32], rows: list[Int32], ahead: list[Int32], step: Int32
+) -> None:
+    """Both tiles of a step to f16; each piece is announced.
+
+    Tile 1 is asked for as soon as it is free, which is some time in the expansion of tile 0.
+    """
+    ctx = role.ctx
     key, half = ctx.thread // 2, ctx.thread % 2
-    full = ctx.barriers(f"k{tile}_full")
-    ctx.barriers("raw_full").wait(step & 1, tile)
-    acquire(ctx, "left_free", tile, step)
-    for group in cutlass.range_constexpr(2):
-        units = read_raw(base, key, half, group)
-        write_expanded(base, key, half, group, units, scales[group])
-        full.arrive(group)
-    third, fourth = read_raw(base, key, half, 2), read_raw(base, key, half, 3)
-    # EXPANDED: all have read all bytes of the tile.
-    cute.arch.barrier(barrier_id=EXPANDED, number_of_threads=WARPGROUP_SIZE)
-    write_expanded(base, key, half, 2, third, scales[2])
-    full.arrive(2)
-    write_expanded(base, key, half, 3, fourth, scales[3])
-    full.arrive(3)
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    scales = [read_scales(role, slots, tile) for tile in range(TILES)]
+    acquire(ctx, "right_free", 0, step)
+    ask_for_tile(role, slots, rows, 0)
+    requested = request_tile(role, slots, rows, Boolean(False), step, 1)
+    prefetch_step(role, ahead, warp, KV_ROW_BYTES)
+    for tile in cutlass.range_constexpr(TILES):
+        base = ctx.arena.address("k") + tile * TILE_BYTES
+        full = ctx.barriers(f"k{tile}_full")
+        if cutlass.const_expr(tile == 1):
+            if not requested:
+                acquire(ctx, "right_free", 1, step)
+                ask_for_tile(role, slots, rows, 1)
+        ctx.barriers("raw_full").wait(step & 1, tile)
+        acquire(ctx, "left_free", tile, step)
+        for group in cutlass.range_constexpr(2):
+            units = read_raw(base, key, half, group)
+            write_expanded(base, key, half, group, units, scales[tile][group])
+            full.arrive(group)
+            if cutlass.const_expr(tile == 0):
+                requested = request_tile(role, slots, rows, requested, step, 1)
+        third, fourth = read_raw(base, key, half, 2), read_raw(base, key, half, 3)
+        # EXPANDED: all have read all bytes of the tile.
+        cute.arch.barrier(barrier_id=EXPANDED, number_of_threads=WARPGROUP_SIZE)
+        write_expanded(base, key, half, 2, third, scales[tile][2])
+        full.arrive(2)
+        write_expanded(base, key, half, 3, fourth, scales[tile][3])
+        full.arrive(3)
 
 
 @cute.jit
 def gather_packed_rows(role: Gatherer) -> None:
     """All four warps: every step of the CTA."""
     ctx = role.ctx
-    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
-    unit, row_of_turn = ctx.thread % UNITS, ctx.thread // UNITS
     slots = read_slots(role, Int32(0), lane)
     num_steps = find_extent(role, lane)
     if num_steps > 0 and ctx.thread == 0:
         load_query(role)
     cute.arch.sync_warp()
     for step in cutlass.range(num_steps, unroll=1):
-        rows = rows_of_turns(slots, row_of_turn)
-        scales = []
-        for tile in cutlass.range_constexpr(TILES):
-            acquire(ctx, "right_free", tile, step)
-            copy_raw(role, rows, unit, row_of_turn, tile)
-            scales.append(read_scales(role, slots, tile))
-            if warp == tile:
-                write_note(role, slots, lane, tile)
-        slots = read_slots(role, step + 1, lane)
-        prefetch_step(role, slots, warp, KV_ROW_BYTES)
-        for tile in cutlass.range_constexpr(TILES):
-            expand_tile(role, scales[tile], step, tile)
+        rows = rows_of_turns(slots, ctx.thread // UNITS)
+        ahead = read_slots(role, step + 1, lane)
+        expand_step(role, slots, rows, ahead, step)
+        slots = ahead

@@ -79,7 +79,7 @@ def decode_kernel(
 
 @cute.jit
 def gather(role: Gatherer) -> None:
-    """The rows, and the cluster's barrier at which the consumers wait for all CTAs' O."""
+    """The rows, and the cluster's barriers at which the consumers wait for all CTAs' O."""
     ctx: Context = role.ctx
     if cutlass.const_expr(ctx.plan.packed):
         gather_packed_rows(role)
@@ -88,8 +88,9 @@ def gather(role: Gatherer) -> None:
     # All rows are asked for: what follows may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
     if ctx.num_ctas > 1:
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        for _ in cutlass.range_constexpr(2):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
 
 @cute.jit
