@@ -10,13 +10,6 @@ def prefetch(pointer: Any) -> None:
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
 
 
-def prefetch_bytes(pointer: Any, count: int) -> None:
-    """Neighbouring bytes into the second-level cache; address and count are multiples of 16."""
-    cute.arch.inline_ptx(
-        f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {count};", read_only_args=[pointer]
-    )
-
-
 @cute.jit
 def store2(pointer: Any, first: Int32, second: Int32) -> None:
     """Two neighbouring words."""

@@ -85,10 +85,6 @@ class Barriers(NamedTuple):
         else:
             cute.arch.mbarrier_wait(self.at(stage), phase)
 
-    def is_complete(self, phase: Any, stage: Any = 0) -> Any:
-        """Whether the phase of that parity is complete, an acquire if it is; does not wait."""
-        return cute.arch.mbarrier_test_wait(self.at(stage), phase)
-
     def wait_round(self, number: Any, stage: Any = 0) -> None:
         """Wait until one stage is complete for the time of that number, the first being 0.
 

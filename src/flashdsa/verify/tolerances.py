@@ -53,6 +53,9 @@ BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
+F16_KEYS = 2.0**-11
+"""Of a logit's size, and of 1, a typical one: how far it may be off where packed rows whose scales
+are no powers of two are rounded to f16 for the tensor cores."""
 WGMMA_SUMS = ("sm90", "emulate-sm90")
 """Backends whose logits are sums of wgmma."""
 WGMMA_CUT = 2.0**-23

@@ -1,10 +1,10 @@
 """The end of an item: the CTAs of its cluster exchange their O, each adds up a share of the dims.
 
 A CTA's O is divided by its own sums, and goes out in f16, each half of a row in units of a power of
-two of its own, which makes its largest number one from 2^14 to 2^15. Behind a
-barrier of the cluster, when nobody reads keys any more, each CTA sends every one the dims that are
-that one's, into the place of its keys, and its maxima and sums: two bulk copies each. Then each
-weighs and adds, in the order of the CTAs. One CTA alone writes what it has.
+two of its own, which makes its largest number one from 2^14 to 2^15. When all have told all that
+they read no keys any more, each CTA sends every one the dims that are that one's, into the place of
+its keys, and its maxima and sums: two bulk copies each. Then each weighs and adds, in the order of
+the CTAs. One CTA alone writes what it has.
 """
 
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.cluster import copy_to_peer, peer_address
+from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
 from flashdsa.dsl.smem import load_words, store_float, store_words
-from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.context import SUMMED, Context
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
     DIM_GROUPS,
@@ -58,6 +58,8 @@ WEIGHTS_AT = MOST_CTAS * OF_CTA
 WEIGHTS_BYTES = 2 * FP32
 FACTORS_AT = WEIGHTS_AT + MOST_CTAS * ROWS * WEIGHTS_BYTES
 THREADS = 2 * WARPGROUP_SIZE
+TOKENS = ("ready", "done")
+TOKEN_BYTES = 4
 TOP_EXPONENT = 14
 BIAS = 127
 MOST_POWER = 100
@@ -124,31 +126,59 @@ def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
     if ctx.num_ctas == 1:
         write_alone(w, out, rows, sums, side)
     else:
+        expect_messages(w, side)
         units = normalise(out, sums)
         stage_statistics(w, rows, sums, units, side)
         stage_dims(w, out, side)
-        if cutlass.const_expr(side == 0):
-            if ctx.thread == 0:
-                share = share_of(ctx, ctx.rank)
-                row_bytes = share.count * GROUP_BYTES + STATISTICS_BYTES
-                expected = ctx.num_ctas * rows_of_item(w) * row_bytes
-                ctx.barriers("o_full").arrive_and_expect_tx(expected)
-        # The bulk copies read what threads of this CTA have staged.
+        # The bulk copies read what threads have staged.
         cute.arch.fence_proxy("async.shared", space="cta")
-        # All CTAs have staged their O: no key and no P is read any more.
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        if cutlass.const_expr(side == 0):
-            send(w)
+        # SUMMED: this CTA's O is staged, and nobody of it reads keys or P any more.
+        cute.arch.barrier(barrier_id=SUMMED, number_of_threads=THREADS)
+        tell_all(ctx, "ready", side)
+        send(w, side)
         # o_full: all CTAs' dims and statistics have come.
         ctx.barriers("o_full").wait(0)
-        # What this CTA was sent has been read where it came from: those CTAs may end.
-        cute.arch.cluster_arrive()
+        tell_all(ctx, "done", side)
         weigh_rows(w, side)
         # SUMMED: every row's weights are there.
         cute.arch.barrier(barrier_id=SUMMED, number_of_threads=THREADS)
         add_up(w, side)
-        cute.arch.cluster_wait()
+        if cutlass.const_expr(side == 0):
+            if ctx.thread < WARP_SIZE:
+                # done: what this CTA sent has been read, and it may end.
+                ctx.barriers("done").wait(0)
+
+
+@cute.jit
+def expect_messages(w: Output, side: cutlass.Constexpr) -> None:
+    """One thread announces what the CTAs of the cluster will send."""
+    ctx = w.ctx
+    if cutlass.const_expr(side == 0):
+        if ctx.thread == 0:
+            share = share_of(ctx, ctx.rank)
+            row_bytes = share.count * GROUP_BYTES + STATISTICS_BYTES
+            expected = ctx.num_ctas * rows_of_item(w) * row_bytes
+            ctx.barriers("o_full").arrive_and_expect_tx(expected)
+            for name in TOKENS:
+                ctx.barriers(name).arrive_and_expect_tx(ctx.num_ctas * TOKEN_BYTES)
+
+
+@cute.jit
+def tell_all(ctx: Context, name: cutlass.Constexpr, side: cutlass.Constexpr) -> None:
+    """A word to every CTA of the cluster: what came before it has been done.
+
+    A barrier of the cluster with release semantics would be a fence of the whole GPU besides.
+    """
+    if cutlass.const_expr(side == 0):
+        if ctx.thread < ctx.num_ctas:
+            place = TOKENS.index(name) * MOST_CTAS * TOKEN_BYTES
+            token = ctx.arena.address("tokens") + (place + ctx.rank * TOKEN_BYTES)
+            barrier = Int32(ctx.barriers(name).at().toint())
+            store_async(
+                peer_address(token, ctx.thread),
+                [ctx.rank],
+                peer_address(barrier, ctx.thread),
+            )
 
 
 @cute.jit
@@ -182,9 +212,8 @@ def normalise(out: cute.Tensor, sums: list[Float32]) -> list[Float32]:
     for h in cutlass.range_constexpr(THREAD_ROWS):
         inverse = cute.arch.rcp_approx(sums[h]) if sums[h] != 0.0 else Float32(0.0)
         top = Float32(0.0)
-        for i in cutlass.range_constexpr(OF_OUT):
-            if cutlass.const_expr(i // 2 % THREAD_ROWS == h):
-                top = cute.arch.fmax(top, cute.arch.fmax(out[i], -out[i]))
+        for i in [i for i in range(OF_OUT) if i // 2 % THREAD_ROWS == h]:
+            top = cute.arch.fmax(top, cute.arch.fmax(out[i], -out[i]))
         exponent = (bits_of(quad_reduce(top * inverse, cute.arch.fmax)) >> 23) - BIAS
         power = cutlass.min(TOP_EXPONENT - exponent, Int32(MOST_POWER))
         factors.append(inverse * power_of_two(power))
@@ -232,27 +261,37 @@ def stage_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def send(w: Output) -> None:
+def send(w: Output, side: cutlass.Constexpr) -> None:
     """A thread for each CTA of the cluster: what is staged for it, and the statistics."""
     ctx = w.ctx
-    if ctx.thread < ctx.num_ctas:
-        peer = (ctx.rank + ctx.thread) % ctx.num_ctas
-        count, share = rows_of_item(w), share_of(ctx, peer)
-        keys, q = ctx.arena.address("k"), ctx.arena.address("q")
-        arrived = peer_address(Int32(ctx.barriers("o_full").at().toint()), peer)
-        dims_bytes = count * share.count * GROUP_BYTES
-        copy_to_peer(
-            peer_address(keys + ctx.rank * dims_bytes, peer),
-            keys + (STAGED_AT + share.first * count * GROUP_BYTES),
-            dims_bytes,
-            arrived,
-        )
-        copy_to_peer(
-            peer_address(q + ctx.rank * OF_CTA, peer),
-            keys + STATISTICS_AT,
-            count * STATISTICS_BYTES,
-            arrived,
-        )
+    if cutlass.const_expr(side == 0):
+        if ctx.thread < WARP_SIZE:
+            # ready: no CTA reads keys any more, where O is to come.
+            ctx.barriers("ready").wait(0)
+            if ctx.thread < ctx.num_ctas:
+                send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
+
+
+@cute.jit
+def send_to(w: Output, peer: Int32) -> None:
+    """One thread: two bulk copies to a CTA."""
+    ctx = w.ctx
+    count, share = rows_of_item(w), share_of(ctx, peer)
+    keys, q = ctx.arena.address("k"), ctx.arena.address("q")
+    arrived = peer_address(Int32(ctx.barriers("o_full").at().toint()), peer)
+    dims_bytes = count * share.count * GROUP_BYTES
+    copy_to_peer(
+        peer_address(keys + ctx.rank * dims_bytes, peer),
+        keys + (STAGED_AT + share.first * count * GROUP_BYTES),
+        dims_bytes,
+        arrived,
+    )
+    copy_to_peer(
+        peer_address(q + ctx.rank * OF_CTA, peer),
+        keys + STATISTICS_AT,
+        count * STATISTICS_BYTES,
+        arrived,
+    )
 
 
 @cute.jit

@@ -12,7 +12,7 @@ from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
 
-Q_READY, EXPANDED, SUMMED = 4, 5, 6
+Q_READY, SUMMED = 4, 5
 """Named barriers beside the forward's."""
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
-from flashdsa.dsl.gmem import prefetch_bytes
 from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
@@ -20,11 +19,9 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.gather import (
     copy_half,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
-    BF16,
     CHUNK,
     CHUNK_BYTES,
     CHUNKS,
-    D_QK,
     MASK_WORDS,
     STEP_KEYS,
     TILES,
@@ -83,23 +80,6 @@ def find_extent(role: Gatherer, lane: Int32) -> Int32:
 
 
 @cute.jit
-def prefetch_step(role: Gatherer, slots: list[Int32], warp: Int32, row_bytes: Any) -> None:
-    """The rows of a step into the second-level cache, each by one lane of all warps."""
-    if cutlass.const_expr(role.ctx.plan.prefetch):
-        row = Int32(-1)
-        for i in cutlass.range_constexpr(SLOTS_A_LANE):
-            if warp == i:
-                row = slots[i]
-        if row >= 0:
-            prefetch_bytes(row_pointer(role.kv, row, row_bytes), row_bytes)
-
-
-def row_pointer(kv: cute.Tensor, row: Any, row_bytes: int) -> Any:
-    """To a row's first element."""
-    return kv.iterator + Int64(row) * (row_bytes * 8 // kv.element_type.width)
-
-
-@cute.jit
 def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: cutlass.Constexpr) -> None:
     """One warp: which keys of the tile are valid."""
     masks = role.ctx.arena.array("masks", Int32, TILES * MASK_WORDS)
@@ -111,14 +91,11 @@ def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: cutlass.Co
         role.ctx.barriers("notes").arrive(tile)
 
 
-def rows_of_turns(slots: list[Int32], row_of_turn: Any) -> list[Any]:
-    """The kv rows whose units this thread copies, of all turns of both tiles."""
-    return [
-        cute.arch.shuffle_sync(
-            slots[turn * ROWS_AT_ONCE // WARP_SIZE], turn * ROWS_AT_ONCE % WARP_SIZE + row_of_turn
-        )
-        for turn in range(TILES * TURNS)
-    ]
+def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
+    """The kv row of which this thread copies a unit: that of number `number` of a turn's keys."""
+    return cute.arch.shuffle_sync(
+        slots[turn * ROWS_AT_ONCE // WARP_SIZE], turn * ROWS_AT_ONCE % WARP_SIZE + number
+    )
 
 
 @cute.jit
@@ -144,15 +121,15 @@ def gather_rows(role: Gatherer) -> None:
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
-    unit, row_of_turn = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.arena.address("k") + swizzled_128(row_of_turn, unit)
+    unit, number = ctx.thread % UNITS, ctx.thread // UNITS
+    to = ctx.arena.address("k") + swizzled_128(number, unit)
     slots = read_slots(role, Int32(0), lane)
     num_steps = find_extent(role, lane)
     if num_steps > 0 and ctx.thread == 0:
         load_query(role)
     cute.arch.sync_warp()
     for step in cutlass.range(num_steps, unroll=1):
-        rows = rows_of_turns(slots, row_of_turn)
+        rows = [row_of_turn(slots, turn, number) for turn in range(TILES * TURNS)]
         ahead = read_slots(role, step + 1, lane)
         for half in cutlass.range_constexpr(len(HALVES)):
             tile, free, _ = HALVES[half]
@@ -161,6 +138,4 @@ def gather_rows(role: Gatherer) -> None:
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
                     write_note(role, slots, lane, tile)
-            if cutlass.const_expr(half == 0):
-                prefetch_step(role, ahead, warp, D_QK * BF16)
         slots = ahead

@@ -20,7 +20,8 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.dsl.arena import allocate
+from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
@@ -55,10 +56,11 @@ def decode_kernel(
     """One CTA; arguments as in `launch_decode`."""
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
-    initialise_barriers(arena, thread)
-    cute.arch.sync_threads()
+    enter_cluster(arena, thread)
     # A launch that this one may follow early has written the ids, or still reads the results.
     cute.arch.griddepcontrol_wait()
+    # The CTAs of the cluster have their barriers, long before anyone sends them anything.
+    cute.arch.cluster_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role finds its place for itself: what all share would be live in every role.
     if group == GATHER:
@@ -79,7 +81,7 @@ def decode_kernel(
 
 @cute.jit
 def gather(role: Gatherer) -> None:
-    """The rows, and the cluster's barriers at which the consumers wait for all CTAs' O."""
+    """Every step of the CTA."""
     ctx: Context = role.ctx
     if cutlass.const_expr(ctx.plan.packed):
         gather_packed_rows(role)
@@ -87,10 +89,6 @@ def gather(role: Gatherer) -> None:
         gather_rows(role)
     # All rows are asked for: what follows may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
-    if ctx.num_ctas > 1:
-        for _ in cutlass.range_constexpr(2):
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
 
 
 @cute.jit

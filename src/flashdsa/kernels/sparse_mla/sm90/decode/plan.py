@@ -48,14 +48,12 @@ class DecodePlan:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
-        prefetch: the next step's rows are fetched into the second-level cache a step ahead.
     """
 
     packed: bool = False
-    gather_registers: int = 72
-    consumer_registers: int = 216
+    gather_registers: int = 88
+    consumer_registers: int = 208
     lazy_log2: float = 8.0
-    prefetch: bool = True
 
     def __post_init__(self) -> None:
         """Hold the choices against the architecture.
@@ -74,11 +72,7 @@ class DecodePlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        return (
-            "mla_decode"
-            + ("_packed" if self.packed else "")
-            + ("" if self.prefetch else "_no_prefetch")
-        )
+        return "mla_decode" + ("_packed" if self.packed else "")
 
     @property
     def threads(self) -> int:
@@ -107,6 +101,7 @@ class DecodePlan:
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
+            SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
             SmemRegion("extent", 4, 4, "steps of the CTA"),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
@@ -173,12 +168,8 @@ class DecodePlan:
             Barrier("p1_full", 1, right, warps, left, 0, "P of tile 1 and its maxima are there"),
             Barrier("o_full", 1, left, one, left, 0, "all CTAs' O and statistics are there",
                     also_awaited_by=(right,), bytes_from_peer=True),
-            *self._of_packed_rows,
+            Barrier("ready", 1, left, one, left, 0, "no CTA reads keys any more",
+                    bytes_from_peer=True),
+            Barrier("done", 1, left, one, left, 0, "all CTAs have what this one sent",
+                    bytes_from_peer=True),
         )  # fmt: skip
-
-    @property
-    def _of_packed_rows(self) -> tuple[Barrier, ...]:
-        if not self.packed:
-            return ()
-        gather, every = self.gather, Arrives.EVERY_THREAD
-        return (Barrier("raw_full", TILES, gather, every, gather, 0, "a tile's bytes are there"),)

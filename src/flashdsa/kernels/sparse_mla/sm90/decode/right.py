@@ -55,20 +55,17 @@ class Right(NamedTuple):
 
 @cute.jit
 def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
-    """S of tile 1, in the order in which its halves come."""
+    """S of tile 1: its right half first, which was freed first."""
     ctx = role.ctx
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
-    halves = (RIGHT_PIECES, LEFT_PIECES)
-    if cutlass.const_expr(ctx.plan.packed):
-        halves = (LEFT_PIECES, RIGHT_PIECES)
-    for pieces in halves:
+    for pieces in (RIGHT_PIECES, LEFT_PIECES):
         for piece in pieces:
             # k1_full: the piece has been written by threads; the fence shows it to wgmma.
             ctx.barriers("k1_full").wait(step & 1, piece)
         cute.arch.fence_proxy("async.shared", space="cta")
         for piece in pieces:
             kind = kind_of_piece(ctx, piece, PIECES - 1)
-            multiply_scores(s, q, k, piece, piece == halves[0][0], kind)
+            multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0], kind)
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 

@@ -1,0 +1,128 @@
+"""The Hopper decode's compiled kernels on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm90.sparse_mla_decode import launch, plan_for
+from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.toolchain.ptxas import find_assembler
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from ptxemu import Policy
+
+TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 200, duplicates=True, invalid=True, poison=True)
+EVERY_FEATURE = SparseMlaCase(
+    "every feature",
+    3,
+    60,
+    20,
+    140,
+    duplicates=True,
+    invalid=True,
+    empty_rows=True,
+    topk_length=True,
+    attn_sink="infinite",
+    poison=True,
+    strided=True,
+    indices_3d=True,
+)
+
+
+def run(case: SparseMlaCase, size: int, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
+    """O and lse by clusters of that size; they are judged, and nothing may be found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    operands = SparseMlaOperands(
+        inputs.q, inputs.kv, inputs.indices, inputs.topk_length, inputs.attn_sink
+    )
+    emulator = Emulator(policy=policy, on_finding="collect")
+    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse = emulator.empty(*inputs.q.shape[:2], dtype=torch.float32)
+    function = emulator.function(SPARSE_MLA_DECODE, plan_for(inputs.kv))
+    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    with emulator.launching():
+        launch(emulator, function, size, operands, out, lse, scale)
+    assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return out, lse
+
+
+@pytest.mark.parametrize(("packed", "sizes"), [("", (1, 4, 16)), ("ue8m0", (1, 2, 16))])
+def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...]) -> None:
+    """With two steps at most two CTAs have one; the others send that they have no key."""
+    case = replace(TWO_STEPS, packed=packed)
+    when = ("late", "eager", "late")
+    first_O, first_lse = run(case, sizes[0])
+    for size, asynchronous in zip(sizes[1:], when, strict=False):
+        O, lse = run(case, size, Policy(asynchronous=asynchronous, seed=3))
+        # P is rounded against other maxima.
+        assert (O.double() - first_O.double()).norm() <= 2e-3 * first_O.double().norm()
+        torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("packed", ["", "ue8m0"])
+def test_the_public_operation_takes_every_feature(packed: str) -> None:
+    """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
+    inputs = make_sparse_mla_inputs(replace(EVERY_FEATURE, packed=packed), 0, "cpu")
+    assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("packed", ["", "fp32"])
+@pytest.mark.parametrize("size", CLUSTER_SIZES)
+def test_every_cluster_and_two_blocks_of_heads(packed: str, size: int) -> None:
+    case = SparseMlaCase("heads", 1, 300, 70, 900, packed=packed, invalid=True, attn_sink="finite")
+    run(case, size)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("packed", ["", "ue8m0"])
+def test_the_order_of_warps_does_not_matter(packed: str) -> None:
+    case = SparseMlaCase("steps", 1, 90, 64, 500, packed=packed, topk_length=True)
+    for seed in range(5):
+        run(case, 1, Policy(seed=seed))
+        run(case, 2, Policy(seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+@pytest.mark.parametrize("packed", ["", "ue8m0"])
+def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
+    run(SparseMlaCase("scale", 1, 50, 8, 300, packed=packed, sm_scale=scale), 2)
+    run(SparseMlaCase("huge", 1, 50, 8, 130, packed=packed, logit_scale=1e30), 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path, packed: bool) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    found = find_assembler()
+    if found is None:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    plan = DecodePlan(packed=packed)
+    text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
+    kinds = {"bf16", "f16"} if packed else {"bf16"}
+    assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
+    source = tmp_path / "decode.ptx"
+    source.write_text(text)
+    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills and set(spills) == {("0", "0")}
+    assert "wgmma" not in done.stderr

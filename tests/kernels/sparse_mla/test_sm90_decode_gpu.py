@@ -1,0 +1,61 @@
+"""The Hopper decode on a GPU, where it is not what every backend's tests ask for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize("packed", ["", "ue8m0"])
+@pytest.mark.parametrize("queries", [1, 8, 30, 66, 132, 300])
+def test_every_number_of_ctas_is_within_the_contract_and_repeats(queries: int, packed: str) -> None:
+    case = SparseMlaCase("decode", queries, 700, 64, 600, packed=packed, invalid=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    assert failures(check_forward(inputs, "sm90")) == []
+    first = flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices)
+    for _ in range(5):
+        again = flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices)
+        assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
+
+
+def test_a_graph_replays_it_on_new_values() -> None:
+    """Other lengths and ids, a row of -1, a length of 0, NaN in a row that no valid slot names."""
+    case = SparseMlaCase("graph", 8, 3000, 64, 2048, packed="ue8m0")
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    lengths = torch.full((8,), 2048, dtype=torch.int32, device="cuda")
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor]:
+        return flashdsa.sparse_mla_fwd(
+            inputs.q, inputs.kv, inputs.indices, topk_length=lengths, backend="sm90"
+        )
+
+    forward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = forward()
+    lengths.copy_(torch.tensor([1, 64, 65, 128, 0, 1000, 2047, 2048]))
+    inputs.indices.copy_(inputs.indices.flip(0))
+    inputs.indices[5].fill_(-1)
+    inputs.indices[inputs.indices == 7] = 8
+    inputs.indices[0, 1] = 7
+    inputs.kv[7].fill_(0x7F)
+    graph.replay()
+    torch.cuda.synchronize()
+    O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, topk_length=lengths)
+    torch.testing.assert_close(captured[1].cpu().double(), lse, rtol=1e-5, atol=1e-4)
+    assert (captured[0].cpu().double() - O).norm() <= 2.5e-3 * O.norm()
+    assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))

@@ -1,0 +1,69 @@
+"""Which calls the Hopper decode takes, and how many CTAs share an item."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.sm90.sparse_mla_decode import cluster_size_for, serves
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DIM_GROUPS, DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_BYTES
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.plan import BudgetError
+
+
+@pytest.mark.parametrize(
+    ("items", "topk", "size"),
+    [
+        (1, 2048, 16),
+        (7, 2048, 16),
+        (8, 2048, 8),
+        (16, 2048, 6),
+        (17, 2048, 6),
+        (32, 2048, 3),
+        (64, 2048, 2),
+        (66, 2048, 2),
+        (67, 2048, 1),
+        (1000, 2048, 1),
+        (1, 1, 1),
+        (1, 129, 2),
+        (1, 128 * 17, 16),
+        (30, 512, 4),
+    ],
+)
+def test_all_clusters_run_at_once_with_the_fewest_steps(items: int, topk: int, size: int) -> None:
+    assert cluster_size_for(H200.clusters, items, topk) == size
+
+
+def test_where_the_driver_knows_no_clusters_a_cta_is_alone() -> None:
+    assert cluster_size_for({1: 132}, 1, 2048) == 1
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "packed", "taken"),
+    [
+        (132, 64, False, True),
+        (133, 64, False, False),
+        (67, 128, False, False),
+        (9999, 8, True, True),
+    ],
+)
+def test_few_queries_and_packed_rows_are_its_own(
+    queries: int, heads: int, packed: bool, taken: bool
+) -> None:
+    q = torch.empty(queries, heads, 576, dtype=torch.bfloat16, device="meta")
+    kv = torch.empty(9, 656, dtype=torch.uint8) if packed else torch.empty(9, 576)
+    operands = SparseMlaOperands(q, kv, torch.empty(queries, 4, dtype=torch.int32, device="meta"))
+    assert serves(operands, 132) == taken
+
+
+@pytest.mark.parametrize("size", CLUSTER_SIZES)
+def test_what_a_cluster_sends_fits_into_a_tile(size: int) -> None:
+    largest = -(-DIM_GROUPS // size)
+    assert size * ROWS * largest * 16 <= TILE_BYTES
+
+
+def test_plans_are_held_against_the_architecture() -> None:
+    with pytest.raises(BudgetError, match="registers"):
+        DecodePlan(consumer_registers=240)
