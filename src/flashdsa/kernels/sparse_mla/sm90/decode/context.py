@@ -43,6 +43,10 @@ class Context(NamedTuple):
         """A barrier of the plan."""
         return self.arena.barriers(name)
 
+    def phase(self, step: Any) -> Int32:
+        """The phase that a step of the CTA completes, of every barrier of tiles."""
+        return self.barriers("p0_full").state(step).phase
+
 
 @cute.jit
 def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor) -> Context:

@@ -112,7 +112,7 @@ def load_query(role: Gatherer) -> None:
 def acquire(ctx: Context, free: str, tile: int, step: Any) -> None:
     """Wait until the consumer has read the half in the step before, and with it the note."""
     ring = RingProducer(ctx.barriers(f"k{tile}_full"), ctx.barriers(free))
-    ring.acquire(PipelineState(Int32(tile), step & 1))
+    ring.acquire(PipelineState(Int32(tile), ctx.phase(step)))
 
 
 @cute.jit

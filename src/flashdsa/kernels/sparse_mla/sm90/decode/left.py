@@ -70,7 +70,7 @@ def issue_scores(role: Left, s: cute.Tensor, step: Int32, pieces: cutlass.Conste
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
     for piece in pieces:
         # k0_full: the piece has been written by threads; the fence shows it to wgmma.
-        ctx.barriers("k0_full").wait(step & 1, piece)
+        ctx.barriers("k0_full").wait(ctx.phase(step), piece)
     cute.arch.fence_proxy("async.shared", space="cta")
     for piece in pieces:
         kind = kind_of_piece(ctx, piece, PIECES - 1)
@@ -82,7 +82,7 @@ def issue_scores(role: Left, s: cute.Tensor, step: Int32, pieces: cutlass.Conste
 def finish_scores(ctx: Context, step: Int32) -> None:
     """All of the step's S is there: tile 1's may come."""
     cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-    ctx.barriers("notes").wait(step & 1, 0)
+    ctx.barriers("notes").wait(ctx.phase(step), 0)
 
 
 @cute.jit
@@ -103,7 +103,7 @@ def take_step(role: Left, r: Registers, step: Int32, last: cutlass.Constexpr) ->
     multiply_own(r.out, r.p, v0, ctx.kind)
     warpgroup.wait_group(0)
     arrive_warp(ctx, "left_free", 0)
-    ctx.barriers("p1_full").wait(step & 1)
+    ctx.barriers("p1_full").wait(ctx.phase(step))
     rescale_to_others(ctx, r.out, r.rows, role.scale, 1)
     multiply_others(r.out, along_k(ctx.arena.address("p")), v1, ctx.kind)
     if cutlass.const_expr(last):

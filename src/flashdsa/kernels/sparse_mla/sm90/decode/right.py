@@ -61,7 +61,7 @@ def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
     for pieces in (RIGHT_PIECES, LEFT_PIECES):
         for piece in pieces:
             # k1_full: the piece has been written by threads; the fence shows it to wgmma.
-            ctx.barriers("k1_full").wait(step & 1, piece)
+            ctx.barriers("k1_full").wait(ctx.phase(step), piece)
         cute.arch.fence_proxy("async.shared", space="cta")
         for piece in pieces:
             kind = kind_of_piece(ctx, piece, PIECES - 1)
@@ -93,8 +93,8 @@ def consume_right(role: Right) -> None:
             # Tile 0's scores come first, so that its softmax runs under these.
             cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
             compute_scores(role, s, step)
-            ctx.barriers("notes").wait(step & 1, 1)
-            ctx.barriers("p0_full").wait(step & 1)
+            ctx.barriers("notes").wait(ctx.phase(step), 1)
+            ctx.barriers("p0_full").wait(ctx.phase(step))
             rescale_to_others(ctx, out, rows, role.scale, 0)
             multiply_others(out, p0, v0, ctx.kind)
             if cutlass.const_expr(ctx.plan.packed):
