@@ -122,7 +122,7 @@ def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tupl
 def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
     """A consumer's half of O, against `rows`, to the results."""
     ctx = w.ctx
-    sums = merge_sums(ctx, rows, w.scale, side)
+    sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
     if ctx.num_ctas == 1:
         write_alone(w, out, rows, sums, side)
     else:

@@ -166,6 +166,8 @@ class DecodePlan:
                     also_awaited_by=(right,)),
             Barrier("p0_full", 1, left, warps, right, 0, "P of tile 0 and its maxima are there"),
             Barrier("p1_full", 1, right, warps, left, 0, "P of tile 1 and its maxima are there"),
+            Barrier("left_sums", 1, left, every, right, 0, "left's sums of the item are there"),
+            Barrier("right_sums", 1, right, every, left, 0, "right's sums of the item are there"),
             Barrier("o_full", 1, left, one, left, 0, "all CTAs' O and statistics are there",
                     also_awaited_by=(right,), bytes_from_peer=True),
             Barrier("ready", 1, left, one, left, 0, "no CTA reads keys any more",
