@@ -219,6 +219,35 @@ def check_compiled() -> None:
     require_same(found, expected, layout, DKV_LIMITS[torch.bfloat16])
 
 
+def check_compiled_by_inductor() -> None:
+    """Attention, with sums in the order of ranks, and the indexer."""
+    mesh = _mesh()
+    x = whole(300, torch.bfloat16)
+    layout = SequenceLayout.zigzag(300, mesh)
+    local = spread(x, layout)
+    expected = one_process(x)
+
+    def attend(q: Tensor, kv: Tensor, slots: Tensor) -> Tensor:
+        return context_parallel_sparse_mla(
+            q * 1, kv, slots, mesh, d_v=D_V, attn_sink=x.sink, grad_wire="bf16"
+        )
+
+    q, kv = local.q.clone().requires_grad_(), local.kv.clone().requires_grad_()
+    out = torch.compile(attend, fullgraph=True)(q, kv, layout.key_row(local.positions))
+    dq, dkv = torch.autograd.grad(out, (q, kv), local.d_out)
+    require_same(Result(out.detach(), dq, dkv, expected.d_sink), expected, layout, 3e-3)
+
+    def select(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+        return context_parallel_topk_indexer(q, k, weights, mesh, layout=layout, topk=TOPK)
+
+    generator = torch.Generator().manual_seed(1)
+    q8 = torch.randn(layout.num_local, 4, 128, generator=generator).to(torch.float8_e4m3fn)
+    k = torch.randn(layout.num_local, 128, generator=generator).bfloat16()
+    weights = torch.rand(layout.num_local, 4, generator=generator)
+    compiled = torch.compile(select, fullgraph=True)(q8, k, weights)
+    assert torch.equal(compiled, select(q8, k, weights))
+
+
 def check_compiled_ranks_that_differ() -> None:
     """Compiled code raises on every rank too, before anything is sent."""
     mesh = _mesh()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.distributed import checks, decoding, demo_training, failures
 from tests.distributed.ranks import run_ranks
 
@@ -39,3 +41,9 @@ def test_two_ranks(tmp_path: Path) -> None:
     dead = found[1].pop("process", "nothing")
     assert found == [{}, {}], "\n".join(text for one in found for text in one.values())
     assert dead.startswith(f"exit code {failures.DEAD}"), dead
+
+
+@pytest.mark.slow
+def test_inductor_on_two_ranks(tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, 2, [checks.check_compiled_by_inductor])
+    assert found == [{}, {}], "\n".join(text for one in found for text in one.values())
