@@ -14,7 +14,12 @@ from click.testing import CliRunner
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.indexer.clusters import choose_clusters
 from flashdsa.cli.main import cli
+from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE, IndexerPlan
+from flashdsa.problem import PAGE_SIZE
+from ptxemu.cli.report import FAIL_ON
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -172,3 +177,38 @@ def test_pages_have_the_mutants_of_their_kernel(page: str, name: str) -> None:
     text = (DOCS / "kernels" / f"{page}.md").read_text().split("## Mutants")[1].split("## ")[0]
     written = {int(digits) for digits in re.findall(r"\b\d+\b", text)}
     assert {len(document["mutants"]), *counts.values()} <= written
+
+
+def test_the_choices_of_fail_on() -> None:
+    written = rows_under("guides/check-a-kernel.md", "`--fail-on`")
+    assert [re.findall("`(.*?)`", row)[0] for row in written] == list(FAIL_ON)
+
+
+def test_the_indexers_clusters_on_an_h200() -> None:
+    """Columns are "1, 2, 3", "up to 7", "8 to 15", ...: each number of rows that is named."""
+    page = (DOCS / "kernels/indexer-sm90.md").read_text()
+    table = page[page.index("| rows | 1, 2, 3 |") :].split("\n\n")[0].splitlines()
+    heads, _, sizes, clusters = ([c.strip() for c in line.strip("|").split("|")] for line in table)
+    for head, size, number in zip(heads[1:], sizes[1:], clusters[1:], strict=True):
+        for place, rows in enumerate(int(digits) for digits in re.findall(r"\d+", head)):
+            chosen = choose_clusters(H200.clusters, rows)
+            each = [int(digits) for digits in re.findall(r"\d+", number)]
+            assert chosen.size == int(size), rows
+            if "for all" in number:
+                assert chosen.number == each[0], rows
+            else:
+                assert chosen.num_splits == each[min(place, len(each) - 1)], rows
+
+
+def test_pages_per_stage_of_the_blackwell_indexer() -> None:
+    written = rows_under("kernels/indexer-sm100.md", "pages")
+    assert len(written) == len(PAGES_PER_STAGE)
+    for pages in PAGES_PER_STAGE:
+        plan = IndexerPlan(pages_per_stage=pages)
+        tokens, *_, columns, stages, warps = written[str(pages)]
+        assert [int(cell) for cell in (tokens, columns, stages, warps)] == [
+            pages * PAGE_SIZE,
+            plan.tmem.allocated,
+            plan.ring_stages,
+            plan.load_warps,
+        ]
