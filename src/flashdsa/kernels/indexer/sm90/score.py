@@ -173,10 +173,19 @@ def score_page(
     # registers. The fourth warp's arrival completes the phase, and TMA may write.
     cute.arch.sync_warp()
     if lane == 0:
-        inputs.page_ring.release(stage)
+        inputs.page_ring.release(stage + nothing_when_loaded(scale, valid))
     warpgroup.wait_group(0)
     upper, lower = sum_heads(scorer.accumulator, weights, plan)
     return Sums(upper, lower, scale, valid)
+
+
+def nothing_when_loaded(scale: Float32, valid: Int32) -> Int32:
+    """0, known only when both are in registers; `valid` is 0 or 1, which no compiler knows.
+
+    ptxas issues an arrival behind loads whose values are needed later, but does not wait for them:
+    they could still be on their way when TMA overwrites what they read.
+    """
+    return (valid >> 1) & scale.bitcast(Int32)
 
 
 @cute.jit
