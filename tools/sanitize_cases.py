@@ -49,12 +49,13 @@ class Fused:
         from flashdsa.kernels.catalog import INDEXER
         from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
+        scheduled = self.by_score or self.clusters[0] < len(self.lengths)
         plan = IndexerPlan(
             num_heads=self.num_heads,
             topk=self.topk,
             sorted=self.by_score,
-            splits=self.clusters[2] > 1,
-            scheduled=self.by_score or self.clusters[0] < len(self.lengths),
+            splits=self.clusters[2] > 1 or (scheduled and not self.by_score),
+            scheduled=scheduled,
         )
         inputs = self.inputs()
         ids = inputs.output(self.topk).to("cuda")
@@ -87,11 +88,14 @@ def launch(
     """By a function that `compile_indexer` describes. Slots of split rows are not initialised."""
     import torch
 
+    from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
+
     how: tuple[Any, ...] = clusters[:2]
     if plan.splits:
-        size = clusters[0] * clusters[1], plan.slot_words
-        slots = torch.empty(size, dtype=torch.int32, device=ids.device)
-        how = (torch.zeros_like(inputs.seq_lens), slots, *clusters)
+        num_ctas = clusters[0] * clusters[1]
+        slots = torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device=ids.device)
+        counters = torch.zeros(num_ctas * ROW_COUNTERS, dtype=torch.int32, device=ids.device)
+        how = (counters, slots, *clusters)
     function(*inputs, ids, *how)
 
 
@@ -164,6 +168,7 @@ CASES: dict[str, Callable[[], None]] = {
     "clusters of 1": Fused((2100, 4000), (2, 1, 1)),
     "halved clusters": Fused((1300,) * 5, (1, 4, 1), num_heads=16, topk=512),
     "row splits": Fused((66_000,), (2, 16, 2)),
+    "ragged": Fused((66_000, 2049, 2100, 3000, 2600), (4, 2, 1)),
     "compaction": Fused((9000,), (1, 1, 1)),
     "sorted": Fused((3000, 100), (1, 2, 1), by_score=True),
     "16 heads": Fused((1400, 600), (1, 2, 1), num_heads=16, topk=512),

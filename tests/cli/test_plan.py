@@ -49,7 +49,6 @@ def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tupl
         (("--topk", "100"), "topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
         (("--splits", "--sorted"), "splits: a kernel that sorts splits no rows"),
-        (("--splits", "--scheduled"), "splits: for fewer rows than clusters"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Device memory: prefetches and pairs of words."""
+"""Device memory: prefetches, pairs of words, counters."""
 
 from typing import Any
 
@@ -24,5 +24,23 @@ def load2(pointer: Any) -> tuple[Int32, Int32]:
     return cute.arch.inline_ptx(
         "ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
         write_only_types=[Int32, Int32],
+        read_only_args=[pointer],
+    )
+
+
+@cute.jit
+def add_relaxed(pointer: Any, value: Int32) -> None:
+    """Add to a counter that other SMs add to; orders nothing else."""
+    cute.arch.inline_ptx(
+        "red.relaxed.gpu.global.add.u32 [{$r0}], {$r1};", read_only_args=[pointer, value]
+    )
+
+
+@cute.jit
+def load_relaxed(pointer: Any) -> Int32:
+    """A counter that other SMs add to, as far as they have; orders nothing else."""
+    return cute.arch.inline_ptx(
+        "ld.relaxed.gpu.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
         read_only_args=[pointer],
     )

@@ -39,6 +39,7 @@ _SELECT_FILES = (
     "candidates.py",
     "ranges.py",
     "row_splits.py",
+    "cta_splits.py",
     "output.py",
     "in_order.py",
     "by_bitmap.py",
@@ -48,7 +49,7 @@ _SELECT_FILES = (
 _FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _FUSED: tuple[dict[str, Any], ...] = (
     {},
-    {"scheduled": True},
+    {"scheduled": True, "splits": True},
     {"splits": True},
     {"sorted": True, "scheduled": True},
 )

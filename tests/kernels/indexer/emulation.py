@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdsa.backends.emulated.runner import POISON, Emulator
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, TOPK_INDICES
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.registration import custom_op
@@ -73,11 +74,12 @@ def emulate_indexer(
     number, size, splits = clusters
     assert splits == 1 or plan.splits
     how: tuple[Any, ...] = (number, size)
-    arrivals = torch.zeros(len(operands.seq_lens), dtype=torch.int32)
+    arrivals = torch.zeros(max(len(operands.seq_lens), number * size * ROW_COUNTERS)).int()
     if plan.splits:
         slots = runner.empty(number * size, plan.slot_words, dtype=torch.int32)
         assert (slots.view(torch.uint8) == POISON).all()
         how = (arrivals, slots, *clusters)
+        runner.workspaces[0] = (arrivals, slots)
     q, cache, *others = operands
     function = runner.function(SPECS[plan.arch.name], plan)
     with runner.launching():

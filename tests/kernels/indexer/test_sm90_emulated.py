@@ -29,7 +29,7 @@ MODEL = IndexerPlan()
 SORTED = IndexerPlan(sorted=True, scheduled=True)
 SPLITS = IndexerPlan(num_heads=16, topk=512, splits=True, split_pages=20)
 SMALL = IndexerPlan(num_heads=16, topk=512)
-SCHEDULED = replace(SMALL, scheduled=True)
+SCHEDULED = replace(SMALL, scheduled=True, splits=True)
 TIGHT = replace(SMALL, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
 MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]

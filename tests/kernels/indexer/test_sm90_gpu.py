@@ -10,6 +10,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.indexer.clusters import SIZES, clusters_for
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
-from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.problem import PAGE_KEY_BYTES
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
@@ -129,13 +130,41 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 @pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
-    plan = IndexerPlan(topk=512, sorted=by_score, scheduled=True)
+    plan = IndexerPlan(topk=512, sorted=by_score, scheduled=True, splits=not by_score)
     function = load(INDEXER, plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
         ids = inputs.output(512)
-        function(*inputs, ids, 2, size)
-        assert torch.equal(ids, expected_ids(inputs, 512, by_score))
+        for number in (2, 132 // size // 2):
+            how: tuple[Any, ...] = (number, size)
+            if plan.splits:
+                how = (*split_workspace(plan, number * size), number, size, 1)
+            function(*inputs, ids, *how)
+            assert torch.equal(ids, expected_ids(inputs, 512, by_score))
+
+
+def split_workspace(plan: IndexerPlan, num_ctas: int) -> tuple[Tensor, Tensor]:
+    """Counters at 0, and slots with anything."""
+    counters = torch.zeros(num_ctas * ROW_COUNTERS, dtype=torch.int32, device="cuda")
+    return counters, torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(("number", "size"), [(66, 2), (15, 8), (39, 3), (132, 1)])
+def test_ragged_batches_are_exact_and_leave_their_counters_at_0(
+    values: str, number: int, size: int
+) -> None:
+    """Long rows get several clusters, whatever the size of the batch."""
+    plan = IndexerPlan(splits=True, scheduled=True)
+    workspace = split_workspace(plan, number * size)
+    for lengths in ([131_072, *[2049] * 40], [70_000, 3000, 90_000, 100, 2500, 8000, 40_000]):
+        inputs = make_inputs(lengths, values=values).to("cuda")
+        expected = expected_ids(inputs, 2048)
+        for _ in range(3):
+            ids = inputs.output(2048)
+            load(INDEXER, plan)(*inputs, ids, *workspace, number, size, 1)
+            assert torch.equal(ids, expected)
+        assert not workspace[0].any()
 
 
 @pytest.mark.parametrize("values", VALUES)

@@ -17,6 +17,7 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import choose_clusters
+from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
@@ -177,10 +178,18 @@ def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: b
     for count in (1, 2, 3, 9, 2, 1):
         launch(rows(count, SPLIT_PAGES), by_score)
     chosen = [(1, 4), (1, 4), (2, 2), (2, 2), (1, 4), (1, 4)]
-    assert [arguments[6:] for arguments in gpu.launches] == chosen
-    assert not any(plan.splits for plan in gpu.plans)
-    kinds = [(True, True)] if by_score else [(False, False), (False, True)]
-    assert [(plan.sorted, plan.scheduled) for plan in gpu.plans] == kinds
+    used = [arguments[6:] if by_score else arguments[8:10] for arguments in gpu.launches]
+    assert used == chosen
+    kinds = {(plan.sorted, plan.scheduled, plan.splits) for plan in gpu.plans}
+    assert kinds == ({(True, True, False)} if by_score else {(False,) * 3, (False, True, True)})
+
+
+def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
+    """And a row a cluster where no row can be long enough for that."""
+    gpu.capacity = {1: 8, 2: 4}
+    for pages in (UNEVEN_PAGES * 2, UNEVEN_PAGES * 2 - 1):
+        launch(rows(3, pages))
+    assert gpu.launches[0][8:10] == (4, 2) and gpu.launches[1][6:] == (3, 2)
 
 
 @pytest.fixture
@@ -212,8 +221,8 @@ def test_a_captured_launch_of_split_rows_has_a_workspace_of_its_own(splitting: G
 
 
 def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: Gpu) -> None:
-    """Two rows, sorted ones, or a table in which no row can be long enough."""
-    launch(rows(2, SPLIT_PAGES))
+    """Sorted rows, or tables in which no row can be long enough."""
+    launch(rows(2, UNEVEN_PAGES * 2 - 1))
     launch(rows(1, SPLIT_PAGES), by_score=True)
     launch(rows(1, SPLIT_PAGES - 1))
     assert [arguments[6:] for arguments in splitting.launches] == [(2, 2), (1, 2), (1, 2)]

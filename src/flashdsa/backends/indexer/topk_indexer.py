@@ -16,6 +16,10 @@ from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 
+UNEVEN_PAGES = 88
+"""Of the longest row that a table has room for, pages of each CTA of a cluster, from which on it
+may pay that the lengths decide who gets which row."""
+
 
 def topk_indexer(
     spec: KernelSpec,
@@ -101,10 +105,18 @@ def launch_config(
 
 def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> LaunchConfig:
     clusters = clusters_for(runner, spec.plans[0], rows)
-    if clusters.num_splits > 1 and not plan.sorted:
-        splits = RowSplits(runner, spec, plan)
-        return LaunchConfig(splits.launch, clusters.number, clusters.size)
-    clusters = clusters.without_splits()
-    if clusters.number < rows:
-        plan = replace(plan, scheduled=True)
-    return LaunchConfig(runner.function(spec, plan), clusters.number, clusters.size)
+    if plan.sorted:
+        clusters = clusters.without_splits()
+        return LaunchConfig(runner.function(spec, plan), clusters.number, clusters.size)
+    if clusters.num_splits > 1:
+        few = RowSplits(runner, spec, replace(plan, splits=True), plan, plan.split_pages)
+        return LaunchConfig(few.launch, clusters.number, clusters.size)
+    many = RowSplits(
+        runner,
+        spec,
+        replace(plan, splits=True, scheduled=True),
+        plan if rows <= clusters.number else None,
+        UNEVEN_PAGES * clusters.size,
+    )
+    number = runner.cluster_capacity(plan.threads, plan.smem_bytes)[clusters.size]
+    return LaunchConfig(many.launch, number, clusters.size)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, FILLS, SLOT_HEADER_WORDS
+from flashdsa.kernels.indexer.sizes import DEPTH_STEPS, ENTRY_WORDS, FILLS, SLOT_HEADER_WORDS
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
@@ -24,9 +24,11 @@ class SelectPlan:
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
         positions: ids are token positions, not cache slots.
-        splits: several clusters may share a long row (see select/row_splits.py); not with `sorted`.
-        scheduled: for more rows than clusters: longest first, to whole clusters or parts of them
-            (see schedule/row_schedule.py). Without it, such a batch keeps its own order.
+        splits: several clusters may share a long row; not with `sorted`. Alone, those of a few
+            rows (see select/row_splits.py); with `scheduled`, those of any batch, each CTA alone
+            (see select/cta_splits.py).
+        scheduled: the rows' lengths decide who gets which, and how many CTAs (see
+            schedule/row_schedule.py). Without it, a batch keeps its own order.
         stages: pages in flight, where the winners are not sorted.
         list_capacity: scored tokens that the selection keeps in shared memory.
         max_compared: candidates that are compared with each other, at most.
@@ -36,8 +38,10 @@ class SelectPlan:
         fill_step_pages: how many more that are in each CTA behind it: CTAs that compact leave their
             share of the memory's bandwidth to the others.
         refill_pages: with less room in the list than this, it is compacted first.
-        split_pages: rows of fewer pages are one cluster's, even if more could share them.
+        split_pages: rows of fewer pages are one cluster's, even if more could share them; not
+            with `scheduled`.
         select_pages: pages that a CTA could score in the time in which it selects in a row.
+        merge_pages: the same of a row that is split among CTAs, until the last has merged.
     """
 
     num_heads: int = 64
@@ -56,6 +60,7 @@ class SelectPlan:
     refill_pages: int = 16
     split_pages: int = 1024
     select_pages: int = 20
+    merge_pages: int = 50
 
     arch: ClassVar[ArchSpec]
 
@@ -67,8 +72,6 @@ class SelectPlan:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.splits and self.sorted:
             raise ValueError("splits: a kernel that sorts splits no rows")
-        if self.splits and self.scheduled:
-            raise ValueError("splits: for fewer rows than clusters; scheduled: for more")
         if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
             raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
         first = self.first_fill_pages * PAGE_SIZE
@@ -111,6 +114,16 @@ class SelectPlan:
         return not self.sorted
 
     @property
+    def splits_to_ctas(self) -> bool:
+        """Each CTA of a split row selects alone."""
+        return self.splits and self.scheduled
+
+    @property
+    def splits_to_clusters(self) -> bool:
+        """The CTAs of each cluster of a split row select together."""
+        return self.splits and not self.scheduled
+
+    @property
     def consumer_threads(self) -> int:
         """Threads that score and select."""
         return self.consumer_warpgroups * WARPGROUP_SIZE
@@ -124,6 +137,16 @@ class SelectPlan:
     def load_warps(self) -> int:
         """Warps that keep pages in flight."""
         raise NotImplementedError
+
+    @property
+    def warp_stages(self) -> int:
+        """Stages in flight that one load warp has."""
+        raise NotImplementedError
+
+    @property
+    def full_depth(self) -> int:
+        """The same in the steps in which a schedule measures it."""
+        return self.warp_stages * DEPTH_STEPS
 
     @property
     def threads(self) -> int:

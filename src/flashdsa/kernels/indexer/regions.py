@@ -68,7 +68,7 @@ def _sorting_regions(plan: Any) -> list[SmemRegion]:
 
 def _split_regions(plan: Any) -> list[SmemRegion]:
     """Where the CTAs of a split row's cluster show each other when they published."""
-    if not plan.splits:
+    if not plan.splits_to_clusters:
         return []
     return [
         SmemRegion("tickets", MAX_CLUSTER * WORD_BYTES, 16, "received: order of publishing"),

@@ -15,8 +15,12 @@ LAST_POSITION = 0x7FFFFFFF
 ENTRY_WORDS = 2
 """32-bit words of an entry on its way between CTAs: key and position."""
 SLOT_HEADER_WORDS = 4
-"""32-bit words before the entries that a CTA publishes: their number, the first position of its
-part and that behind its last, and one unused."""
+"""32-bit words before the entries that a CTA publishes. Where clusters split a row: their number,
+the first position of its part and that behind its last, one unused; where CTAs do: their number,
+the best key."""
+ROW_COUNTERS = BIN_GROUPS + 4
+"""32-bit words that the CTAs of a split row count in: arrivals, three unused, entries by groups of
+bins."""
 TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE

@@ -35,7 +35,7 @@ class SelectBuffers(NamedTuple):
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
 
 
-SCRATCH_WARP_SUMS = 0  # one word a consumer warp
+SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also what comes of its deadline
 SCRATCH_FOUND = 16  # what a round found, see `Found`
 SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
 SCRATCH_COUNT = 36  # entries in the list
@@ -43,9 +43,10 @@ SCRATCH_CANDIDATES = 37  # entries among the candidates
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
 SCRATCH_PART = 40  # first position of the part that is merged, and that behind its last
 SCRATCH_TALLY = 42  # of all rows, see schedule/row_schedule.py
-SCRATCH_HALVINGS = 45  # how often clusters are halved, likewise
-SCRATCH_MOST_WORK = 46  # of any group, likewise
-SCRATCH_OWN_WORK = 47  # of the caller's group, if groups get several rows
+SCRATCH_COORD = 48  # what the caller's group gets, see schedule/deadlines.py
+SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/cta_splits.py
+SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
+SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
 
 
 class ClusterBuffers(NamedTuple):
@@ -104,12 +105,12 @@ def cluster_buffers_in(arena: Arena, plan: Any) -> ClusterBuffers:
         fine=arena.array("fine", Int32, MAX_CLUSTER * BIN_GROUP),
         received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
         above=arena.array("above", Int32, MAX_CLUSTER),
-        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.splits else None,
+        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.splits_to_clusters else None,
         winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
         coarse_full=arena.barriers("coarse_full"),
         fine_full=arena.barriers("fine_full"),
         received_full=arena.barriers("received_full"),
-        tickets_full=arena.barriers("tickets_full") if plan.splits else None,
+        tickets_full=arena.barriers("tickets_full") if plan.splits_to_clusters else None,
         winners_full=arena.barriers("winners_full") if plan.sorted else None,
     )
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, const_expr, cute
 
+from flashdsa.dsl.opaque import opaque
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.sizes import MAX_HALVINGS, MAX_OWN_ROWS, ORDERED_ROWS
 
@@ -18,7 +19,38 @@ class Coord(NamedTuple):
     part: Int32  # this CTA's rank in its group
     num_parts: Int32  # CTAs of a group
     num_splits: Int32  # neighbouring groups that share rows that are long enough
-    weighed: Any  # Boolean: the rows' lengths decide who gets which; None: they never do
+    turns: Any  # Int32: rows of the group, if lengths decide; None: they never do
+    depth: Any  # Int32: pages in flight, in steps of 1 / DEPTH_STEPS; None: as many as stages
+    weighed: Any  # Boolean: the rows' lengths decide; None: they never do
+    ordered: Any  # Boolean: they did, and the group's rows are in own_rows; None: never
+
+
+class PackedCoord(NamedTuple):
+    """What selecting in a row needs of it, in one register through the loops that score."""
+
+    bits: Int32  # first_rank, num_parts and part, 8 bits each
+
+    @property
+    def num_parts(self) -> Int32:
+        """See `Coord`."""
+        return (opaque(self.bits) >> 8) & 0xFF
+
+    def unpacked(self) -> Coord:
+        """See `Coord`; the fields that selecting does not need are not it."""
+        bits = opaque(self.bits)
+        zero = Int32(0)
+        return Coord(
+            zero, zero, bits >> 16, bits & 0xFF, (bits >> 8) & 0xFF, zero, None, None, None, None
+        )
+
+
+def packed(coord: Coord) -> PackedCoord:
+    """The same in one register."""
+    return PackedCoord(coord.part | coord.num_parts << 8 | coord.first_rank << 16)
+
+
+COORD_WORDS = 8
+"""The numbers among the fields, which come first."""
 
 
 @cute.jit
@@ -28,11 +60,22 @@ def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
     clusters, _, _ = cute.arch.cluster_dim()
     num_parts = cute.arch.cluster_size()
     part = cute.arch.block_idx_in_cluster()
-    weighed = None
+    turns, depth, weighed, ordered = None, None, None, None
     if const_expr(plan.scheduled):
-        several = rows.count > clusters
-        weighed = several and rows.count <= ORDERED_ROWS and rows.count <= MAX_OWN_ROWS * clusters
-    return Coord(cluster, clusters, Int32(0), part, num_parts, num_splits, weighed)
+        turns, depth, ordered = Int32(1), Int32(plan.full_depth), cutlass.Boolean(False)
+        weighed = rows.count <= ORDERED_ROWS and rows.count <= MAX_OWN_ROWS * clusters
+    return Coord(
+        cluster,
+        clusters,
+        Int32(0),
+        part,
+        num_parts,
+        num_splits,
+        turns,
+        depth,
+        weighed,
+        ordered,
+    )
 
 
 def most_halvings(coord: Coord) -> Int32:
@@ -58,19 +101,7 @@ def split(coord: Coord, halvings: Int32) -> Coord:
     )
 
 
-def order_index(coord: Coord, turn: Int32) -> Int32:
-    """Which row of the order the caller's group gets in a turn: odd turns go backwards."""
-    groups = coord.num_groups // coord.num_splits
-    group = coord.group // coord.num_splits
+def index_of_turn(group: Int32, groups: Int32, turn: Int32) -> Int32:
+    """Which row of the order a group of so many gets in a turn: odd turns go backwards."""
     backwards = -(turn & 1)
     return turn * groups + (group ^ backwards) + (groups & backwards)
-
-
-@cute.jit
-def group_of_row(coord: Coord, index: Int32) -> tuple[Int32, Int32]:
-    """The inverse of `order_index`: (the group that gets row `index` of the order, its turn)."""
-    turn = index // coord.num_groups
-    group = index - turn * coord.num_groups
-    if turn & 1 == 1:
-        group = coord.num_groups - 1 - group
-    return group, turn

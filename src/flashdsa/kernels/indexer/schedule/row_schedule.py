@@ -1,12 +1,11 @@
-"""Which rows a group of CTAs gets where clusters get several: longest first, evenly by work.
+"""Which rows a group of CTAs gets, and how many CTAs a row: by the lengths, on the device.
 
 Every CTA weighs the lengths of all rows, up to ORDERED_ROWS of them, and all come to the same
-results. Clusters are halved if that ends earlier: small groups are slow with long rows, large ones
-select more rows one after the other. If groups get several rows still, these are put in order and
-given out forwards and backwards in turns, which evens out the sums.
+results. A row a cluster is kept if the lengths are even enough. Otherwise the rows are put in
+order, the longest first, and given out so that the last CTA ends early: see deadlines.py.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
@@ -14,29 +13,32 @@ from cutlass import Float32, Int32, const_expr, cute
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord, group_of_row, most_halvings, split
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, clamped, pages_to_score, raw_length
-from flashdsa.kernels.indexer.sizes import LAST_POSITION, ORDERED_ROWS
-from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_HALVINGS,
-    SCRATCH_MOST_WORK,
-    SCRATCH_OWN_WORK,
-    SCRATCH_TALLY,
-    SelectBuffers,
+from flashdsa.kernels.indexer.schedule.coord import (
+    COORD_WORDS,
+    Coord,
+    index_of_turn,
+    most_halvings,
+    split,
 )
+from flashdsa.kernels.indexer.schedule.deadlines import (
+    Tally,
+    give_out,
+    least_time,
+    of_group,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, clamped, pages_to_score, raw_length
+from flashdsa.kernels.indexer.sizes import DEPTH_STEPS, MAX_HALVINGS, ORDERED_ROWS
+from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_TALLY, SelectBuffers
 
 MOST_ORDERED_PAGES = (1 << 22) - 1
 """Rows with more pages than this count as equally long."""
 MAX_SHARING = 2
 """Halvings of the comparisons of a row, at most."""
-
-
-class Tally(NamedTuple):
-    """Sums over all rows."""
-
-    pages: Int32  # to score
-    longest: Int32  # pages of a row
-    scored: Int32  # rows with pages to score
+EVEN = 1.25
+"""Rows with a cluster each are even if the longest takes at most this share of the least time that
+all could take, and what splitting costs."""
+EQUAL = 1.03
+"""Rows are equal if the longest has at most this share of their average."""
 
 
 @cute.jit
@@ -56,7 +58,7 @@ def first_lengths(
     """
     row = coord.group // coord.num_splits + thread % WARP_SIZE
     if const_expr(plan.scheduled):
-        if coord.weighed and consumes:
+        if consumes:
             row = thread
         if thread < len(Tally._fields):
             select.scratch[SCRATCH_TALLY + thread] = Int32(0)
@@ -73,32 +75,42 @@ def schedule_rows(
     consumes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> Coord:
-    """All threads of a CTA: its coordinates as the rows' lengths decide, and its rows in scratch
-    if they are ordered.
+    """All threads of a CTA: its coordinates as the rows' lengths decide. If they are given out by
+    lengths, the rows of its group are in own_rows.
 
     With too many rows to be weighed, groups are as small as they can be.
     """
     if const_expr(plan.scheduled):
-        halvings = Int32(0)
         if coord.weighed:
             if consumes:
                 weigh_rows(select, rows, clamped(rows, first_lengths), thread, plan)
-                consumer_sync(plan)
-                # One warp decides: all would take four times as long.
-                if thread < WARP_SIZE:
-                    choose_groups(select, coord, thread, plan)
-            # All threads of the CTA: halvings and the most work are in scratch, and all lengths.
+            # All threads of the CTA: the tally is in scratch, and all lengths.
             cute.arch.sync_threads()
-            halvings = select.scratch[SCRATCH_HALVINGS]
-        elif rows.count > coord.num_groups:
-            halvings = most_halvings(coord)
-        coord = split(coord, halvings)
-        if coord.weighed and rows.count > coord.num_groups:
-            if consumes:
-                order_rows(select, rows, coord, thread, plan)
-            # All threads of the CTA: the load warps may read own_rows and the work of the groups.
-            cute.arch.sync_threads()
+            tally = Tally(*(select.scratch[SCRATCH_TALLY + i] for i in range(len(Tally._fields))))
+            even = even_choice(rows, tally, coord, plan)
+            if even.turns == 0:
+                if consumes:
+                    put_in_order(select, rows, thread, plan)
+                    consumer_sync(plan)
+                    warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
+                    give_out(select, coord, tally, warp, thread % WARP_SIZE, plan)
+                # All threads of the CTA: coordinates and own_rows are there.
+                cute.arch.sync_threads()
+                coord = read_coord(select, coord)
+            else:
+                coord = in_batch_order(rows, coord, even, plan)
+        else:
+            coord = split(coord, most_halvings(coord))
+            turns = (rows.count + coord.num_groups - 1) // coord.num_groups
+            coord = coord._replace(turns=turns)
     return coord
+
+
+def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
+    """What was given out to the caller's group."""
+    words = [select.scratch[SCRATCH_COORD + i] for i in range(COORD_WORDS)]
+    known = dict(zip(Coord._fields, words, strict=False))
+    return coord._replace(ordered=cutlass.Boolean(True), **known)
 
 
 @cute.jit
@@ -114,7 +126,6 @@ def weigh_rows(
     # Among rows with the same number of pages the first one has the largest key.
     key = pages * ORDERED_ROWS + ORDERED_ROWS - 1 - thread
     select.histogram[thread] = key if thread < rows.count else Int32(-1)
-    select.histogram[plan.consumer_threads + thread] = Int32(0)  # a group's work
     select.lengths[thread] = length
     lane = thread % WARP_SIZE
     if thread - lane < rows.count:
@@ -128,68 +139,61 @@ def weigh_rows(
             cute.arch.atomic_add(tally + 2, scored, sem="relaxed", scope="cta")
 
 
-@cute.jit
-def choose_groups(
-    select: SelectBuffers, coord: Coord, lane: Int32, plan: cutlass.Constexpr
-) -> None:
-    """One warp: how often to halve clusters, so that the last group ends as early as it can.
+class Even(NamedTuple):
+    """How rows are given out that keep the batch's order."""
 
-    The last group is the one with the longest row, or one of those with most rows, which count as
-    average ones. Work is compared in pages of a whole cluster.
-    """
-    tally = Tally(*(select.scratch[SCRATCH_TALLY + i] for i in range(len(Tally._fields))))
-    average = Int32(Float32(tally.pages) / Float32(cutlass.max(tally.scored, Int32(1))))
-    turns = (tally.scored + coord.num_groups - 1) // coord.num_groups
-    chosen, least = Int32(0), Int32(LAST_POSITION)
-    for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):
-        rows = (turns + (1 << halvings) - 1) >> halvings
-        longest = work_of(tally.longest << halvings, coord, plan)
-        most = cutlass.max(longest, rows * work_of(average << halvings, coord, plan))
-        if most < least:
-            chosen, least = halvings, most
-    if lane == 0:
-        select.scratch[SCRATCH_HALVINGS] = chosen
-        # The most work of any group, if each gets one row.
-        alone = split(coord, chosen)
-        select.scratch[SCRATCH_MOST_WORK] = work_of(tally.longest, alone, plan)
-
-
-def work_of(pages: Int32, coord: Coord, plan: Any) -> Int32:
-    """The work of the caller's group with a row of `pages`, in pages: those that it could score
-    while it selects count, too."""
-    return pages + coord.num_parts * plan.select_pages
+    halvings: Int32
+    turns: Int32  # 0: they do not
 
 
 @cute.jit
-def order_rows(
-    select: SelectBuffers, rows: Rows, coord: Coord, thread: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Consumers: the rows of the caller's group, longest first, its work, and the most work of any
-    group; the caller syncs."""
-    work = select.histogram.iterator + plan.consumer_threads
+def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr) -> Even:
+    """Whether giving the rows out by lengths gains nothing, so that they keep the batch's order."""
+    halvings, turns = Int32(0), Int32(0)
+    if rows.count <= coord.num_groups:
+        turns = Int32(1)
+        if const_expr(plan.splits):
+            least = Float32(EVEN) * least_time(coord, tally, plan)
+            longest = Float32(tally.longest) * of_group(coord, Int32(0))
+            if longest > least + Float32(plan.merge_pages - 2 * plan.select_pages):
+                turns = Int32(0)
+    elif tally.scored == rows.count and Float32(tally.longest) * Float32(tally.scored) <= Float32(
+        EQUAL
+    ) * Float32(tally.pages):
+        least = Float32(0.0)
+        for more in cutlass.range_constexpr(MAX_HALVINGS + 1):
+            if more <= most_halvings(coord):
+                # Never a whole number, so that it need not be exact.
+                of_groups = cute.arch.rcp_approx(Float32(coord.num_groups << more))
+                needed = Int32((Float32(rows.count) - Float32(0.5)) * of_groups) + 1
+                pages = Float32(tally.longest) * of_group(coord, Int32(more))
+                time = Float32(needed) * (pages + Float32(plan.select_pages))
+                if more == 0 or time < least:
+                    halvings, turns, least = Int32(more), needed, time
+    return Even(halvings, turns)
+
+
+@cute.jit
+def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr) -> Coord:
+    """The caller's coordinates if clusters are halved so often. A group with a row less than others
+    keeps fewer pages in flight, as in deadlines.py."""
+    coord = split(coord, even.halvings)
+    depth = Int32(plan.full_depth)
+    if even.turns > 1:
+        last = index_of_turn(coord.group, coord.num_groups, even.turns - 1)
+        if last >= rows.count:
+            share = cute.arch.rcp_approx(Float32(even.turns))
+            depth -= Int32(Float32(plan.full_depth) * share)
+            depth = cutlass.max(depth, Int32(DEPTH_STEPS))
+    return coord._replace(turns=even.turns, depth=depth)
+
+
+@cute.jit
+def put_in_order(select: SelectBuffers, rows: Rows, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """Consumers: the rows' keys behind the first ORDERED_ROWS words, the largest first."""
     row, before = order_of_row(select.histogram, rows, thread, plan)
     if row >= 0:
-        group, turn = group_of_row(coord, before)
-        if group == coord.group:
-            select.own_rows[turn] = row
-        pages = pages_to_score(select.lengths[row], plan)
-        if pages > 0:
-            cute.arch.atomic_add(
-                work + group, work_of(pages, coord, plan), sem="relaxed", scope="cta"
-            )
-    consumer_sync(plan)
-    if thread < WARP_SIZE:
-        most = Int32(0)
-        # The words behind those of the groups are 0.
-        vectors = (coord.num_groups + VECTOR - 1) // VECTOR
-        for four in cutlass.range(thread, vectors, WARP_SIZE, unroll=1):
-            words = load4(select.histogram, plan.consumer_threads // VECTOR + four)
-            for i in cutlass.range_constexpr(VECTOR):
-                most = cutlass.max(most, words[i])
-        most = cute.arch.warp_redux_sync(most, "max")
-        if thread == 0:
-            select.scratch[SCRATCH_MOST_WORK] = most
-            select.scratch[SCRATCH_OWN_WORK] = (work + coord.group).load()
+        select.histogram[ORDERED_ROWS + before] = select.histogram[row]
 
 
 @cute.jit

@@ -16,9 +16,15 @@ from flashdsa.kernels.indexer.emit.by_bitmap import emit_by_position
 from flashdsa.kernels.indexer.emit.by_score import emit_sorted
 from flashdsa.kernels.indexer.emit.in_order import WarpSpan, emit_in_order, own_span
 from flashdsa.kernels.indexer.emit.output import Output
-from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.select.candidate_list import compact, reset
+from flashdsa.kernels.indexer.select.cta_splits import (
+    contribute,
+    keep_contributed,
+    list_slots,
+    publish_alone,
+    raise_threshold,
+)
 from flashdsa.kernels.indexer.select.exchange import EVENTS
 from flashdsa.kernels.indexer.select.list_scores import Batch
 from flashdsa.kernels.indexer.select.ranges import Part
@@ -39,7 +45,7 @@ class SelectContext(NamedTuple):
     inputs: InputBuffers  # the consumer's end
     select: SelectBuffers
     cluster: ClusterBuffers
-    coord: Coord
+    coord: Any  # Coord or PackedCoord
     output: Output
     published: Any  # Published; None: a row is one cluster's
 
@@ -73,18 +79,20 @@ def select_rows(
         while not selected:
             part = Part(Int32(0), Int32(0), Int32(0))
             stage = tile_stage(ctx, phases)
+            last = tile.num_pages
             if merges:
-                part = merged_part(ctx.select, entries)
+                part, done, last = merge(ctx, tile, done, entries, floor, thread, plan)
+                entries = part.entries
             else:
                 batch = Batch(tile, stage, done)
                 entries, done = fill(ctx, source, batch, entries, floor, thread, plan)
                 part = part_of(tile, entries)
-            scored = done == tile.num_pages
+            scored = done == last
             if scored and not merges and lane == 0:
                 # tile_empty[stage]: this warp has read queries, weights and description for the
                 # last time; `fill` has ended with a sync of all consumers.
                 ctx.inputs.tile_ring.release(tile_stage(ctx, phases))
-            full = plan.list_capacity - entries < plan.refill_entries
+            full = merges or plan.list_capacity - entries < plan.refill_entries
             # floor 0 says that the list is in the order of positions; a compaction ends that.
             if scored or full or floor == 0:
                 publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -97,11 +105,16 @@ def select_rows(
                         in_order = in_order and tile.num_splits == 1
                     if in_order:
                         span = own_span(ctx.output, tile.row, part, thread, plan)
-                shared = scored and ctx.coord.num_parts > 1
+                here, counts = at_selection(ctx, plan), cutlass.Boolean(False)
+                shared = scored and here.coord.num_parts > 1
+                if const_expr(plan.splits_to_ctas):
+                    counts = tile.num_splits > 1 and not merges
+                    if counts:
+                        contribute(ctx.select, ctx.cluster, ctx.published, floor, thread, plan)
                 threshold, phases = find_threshold(
                     ctx.select,
                     ctx.cluster,
-                    ctx.coord,
+                    here.coord,
                     shared,
                     publishes,
                     part,
@@ -109,23 +122,42 @@ def select_rows(
                     thread,
                     plan,
                 )
+                # An equal key further on has a larger position.
+                next_floor = threshold.key + 1
+                if const_expr(plan.splits_to_ctas):
+                    if counts:
+                        threshold, next_floor = raise_threshold(
+                            ctx.select, ctx.published, threshold, floor, thread, plan
+                        )
                 if not scored:
                     entries = compact(
                         ctx.select, entries, threshold.key, threshold.position, thread, plan
                     )
-                    floor = threshold.key + 1  # an equal key further on has a larger position
+                    floor = next_floor
+                    if const_expr(plan.splits_to_ctas):
+                        if counts:
+                            keep_contributed(ctx.select, ctx.cluster, thread, plan)
                 elif publishes:
                     if const_expr(ctx.published is not None):
-                        merges, entries = publish_part(ctx, tile.row, part, threshold, thread, plan)
+                        merges, entries = publish_part(
+                            here, tile.row, part, threshold, thread, plan
+                        )
                         selected = not merges
+                        if const_expr(plan.splits_to_ctas):
+                            done, floor = Int32(0), Uint32(0)
                 else:
                     phases = emit_row(
-                        ctx, tile.row, part, in_order, span, threshold, phases, thread, plan
+                        here, tile.row, part, in_order, span, threshold, phases, thread, plan
                     )
                     selected = cutlass.Boolean(True)
         reset(ctx.select, thread, plan)
         phases = phases.next_number()
         tile = wait_for_tile(ctx.inputs, phases.number, plan)
+
+
+def at_selection(ctx: SelectContext, plan: Any) -> SelectContext:
+    """The context with all coordinates that selecting needs."""
+    return ctx._replace(coord=ctx.coord.unpacked()) if plan.splits_to_ctas else ctx
 
 
 def tile_stage(ctx: SelectContext, phases: PackedPhases) -> Int32:
@@ -171,14 +203,36 @@ def publish_part(
     plan: cutlass.Constexpr,
 ) -> tuple[cutlass.Boolean, Int32]:
     """Publish the part's best. In the row's last cluster the list becomes what the caller selects
-    from all clusters' best: (whether this is the last cluster, entries of the list)."""
-    cta, _, _ = cute.arch.block_idx()
-    publish(ctx.select, ctx.published, cta, part, threshold, thread, plan)
-    is_last = announce_published(ctx.cluster, ctx.published, ctx.coord, row, thread, plan)
+    from all clusters' best, or, where CTAs select alone, in its last CTA empty: (whether this is
+    the last, entries of the list)."""
     entries = Int32(0)
-    if is_last:
-        entries = list_published(ctx.select, ctx.published, ctx.coord, cta, thread, plan)
+    if const_expr(plan.splits_to_ctas):
+        is_last = publish_alone(ctx.select, ctx.published, part, threshold, thread, plan)
+    else:
+        cta, _, _ = cute.arch.block_idx()
+        publish(ctx.select, ctx.published, cta, part, threshold, thread, plan)
+        is_last = announce_published(ctx.cluster, ctx.published, ctx.coord, row, thread, plan)
+        if is_last:
+            entries = list_published(ctx.select, ctx.published, ctx.coord, cta, thread, plan)
     return is_last, entries
+
+
+@cute.jit
+def merge(
+    ctx: SelectContext,
+    tile: WorkTile,
+    done: Int32,
+    entries: Int32,
+    floor: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Part, Int32, Int32]:
+    """What was published, listed as far as there is room: (the part that it is of and the list's
+    length, what of it is listed, what of it there is)."""
+    if const_expr(plan.splits_to_ctas):
+        entries, done = list_slots(ctx.select, ctx.published, done, entries, floor, thread, plan)
+        return Part(Int32(0), tile.length, entries), done, tile.num_splits
+    return merged_part(ctx.select, entries), done, done
 
 
 def part_of(tile: WorkTile, entries: Int32) -> Part:

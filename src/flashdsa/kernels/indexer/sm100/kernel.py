@@ -26,7 +26,7 @@ from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.prefetch import prefetch_inputs
-from flashdsa.kernels.indexer.schedule.coord import find_coord
+from flashdsa.kernels.indexer.schedule.coord import find_coord, packed
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
@@ -73,7 +73,7 @@ def indexer_kernel(
     arena = allocate(plan)
     select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
-    coord = find_coord(rows, Int32(1) if const_expr(num_splits is None) else num_splits, plan)
+    coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
     # Asked for before anything else: the way to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, thread, consumes, plan)
     allocate_tmem(arena, warp, plan)
@@ -111,7 +111,8 @@ def indexer_kernel(
             plan,
         )
         inputs = input_buffers_in(arena, plan, arena.consumer)
-        ctx = SelectContext(inputs, select, cluster, coord, output, published)
+        place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
+        ctx = SelectContext(inputs, select, cluster, place, output, published)
         select_rows(ctx, page_source(arena, thread, plan), score_batch, thread, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
@@ -191,8 +192,10 @@ def launch_splits(
     """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
 
     Args:
-        arrivals: (>= B,) int32, 0 before and after the launch. slots: (CTAs, slot_words) int32.
-        num_splits: clusters of each long row, num_clusters // B.
+        arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel
+            (CTAs * ROW_COUNTERS,). slots: (CTAs, slot_words) int32.
+        num_splits: clusters of each long row, num_clusters // B; a scheduled kernel looks at the
+            lengths instead.
     """
     keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(

@@ -1,0 +1,298 @@
+"""Rows given out so that the last CTA ends early: deadlines are tried, and the best one is taken.
+
+Times are in pages that a CTA scores. For a deadline, rows that a group of CTAs does not end in time
+are *long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may
+be split, as many as it takes. The others go to the groups of the clusters that are left, forwards
+and backwards in turns, which evens out the sums. What comes of each deadline, for each number of
+halvings that makes groups of clusters, is worked out from the rows in their order; the deadline
+itself need not be kept.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, const_expr, cute
+
+from flashdsa.dsl.warp import lowest_bit, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.schedule.coord import (
+    COORD_WORDS,
+    Coord,
+    index_of_turn,
+    most_halvings,
+    split,
+)
+from flashdsa.kernels.indexer.sizes import (
+    DEPTH_STEPS,
+    LAST_POSITION,
+    MAX_OWN_ROWS,
+    ORDERED_ROWS,
+)
+from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_WARP_SUMS, SelectBuffers
+
+LEAST_PART_PAGES = 8
+"""Of a row that is split, each CTA gets about as many pages at least."""
+ORDER_BITS = ORDERED_ROWS.bit_length() - 1
+"""Of a key, below its pages."""
+WARP_BITS = 4
+"""Of the numbers of consumer warps."""
+TIME_STEPS = 16
+"""Of a page, in which times are compared."""
+MOST_TIME = (LAST_POSITION >> WARP_BITS) // TIME_STEPS
+"""In pages: what is longer compares as equal."""
+
+
+class Tally(NamedTuple):
+    """Sums over all rows."""
+
+    pages: Int32  # to score
+    longest: Int32  # pages of a row
+    scored: Int32  # rows with pages to score
+
+
+def least_time(coord: Coord, tally: Tally, plan: Any) -> Float32:
+    """When all CTAs would end together, each having selected in rows of its own."""
+    work = Float32(tally.pages) + Float32(tally.scored * plan.select_pages)
+    return work * cute.arch.rcp_approx(Float32(coord.num_groups * coord.num_parts))
+
+
+def deadline_of(least: Float32, number: Int32, plan: Any) -> Float32:
+    """The deadline that a warp tries: from the least time on, in steps that grow, to one at which
+    hardly any row is long."""
+    step = Float32(number)
+    grows = step * (Float32(0.04) + step * Float32(0.012))
+    return least + (least + Float32(plan.merge_pages)) * grows
+
+
+def key_at(select: SelectBuffers, index: Int32) -> Int32:
+    """Key of a row in the order."""
+    return select.histogram[ORDERED_ROWS + index]
+
+
+def pages_of(key: Int32) -> Float32:
+    """Pages of the row with that key."""
+    return Float32(key >> ORDER_BITS)
+
+
+def row_of(key: Int32) -> Int32:
+    """Number of the row with that key."""
+    return ORDERED_ROWS - 1 - (key & (ORDERED_ROWS - 1))
+
+
+@cute.jit
+def clusters_for(
+    each: Float32, deadline: Float32, plan: cutlass.Constexpr
+) -> tuple[Int32, Float32]:
+    """(clusters of a long row, its time), if `each` CTA of one cluster had so many pages."""
+    clusters, time = Int32(1), each + Float32(plan.select_pages)
+    if const_expr(plan.splits):
+        left = deadline - Float32(plan.merge_pages)
+        if time > deadline and left >= Float32(LEAST_PART_PAGES):
+            clusters = Int32(each * cute.arch.rcp_approx(left)) + 1
+            time = each * cute.arch.rcp_approx(Float32(clusters)) + Float32(plan.merge_pages)
+    return clusters, time
+
+
+class LongRow(NamedTuple):
+    """What a lane knows of one of the first rows in the order, for a deadline."""
+
+    key: Int32
+    is_long: cutlass.Boolean
+    clusters: Int32  # 0: it is not long
+    time: Int32  # in TIME_STEPS
+
+
+@cute.jit
+def long_row(
+    select: SelectBuffers,
+    coord: Coord,
+    tally: Tally,
+    halvings: Int32,
+    deadline: Float32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> LongRow:
+    """What the lane's row gets."""
+    key, pages = Int32(0), Float32(0.0)
+    if lane < tally.scored:
+        key = key_at(select, lane)
+        pages = pages_of(key)
+    alone = pages * of_group(coord, halvings) + Float32(plan.select_pages)
+    is_long = lane < tally.scored and alone > deadline
+    clusters, time = clusters_for(pages * of_group(coord, Int32(0)), deadline, plan)
+    if not is_long:
+        clusters, time = Int32(0), Float32(0.0)
+    return LongRow(key, is_long, clusters, in_steps(time))
+
+
+def of_group(coord: Coord, halvings: Int32) -> Float32:
+    """The share of each CTA of a group, if clusters are halved that often."""
+    return cute.arch.rcp_approx(Float32(coord.num_parts >> halvings))
+
+
+def in_steps(time: Float32) -> Int32:
+    """A time as an integer."""
+    return Int32(cutlass.min(time, Float32(MOST_TIME)) * Float32(TIME_STEPS))
+
+
+class Division(NamedTuple):
+    """What comes of a deadline."""
+
+    last: Int32  # when the last CTA ends, in TIME_STEPS; below it the warp
+    halvings: Int32
+    row: LongRow
+    num_long: Int32
+    needed: Int32  # clusters of long rows
+
+
+@cute.jit
+def division_for(
+    select: SelectBuffers,
+    coord: Coord,
+    tally: Tally,
+    halvings: Int32,
+    warp: Int32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> Division:
+    """One warp: what comes of its deadline if clusters are halved so often."""
+    deadline = deadline_of(least_time(coord, tally, plan), warp, plan)
+    row = long_row(select, coord, tally, halvings, deadline, lane, plan)
+    needed = cute.arch.warp_redux_sync(row.clusters, "add")
+    num_long = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(row.is_long)))
+    last = row.time
+    groups = (coord.num_groups - needed) << halvings
+    rest = tally.scored - num_long
+    turns = Int32(Float32(rest) * cute.arch.rcp_approx(Float32(groups))) + 1
+    usable = needed <= coord.num_groups and rest <= groups * MAX_OWN_ROWS
+    if not usable or Float32(turns * plan.select_pages) > deadline + deadline:
+        last = Int32(MOST_TIME * TIME_STEPS)
+    elif rest > 0:
+        # A lane adds up the time of one group, the first and the last among them.
+        group = (groups - 1) * lane // (WARP_SIZE - 1)
+        pages, rows = Int32(0), Int32(0)
+        for turn in cutlass.range(turns, unroll=1):
+            index = index_of_turn(group, groups, turn)
+            if index < rest:
+                pages += key_at(select, num_long + index) >> ORDER_BITS
+                rows += 1
+        time = Float32(pages) * of_group(coord, halvings)
+        last = cutlass.max(last, in_steps(time + Float32(rows * plan.select_pages)))
+    last = cute.arch.warp_redux_sync(last, "max") << WARP_BITS | warp
+    return Division(last, halvings, row, num_long, needed)
+
+
+@cute.jit
+def give_out(
+    select: SelectBuffers,
+    coord: Coord,
+    tally: Tally,
+    warp: Int32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Consumers: the coordinates of the caller's group to scratch, and its rows to own_rows. Each
+    warp tries a deadline, and the one with the best gives out."""
+    none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
+    best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
+    for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):
+        other = division_for(select, coord, tally, halvings, warp, lane, plan)
+        if other.last < best.last:
+            best = other
+    if lane == 0:
+        select.scratch[SCRATCH_WARP_SUMS + warp] = best.last
+    # All consumers: what comes of each deadline is there.
+    consumer_sync(plan)
+    least = Int32(LAST_POSITION)
+    if lane < plan.consumer_warps:
+        least = select.scratch[SCRATCH_WARP_SUMS + lane]
+    if best.last == cute.arch.warp_redux_sync(least, "min"):
+        give_out_as(select, coord, tally, best, lane, plan)
+
+
+@cute.jit
+def give_out_as(
+    select: SelectBuffers,
+    coord: Coord,
+    tally: Tally,
+    division: Division,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """One warp: see `give_out`."""
+    row, halvings, most = division.row, division.halvings, division.last >> WARP_BITS
+    num_long, needed = division.num_long, division.needed
+    end = prefix_sum(row.clusters, lane)
+    if most >= MOST_TIME * TIME_STEPS:  # no deadline leads to anything: no row is long
+        num_long, needed, end = Int32(0), Int32(0), Int32(0)
+    owner = cute.arch.vote_ballot_sync(end - row.clusters <= coord.group and coord.group < end)
+    own = Int32(0)
+    if owner != 0:
+        at = lowest_bit(owner)
+        clusters = cute.arch.shuffle_sync(row.clusters, at)
+        first = cute.arch.shuffle_sync(end, at) - clusters
+        own = cute.arch.shuffle_sync(row.time, at)
+        key = cute.arch.shuffle_sync(row.key, at)
+        if lane == 0:
+            select.own_rows[0] = row_of(key)
+        coord = coord._replace(turns=Int32(1))
+        if clusters > 1:
+            coord = lone_cta(coord, first, clusters)
+    else:
+        coord = coord._replace(group=coord.group - needed, num_groups=coord.num_groups - needed)
+        share = of_group(coord, halvings)
+        coord = split(coord, halvings)
+        coord, own = take_turns(select, coord, tally, num_long, share, lane, plan)
+    # SMs that all ask for more than device memory gives get shares of it in proportion to what
+    # they have in flight. Who has less to do than the last asks for less, so that all end together.
+    inverse = cute.arch.rcp_approx(Float32(cutlass.max(most, Int32(1))))
+    depth = Int32(Float32(plan.full_depth * own) * inverse) + 1
+    depth = cutlass.min(cutlass.max(depth, Int32(DEPTH_STEPS)), Int32(plan.full_depth))
+    coord = coord._replace(depth=depth)
+    if lane == 0:
+        for i in cutlass.range_constexpr(COORD_WORDS):
+            select.scratch[SCRATCH_COORD + i] = coord[i]
+
+
+def lone_cta(coord: Coord, first: Int32, clusters: Int32) -> Coord:
+    """The coordinates of a CTA in `clusters` clusters from the `first` on that share one row, each
+    CTA of them as a group of its own."""
+    ctas = clusters * coord.num_parts
+    return coord._replace(
+        group=(coord.group - first) * coord.num_parts + coord.part,
+        num_groups=ctas,
+        first_rank=coord.part,
+        part=Int32(0),
+        num_parts=Int32(1),
+        num_splits=ctas,
+    )
+
+
+@cute.jit
+def take_turns(
+    select: SelectBuffers,
+    coord: Coord,
+    tally: Tally,
+    num_long: Int32,
+    share: Float32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Coord, Int32]:
+    """One warp: the rows behind the long ones that the caller's group gets; their time.
+
+    Args:
+        share: of each CTA of the group.
+    """
+    time, turns = Float32(0.0), Int32(0)
+    for block in cutlass.range_constexpr(MAX_OWN_ROWS // WARP_SIZE):
+        turn = block * WARP_SIZE + lane
+        index = num_long + index_of_turn(coord.group, coord.num_groups, turn)
+        has_row = index < tally.scored
+        if has_row:
+            key = key_at(select, index)
+            select.own_rows[turn] = row_of(key)
+            time += pages_of(key) * share + Float32(plan.select_pages)
+        turns += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(has_row)))
+    own = cute.arch.warp_redux_sync(Int32(time * Float32(TIME_STEPS)), "add")
+    return coord._replace(turns=turns), own

@@ -1,0 +1,308 @@
+"""Long rows among others are split: several CTAs share a row, and each selects alone.
+
+The CTAs count the entries of their parts in device memory, by groups of bins, whenever a list is
+full and at the end. What all of them have counted so far says which entries cannot win: those below
+`topk` better ones. A CTA *publishes* the others, at most `topk` + max_candidates of them, into its
+own slot in device memory. The one that comes last selects from what was published, slot after slot
+in the order of the parts. No CTA waits for another. How much is published depends on who comes
+when, the result does not.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.gmem import add_relaxed, load2, load_relaxed, store2
+from flashdsa.dsl.smem import VECTOR
+from flashdsa.dsl.warp import alloc_slot, first_lane_where, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.select.bins import accepts, lowest_key
+from flashdsa.kernels.indexer.select.candidate_list import append, key_at, position_at, reset
+from flashdsa.kernels.indexer.select.exchange import sum_groups
+from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.row_splits import Published, load_entry, slot_of
+from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.sizes import (
+    BIN_GROUP,
+    BIN_GROUPS,
+    LAST_POSITION,
+    ROW_COUNTERS,
+    SLOT_HEADER_WORDS,
+)
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COORD,
+    SCRATCH_COUNT,
+    SCRATCH_FLOOR,
+    SCRATCH_FOUND,
+    SCRATCH_TICKET,
+    SCRATCH_TOP,
+    ClusterBuffers,
+    SelectBuffers,
+)
+
+SLOTS_A_LANE = 4
+"""Slots whose headers a lane reads at once."""
+LISTED_SLOTS = SLOTS_A_LANE * WARP_SIZE
+SLOTS_TOGETHER = 4
+"""Slots of which a warp loads entries before it uses the first."""
+LOADS_TOGETHER = 2
+"""Entries of a slot that a lane loads so."""
+SIGN = -(2**31)
+"""Turns the order of unsigned words into that of signed ones."""
+
+
+class Sharers(NamedTuple):
+    """The CTAs that share the row, next to each other."""
+
+    first: Int32
+    count: Int32
+
+
+def sharers(select: SelectBuffers) -> Sharers:
+    """Those of the calling CTA's row: not kept in registers, as it is asked for once a row."""
+    cta, _, _ = cute.arch.block_idx()
+    own = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
+    return Sharers(cta - own, select.scratch[SCRATCH_COORD + Coord._fields.index("num_splits")])
+
+
+def counters_of(published: Published, select: SelectBuffers) -> Any:
+    """Pointer to the counters of the row that the calling CTA shares: arrivals first."""
+    return published.arrivals.iterator + sharers(select).first * ROW_COUNTERS
+
+
+def group_counts(counters: Any) -> Any:
+    """Pointer to the row's entries by groups of bins."""
+    return counters + (ROW_COUNTERS - BIN_GROUPS)
+
+
+@cute.jit
+def contribute(
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    published: Published,
+    floor: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """What the histogram has, by groups of bins, to the row's counts, each entry once. Ends synced.
+
+    Args:
+        floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
+    """
+    sum_groups(select, cluster, thread)
+    # All consumers: own_coarse is complete.
+    consumer_sync(plan)
+    if thread < BIN_GROUPS:
+        count = cluster.own_coarse[thread]
+        if floor != 0:
+            count -= cluster.coarse[thread]
+        if count > 0:
+            add_relaxed(group_counts(counters_of(published, select)) + thread, count)
+    # All consumers: own_coarse has been read, so that it may be written again.
+    consumer_sync(plan)
+
+
+@cute.jit
+def keep_contributed(
+    select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Behind a compaction: all that the list has is contributed. Starts and ends synced.
+
+    What is kept lies where the counts of other CTAs come, if they share a row in another way.
+    """
+    sum_groups(select, cluster, thread)
+    # All consumers: own_coarse is complete.
+    consumer_sync(plan)
+    if thread < BIN_GROUPS:
+        cluster.coarse[thread] = cluster.own_coarse[thread]
+    consumer_sync(plan)
+
+
+@cute.jit
+def row_floor(counters: Any, lane: Int32, plan: cutlass.Constexpr) -> Uint32:
+    """One warp: a key that `topk` entries of the row have at least, as far as it is counted."""
+    quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
+    counts = cute.make_rmem_tensor(VECTOR, Int32)
+    for i in cutlass.range_constexpr(VECTOR):
+        counts[i] = load_relaxed(group_counts(counters) + (VECTOR * quad + i))
+    inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
+    better = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
+    group = VECTOR * quad + VECTOR - 1
+    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
+        if better + counts[i] < plan.topk and group == VECTOR * quad + i:
+            better += counts[i]
+            group -= 1
+    # The last lane, where the sum is not reached: all entries are above key 0.
+    found = first_lane_where(inclusive >= plan.topk)
+    floor = lowest_key(group * BIN_GROUP)
+    if inclusive < plan.topk:
+        floor = Uint32(0)
+    return Uint32(cute.arch.shuffle_sync(Int32(floor), found))
+
+
+@cute.jit
+def raise_threshold(
+    select: SelectBuffers,
+    published: Published,
+    threshold: Threshold,
+    floor: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Threshold, Uint32]:
+    """The threshold of the caller's part, raised to what the row's counts allow, and the list's
+    next floor. Ends synced."""
+    if thread < WARP_SIZE:
+        least = row_floor(counters_of(published, select), thread, plan)
+        if thread == 0:
+            select.scratch[SCRATCH_FLOOR] = Int32(least)
+    # All consumers: the row's floor is there.
+    consumer_sync(plan)
+    least = Uint32(select.scratch[SCRATCH_FLOOR])
+    key, position, next_floor = threshold.key, threshold.position, threshold.key + 1
+    if least > key:
+        key, position, next_floor = least, Uint32(LAST_POSITION), least
+    next_floor = cutlass.max(next_floor, floor)
+    # All consumers: the floor has been read, so that it may be written again.
+    consumer_sync(plan)
+    return threshold._replace(key=key, position=position), next_floor
+
+
+@cute.jit
+def publish_alone(
+    select: SelectBuffers,
+    published: Published,
+    part: Part,
+    threshold: Threshold,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> cutlass.Boolean:
+    """Publish what of the part can win; whether the caller is the row's last CTA to do so. Then the
+    list is empty, and the row's counters are 0 again. Ends synced."""
+    cta, _, _ = cute.arch.block_idx()
+    counters = counters_of(published, select)
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+        select.scratch[SCRATCH_TOP] = Int32(SIGN)
+    # All consumers: the counts begin at 0.
+    consumer_sync(plan)
+    slot = slot_of(published, cta, plan)
+    top = Int32(SIGN)
+    for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
+        i = first + thread
+        key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
+        if i < part.entries:
+            key, position = key_at(select, i), position_at(select, i)
+            wins = accepts(key, position, threshold.key, threshold.position)
+        index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wins)
+        if wins:
+            store2(slot + (SLOT_HEADER_WORDS + 2 * index), Int32(key), Int32(position))
+            top = cutlass.max(top, signed(key))
+    top = cute.arch.warp_redux_sync(top, "max")
+    if thread % WARP_SIZE == 0:
+        cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
+    # All consumers: the slot's entries are written, and counted.
+    consumer_sync(plan)
+    if thread == 0:
+        store2(slot, select.scratch[SCRATCH_COUNT], select.scratch[SCRATCH_TOP])
+        # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
+        # with smaller tickets wrote: all of it may be read by the consumers behind the next sync.
+        select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
+            counters, Int32(1), sem="acq_rel", scope="gpu"
+        )
+    consumer_sync(plan)
+    is_last = select.scratch[SCRATCH_TICKET] == sharers(select).count - 1
+    if is_last:
+        # Every CTA of the row has read the counts, before its ticket.
+        if thread < BIN_GROUPS:
+            (group_counts(counters) + thread).store(Int32(0))
+        if thread == 0:
+            counters.store(Int32(0))
+        reset(select, thread, plan)
+    return is_last
+
+
+def signed(key: Uint32) -> Int32:
+    """The key as a signed word in the same order."""
+    return Int32(key) ^ Int32(SIGN)
+
+
+@cute.jit
+def list_slots(
+    select: SelectBuffers,
+    published: Published,
+    done: Int32,
+    entries: Int32,
+    floor: Uint32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> tuple[Int32, Int32]:
+    """What the row's CTAs published, from the CTA `done` on as long as the list has room:
+    (its length, the next CTA). Ends synced."""
+    first_cta = sharers(select).first + done
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    if thread < WARP_SIZE:
+        num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
+        counts = cute.make_rmem_tensor(SLOTS_A_LANE, Int32)
+        for i in cutlass.range_constexpr(SLOTS_A_LANE):
+            counts[i] = Int32(0)
+            if SLOTS_A_LANE * lane + i < num_slots:
+                count, top = load2(slot_of(published, first_cta + SLOTS_A_LANE * lane + i, plan))
+                # A slot of which nothing can win any more is passed over.
+                counts[i] = count if top >= signed(floor) else Int32(0)
+        end = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
+        end = entries + end - counts[0] - counts[1] - counts[2] - counts[3]
+        fitting = Int32(0)
+        for i in cutlass.range_constexpr(SLOTS_A_LANE):
+            end += counts[i]
+            if SLOTS_A_LANE * lane + i < num_slots and end <= plan.list_capacity:
+                fitting += 1
+            select.candidates[SLOTS_A_LANE * lane + i] = counts[i]
+        fitting = cute.arch.warp_redux_sync(fitting, "add")
+        if lane == 0:
+            select.scratch[SCRATCH_FOUND] = fitting
+    # All consumers: how many slots fit, and how many entries each has.
+    consumer_sync(plan)
+    fitting = select.scratch[SCRATCH_FOUND]
+    warps = plan.consumer_warps
+    for block in cutlass.range(warp, fitting, SLOTS_TOGETHER * warps, unroll=1):
+        keys = cute.make_rmem_tensor((SLOTS_TOGETHER, LOADS_TOGETHER), Int32)
+        positions = cute.make_rmem_tensor((SLOTS_TOGETHER, LOADS_TOGETHER), Int32)
+        # All loads are under way before the first one is waited for.
+        for s in cutlass.range_constexpr(SLOTS_TOGETHER):
+            count = count_of(select, block + s * warps, fitting)
+            for i in cutlass.range_constexpr(LOADS_TOGETHER):
+                keys[s, i], positions[s, i] = Int32(0), Int32(0)
+                if i * WARP_SIZE + lane < count:
+                    keys[s, i], positions[s, i] = load_entry(
+                        published, first_cta + block + s * warps, i * WARP_SIZE + lane, plan
+                    )
+        for s in cutlass.range_constexpr(SLOTS_TOGETHER):
+            count = count_of(select, block + s * warps, fitting)
+            for i in cutlass.range_constexpr(LOADS_TOGETHER):
+                wanted = i * WARP_SIZE + lane < count and Uint32(keys[s, i]) >= floor
+                append(select, Uint32(keys[s, i]), Uint32(positions[s, i]), wanted)
+    for slot in cutlass.range(warp, fitting, warps, unroll=1):
+        count = count_of(select, slot, fitting)
+        for first in cutlass.range(LOADS_TOGETHER * WARP_SIZE, count, WARP_SIZE, unroll=1):
+            key, position = Int32(0), Int32(0)
+            if first + lane < count:
+                key, position = load_entry(published, first_cta + slot, first + lane, plan)
+            wanted = first + lane < count and Uint32(key) >= floor
+            append(select, Uint32(key), Uint32(position), wanted)
+    # All consumers: the list is complete.
+    consumer_sync(plan)
+    entries = select.scratch[SCRATCH_COUNT]
+    consumer_sync(plan)  # everyone has read the count, so that it may be written again
+    return entries, done + fitting
+
+
+@cute.jit
+def count_of(select: SelectBuffers, slot: Int32, fitting: Int32) -> Int32:
+    """Entries of a slot that is listed; 0 behind the last one."""
+    count = Int32(0)
+    if slot < fitting:
+        count = select.candidates[slot]
+    return count

@@ -1,0 +1,78 @@
+"""Ragged batches on ptxemu: long rows are split among CTAs, which changes no id and leaves nothing.
+
+Scores are exact in any order of additions (see exact_inputs.py), so the ids must be equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+from flashdsa.backends.emulated.runner import POISON
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from tests.kernels.indexer.emulation import assert_as_the_cpu
+from tests.kernels.indexer.exact_inputs import make_inputs
+
+# Selecting takes next to no time, so that small batches are split as large ones are.
+PLAN = IndexerPlan(
+    num_heads=16, topk=512, splits=True, scheduled=True, select_pages=1, merge_pages=3
+)
+TIGHT = replace(PLAN, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
+OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
+UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
+
+
+def publishing_ctas(published: torch.Tensor) -> int:
+    """How many CTAs wrote a header into their slots."""
+    return int((published[:, 0] != UNTOUCHED).sum())
+
+
+@pytest.mark.parametrize("values", ["random", "two"])
+def test_a_long_row_gets_clusters_of_its_own_and_each_cta_selects_alone(values: str) -> None:
+    inputs = make_inputs([530, 6000, 513, 600], num_heads=16, values=values)
+    launch = assert_as_the_cpu(PLAN, inputs, 3, 2)
+    assert publishing_ctas(launch.workspaces[0][1]) == 4
+
+
+def test_who_comes_last_changes_nothing() -> None:
+    inputs = make_inputs([2500, 513, 2600], num_heads=16)
+    for seed in range(2):
+        launch = assert_as_the_cpu(PLAN, inputs, 5, 1, seed)
+        assert publishing_ctas(launch.workspaces[0][1]) == 4
+
+
+def test_more_is_published_than_the_list_holds() -> None:
+    """Equal scores: every CTA publishes topk, of which the first part's are the winners."""
+    inputs = make_inputs([6400, 513], num_heads=16, values="equal")
+    launch = assert_as_the_cpu(TIGHT, inputs, 10, 1)
+    published = launch.workspaces[0][1][:, 0]
+    published = published[published != UNTOUCHED]
+    assert len(published) >= 6 and int(published.sum()) > TIGHT.list_capacity
+
+
+def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
+    """Some CTAs publish nothing."""
+    inputs = make_inputs([5000, 600], num_heads=16)
+    inputs.block_table[0, 5:] = -1
+    launch = assert_as_the_cpu(PLAN, inputs, 4, 1, warnings=OF_BAD_PAGES)
+    assert publishing_ctas(launch.workspaces[0][1]) == 3
+
+
+def test_even_rows_have_a_cluster_each_and_publish_nothing() -> None:
+    launch = assert_as_the_cpu(PLAN, make_inputs([700, 650, 0, 600], num_heads=16), 4, 1)
+    assert publishing_ctas(launch.workspaces[0][1]) == 0
+
+
+@pytest.mark.parametrize("values", ["random", "ascending"])
+def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
+    """The parts are longer than a list: an entry counted twice would raise the row's floor."""
+    inputs = make_inputs([9000, 513], num_heads=16, values=values)
+    assert 3 * TIGHT.list_capacity < 9000
+    # Lists are read four entries at a time, and what lies behind the last one is passed over.
+    behind_the_list = {("uninitialised-read", "smem.py")}
+    launch = assert_as_the_cpu(TIGHT, inputs, 3, 1, seed=1, warnings=behind_the_list)
+    assert publishing_ctas(launch.workspaces[0][1]) == 2
