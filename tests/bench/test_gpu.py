@@ -15,6 +15,7 @@ import torch
 import flashdsa
 from flashdsa.bench.gpu.cases import (
     DISTRIBUTIONS,
+    NUM_RAGGED,
     SHAPES,
     BenchCase,
     indexer_cases,
@@ -98,10 +99,13 @@ def run_tiny(cases: list[BenchCase], peers: Peers) -> GpuBenchResult:
     return run_indexer_bench(options, FalseClock(), peers)
 
 
-def test_the_nine_shapes_two_ragged_batches_and_every_distribution_are_there() -> None:
+def test_the_nine_shapes_the_ragged_batches_and_every_distribution_are_there() -> None:
     cases = indexer_cases()
     assert [(len(c.lengths), c.lengths[0]) for c in cases if c.kind == "shape"] == list(SHAPES)
-    contest, ragged = (c for c in cases if c.kind == "ragged")
+    contest, ragged, *mixes = (c for c in cases if c.kind == "ragged")
+    assert 2 + len(mixes) == NUM_RAGGED == len({c.name for c in cases if c.kind == "ragged"})
+    for mix in mixes:
+        assert max(mix.lengths) >= 1.5 * sum(mix.lengths) / len(mix.lengths)
     assert len(contest.lengths) == 16 and sum(n > 2048 for n in contest.lengths) == 1
     assert len(ragged.lengths) == 100 and 1 <= min(ragged.lengths) <= max(ragged.lengths) <= 16384
     assert ragged_lengths() == ragged.lengths
@@ -157,7 +161,7 @@ def _worst_id(inputs: BenchInputs) -> int:
 
 def test_a_peer_is_judged_where_it_had_to_choose() -> None:
     inputs = make_inputs(TINY, "cpu")
-    calls = Peers(FalseDeepGemm(), cudnn_top_k).calls(inputs)
+    calls = Peers(FalseDeepGemm(), cudnn_top_k, flashdsa.topk_indices).calls(inputs)
     assert set(calls) == set(CONTENDERS)
     for name in (*PAIRS, *TOP_KS):
         picked = calls[name]()
@@ -292,10 +296,14 @@ def test_lines_are_judged_on_their_rows(recorded: GpuBenchResult) -> None:
     assert {line.name: line.met for line in recorded.thresholds} == {
         "nine shapes, geometric mean": True,
         "nine shapes, the lowest": True,
+        "ragged, geometric mean": None,
+        "ragged, the lowest": None,
         "ragged, 16 rows, contest-like: ratio": None,
         "ragged, 100 rows, 1 to 16384: ratio": False,
         "nine shapes, geometric mean, timed apart": True,
         "nine shapes, the lowest, timed apart": True,
+        "ragged, geometric mean, timed apart": None,
+        "ragged, the lowest, timed apart": None,
         "ragged, 16 rows, contest-like: ratio, timed apart": None,
         "ragged, 100 rows, 1 to 16384: ratio, timed apart": False,
         "ragged, 100 rows, 1 to 16384: over floor": True,
@@ -316,10 +324,10 @@ def test_the_table_shows_peers_ratios_and_lines(
     text = capsys.readouterr().out
     (shape,) = (line.split() for line in text.splitlines() if line.strip().startswith("128/64K "))
     assert shape == [
-        *("128/64K", "10.0", "7.0", "15.2", "-", "3.00x", "17.0", "1.70x", "5.00", "1.18x")
+        *("128/64K", "10.0", "7.0", "15.2", "-", "-", "3.00x", "17.0", "1.70x", "5.00", "1.18x")
     ]
     (two,) = (line.split() for line in text.splitlines() if line.strip().startswith("1/8K two"))
-    assert two == ["1/8K", "two", "10.0", "1.71x", "15.2", "-", "2.00x"]
+    assert two == ["1/8K", "two", "10.0", "1.71x", "15.2", "-", "-", "2.00x"]
     assert "NOT MET" in text and "not measured" in text
     assert "reads at 4400 GB/s (torch.sum, fp32)" in text
     host = "host: raw launch 6.0 us, torch op 16.5 us; for comparison: x.add_(1) 3.2 us"

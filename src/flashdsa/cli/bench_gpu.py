@@ -89,6 +89,7 @@ def _batch_table(rows: list[GpuRow]) -> Table:
         "ours",
         "logits",
         "+ cuDNN",
+        "+ FlashInfer",
         "+ torch",
         "ratio",
         "apart",
@@ -116,7 +117,7 @@ def _times(ratio: float | None) -> str:
 def _data_table(rows: list[GpuRow]) -> Table:
     from flashdsa.bench.gpu.peers import PAIRS
 
-    headings = ("ours", "over random", "+ cuDNN", "+ torch", "ratio")
+    headings = ("ours", "over random", "+ cuDNN", "+ FlashInfer", "+ torch", "ratio")
     table = new_table([("scores", "wrap")] + [(heading, "right") for heading in headings])
     for row in rows:
         peers = [_peer_us(row, name) for name in PAIRS]

@@ -23,11 +23,23 @@ SHAPES = (
 CONTEST_LENGTHS = (88, 91, 91, 96, 1721, 153, 114, 89, 157, 107, 91, 230, 5761, 97, 1, 412)
 CONTEST_PAGES = 11923
 RAGGED_ROWS, RAGGED_LONGEST = 100, 16384
+K = 1024
+OUTLIERS = (
+    ("128K + 63 x 2K", (128 * K, *[2 * K] * 63)),
+    ("128K + 63 x 2049", (128 * K, *[2049] * 63)),
+    ("200K + 31 x 8K", (200 * K, *[8 * K] * 31)),
+    ("2 x 128K + 126 x 1K", (128 * K, 128 * K, *[K] * 126)),
+    ("128K + 7 x 4K", (128 * K, *[4 * K] * 7)),
+)
+"""A few rows that are far longer than the others."""
+SPREAD_LONGEST = 64 * K
+LOG_UNIFORM_ROWS = (16, 48, 64, 128, 256)
 DISTRIBUTIONS = ("equal", "two", "one bin", "descending", "ascending")
 """Of the scores over token positions; "one bin": random within 2^-8 of each other."""
 PLATEAUS = ("equal", "two")
 DISTRIBUTION_SHAPES = ((1, 8192), (1, 131072), (32, 16384), (128, 16384))
 
+NUM_RAGGED = 3 + len(OUTLIERS) + len(LOG_UNIFORM_ROWS)
 CONTEST = "ragged, 16 rows, contest-like"
 RAGGED = f"ragged, {RAGGED_ROWS} rows, 1 to {RAGGED_LONGEST}"
 
@@ -65,6 +77,13 @@ def indexer_cases(quick: bool = False) -> list[BenchCase]:
     cases = [BenchCase(shape_name(b, n), "shape", (n,) * b) for b, n in SHAPES]
     cases.append(BenchCase(CONTEST, "ragged", CONTEST_LENGTHS, num_pages=CONTEST_PAGES))
     cases.append(BenchCase(RAGGED, "ragged", ragged_lengths()))
+    cases += [BenchCase(f"ragged, {name}", "ragged", lengths) for name, lengths in OUTLIERS]
+    cases += [
+        BenchCase(f"ragged, {rows} rows, log-uniform to 64K", "ragged", log_uniform_lengths(rows))
+        for rows in LOG_UNIFORM_ROWS
+    ]
+    uniform = ragged_lengths(32, SPREAD_LONGEST)
+    cases.append(BenchCase("ragged, 32 rows, uniform to 64K", "ragged", uniform))
     cases += [
         BenchCase(f"{shape_name(b, n)} {data}", "distribution", (n,) * b, data)
         for data in DISTRIBUTIONS
@@ -74,8 +93,17 @@ def indexer_cases(quick: bool = False) -> list[BenchCase]:
     return [case for case in cases if case.name in small] if quick else cases
 
 
-def ragged_lengths(seed: int = 1) -> tuple[int, ...]:
-    """Uniform lengths from 1 to RAGGED_LONGEST."""
+def ragged_lengths(
+    rows: int = RAGGED_ROWS, longest: int = RAGGED_LONGEST, seed: int = 1
+) -> tuple[int, ...]:
+    """Uniform lengths from 1 to the longest."""
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, RAGGED_LONGEST + 1, (RAGGED_ROWS,), generator=generator)
+    lengths = torch.randint(1, longest + 1, (rows,), generator=generator)
     return tuple(int(length) for length in lengths)
+
+
+def log_uniform_lengths(rows: int, seed: int = 1) -> tuple[int, ...]:
+    """From 1K to SPREAD_LONGEST tokens, their logarithms uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.rand(rows, generator=generator, dtype=torch.float64)
+    return tuple(int(length) for length in K * (SPREAD_LONGEST / K) ** share)

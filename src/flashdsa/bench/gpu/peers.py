@@ -1,4 +1,5 @@
-"""The peers: DeepGEMM's paged logits, then cuDNN Frontend's or torch's top-k. All are optional."""
+"""The peers: DeepGEMM's paged logits, then a top-k of cuDNN Frontend, FlashInfer or torch. All are
+optional."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from flashdsa.problem import INDEX_HEAD_DIM, NUM_INDEX_HEADS, PAGE_SIZE
 
 LOGITS = "DeepGEMM logits"
 CUDNN_PAIR = "DeepGEMM + cuDNN Frontend"
+FLASHINFER_PAIR = "DeepGEMM + FlashInfer clusters"
 TORCH_PAIR = "DeepGEMM + torch.topk"
-PAIRS = (CUDNN_PAIR, TORCH_PAIR)
+PAIRS = (CUDNN_PAIR, FLASHINFER_PAIR, TORCH_PAIR)
 CUDNN_TOP_K = "cuDNN Frontend top-k"
+FLASHINFER_TOP_K = "FlashInfer clusters top-k"
 TORCH_TOP_K = "torch.topk"
-TOP_KS = (CUDNN_TOP_K, TORCH_TOP_K)
+TOP_KS = (CUDNN_TOP_K, FLASHINFER_TOP_K, TORCH_TOP_K)
 """Alone, of scores that lie in device memory: logits and one of these are the pair timed apart."""
 CONTENDERS = (LOGITS, *TOP_KS, *PAIRS)
 _LOGITS_ALIGNMENT = 256
@@ -32,6 +35,7 @@ class Peers:
 
     deep_gemm: Any = None
     cudnn_top_k: Callable[..., Any] | None = None
+    flashinfer_top_k: Callable[..., Any] | None = None
     missing: dict[str, str] = field(default_factory=dict)
 
     def calls(self, inputs: BenchInputs) -> dict[str, Callable[[], Tensor]]:
@@ -46,6 +50,10 @@ class Peers:
         if top_k is not None:
             calls[CUDNN_TOP_K] = lambda: top_k(scores, lengths, topk, return_val=False)["indices"]
             calls[CUDNN_PAIR] = lambda: top_k(logits(), lengths, topk, return_val=False)["indices"]
+        clusters = self.flashinfer_top_k
+        if clusters is not None:
+            calls[FLASHINFER_TOP_K] = lambda: clusters(scores, lengths, topk)
+            calls[FLASHINFER_PAIR] = lambda: clusters(logits(), lengths, topk)
         width = scores.shape[1]
         k = min(topk, width)
         if set(inputs.case.lengths) == {width}:
@@ -65,9 +73,10 @@ class Peers:
         lengths = inputs.seq_lens.view(batch, 1)
         longest = max(inputs.case.lengths)
         width = -(-longest // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
-        plan = gemm.get_paged_mqa_logits_metadata(lengths, PAGE_SIZE, gemm.get_num_sms())
 
         def logits() -> Tensor:
+            # Counted: ours looks at the lengths in each call, too.
+            plan = gemm.get_paged_mqa_logits_metadata(lengths, PAGE_SIZE, gemm.get_num_sms())
             scores: Tensor = gemm.fp8_paged_mqa_logits(
                 q,
                 inputs.cache,
@@ -86,7 +95,7 @@ class Peers:
 def load_peers() -> Peers:
     """Import what is installed. Imports of peers fail in many ways; each becomes a reason."""
     missing: dict[str, str] = {}
-    deep_gemm, top_k = None, None
+    deep_gemm, top_k, clusters = None, None, None
     try:
         deep_gemm = import_module("deep_gemm")
     except Exception as error:
@@ -96,7 +105,12 @@ def load_peers() -> Peers:
     except Exception as error:
         for name in (CUDNN_TOP_K, CUDNN_PAIR):
             missing.setdefault(name, f"cudnn: {in_a_line(error)}")
-    return Peers(deep_gemm, top_k, missing)
+    try:
+        clusters = import_module("flashinfer_clusters").top_k
+    except Exception as error:
+        for name in (FLASHINFER_TOP_K, FLASHINFER_PAIR):
+            missing.setdefault(name, f"flashinfer_clusters: {in_a_line(error)}")
+    return Peers(deep_gemm, top_k, clusters, missing)
 
 
 def in_a_line(error: Exception) -> str:

@@ -25,8 +25,8 @@ PROTOCOL = (
     f"by reading {FLUSH_BYTES >> 20} MiB (torch.sum, fp32), a spinning kernel, CUDA event, call, "
     "event; a sample counts only if the host had queued all of it before the GPU reached the first "
     "event; median, 10th and 90th percentile; a pair of peers is one call of both kernels, its "
-    "scores warm in L2; timed apart, L2 is flushed before each; not counted: DeepGEMM's scheduling "
-    "metadata, and turning the peers' positions into token ids. "
+    "scores warm in L2; timed apart, L2 is flushed before each; DeepGEMM's scheduling metadata "
+    "is counted, turning the peers' positions into token ids is not. "
     f"Host: {HOST_CALLS} calls, a synchronisation outside the clock "
     f"after every {HOST_BATCH}, median of those batches"
 )

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 
-from flashdsa.bench.gpu.cases import CONTEST, PLATEAUS, RAGGED, SHAPES, shape_name
+from flashdsa.bench.gpu.cases import (
+    CONTEST,
+    NUM_RAGGED,
+    PLATEAUS,
+    RAGGED,
+    SHAPES,
+    shape_name,
+)
 from flashdsa.bench.gpu.result import GpuRow, Threshold
 
 GEOMETRIC_MEAN, LEAST_RATIO, LEAST_RAGGED = 1.55, 1.08, 2.0
+MIXES_GEOMETRIC_MEAN, LEAST_MIX = 1.25, 1.0
 RAGGED_OVER_FLOOR, PLATEAU_OVER_RANDOM, LARGEST_OVER_FLOOR = 1.6, 1.7, 1.18
 LAUNCH, OPERATION = "raw launch", "torch op"
 HOST_US = {LAUNCH: 6.0, OPERATION: 16.0}
@@ -21,6 +29,11 @@ def geometric_mean(rows: list[GpuRow], apart: bool = False) -> float | None:
     ratios = _shape_ratios(rows, apart)
     if ratios is None:
         return None
+    return _mean(ratios)
+
+
+def _mean(ratios: list[float]) -> float:
+    """Geometric."""
     return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
 
 
@@ -55,6 +68,11 @@ def _ratio_lines(rows: list[GpuRow], apart: bool) -> list[Threshold]:
         _at_least(f"nine shapes, geometric mean{how}", GEOMETRIC_MEAN, geometric_mean(rows, apart)),
         _at_least(f"nine shapes, the lowest{how}", LEAST_RATIO, min(ratios) if ratios else None),
     ]
+    mixes = [ratio for row in rows if row.kind == "ragged" and (ratio := _ratio(row, apart))]
+    complete = len(mixes) == NUM_RAGGED
+    mean = _mean(mixes) if complete else None
+    lines.append(_at_least(f"ragged, geometric mean{how}", MIXES_GEOMETRIC_MEAN, mean))
+    lines.append(_at_least(f"ragged, the lowest{how}", LEAST_MIX, min(mixes) if complete else None))
     for name in (CONTEST, RAGGED):
         found = [_ratio(row, apart) for row in rows if row.name == name]
         lines.append(_at_least(f"{name}: ratio{how}", LEAST_RAGGED, found[0] if found else None))
