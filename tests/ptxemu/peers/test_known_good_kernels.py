@@ -41,6 +41,9 @@ CASES = [
         for kernel in (("forward",), ("backward", "64"), ("backward", "128"), ("paged",))
     ),
     ("flash_attn", "sm_100a", "flash_attention.py", "split"),
+    ("triton", "sm_90a", "triton_kernels.py"),
+    ("triton", "sm_100a", "triton_kernels.py"),
+    ("cupy", "sm_90a", "cupy_kernels.py"),
 ]
 
 
