@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tests.kernels.indexer.exact_inputs import Inputs
 
+from sanitize_decode import Decode
 from sanitize_forward import Forward
 
 DONE = "sanitized case: done"
@@ -180,6 +181,10 @@ CASES: dict[str, Callable[[], None]] = {
     "index-K cache": cache,
     "forward": Forward(),
     "grouped forward": Forward(queries=19, topk=140, group=4),
+    "decode": Decode(),
+    "decode alone": Decode(cluster_size=1),
+    "packed decode": Decode("ue8m0"),
+    "packed decode of 16": Decode("ue8m0", 16, topk=130),
 }
 """By name."""
 
