@@ -19,7 +19,7 @@ _COMPILERS = ("cc", "gcc", "clang")
 _OPTIONS = ("-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")
 _LIBRARIES = ("libcuda.so.1", "libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13")
 """The names by which programs look for CUDA."""
-_LINKER_NAMES = ("libcuda.so", "libcudart.so")
+_LINKER_NAMES = ("libcuda.so", "libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
 """Those by which linkers do."""
 _DEFINITION = re.compile(r"^API [\w \*]*?\**(\w+)\(", re.MULTILINE)
 _PER_THREAD = re.compile(r"(\w+)_pt[sd][sz]?")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ctypes
 import importlib.abc
 import os
-import stat
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from ptxemu.cuda.build import Standin, standin
+from ptxemu.cuda.build import SOURCES, Standin, standin
 from ptxemu.cuda.client import Client, HostMemory
 from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
@@ -42,6 +42,14 @@ for word in "$@"; do
 done
 cp "$input" "$output" && printf '\\000' >> "$output"
 """
+
+
+_CXX = """\
+#!/bin/sh
+# The C++ compiler, with the tensors of `ptxemu exec`.
+exec c++ {options} "$@"
+"""
+_TORCH_HEADERS = SOURCES / "torch_headers"
 
 
 class InProcess:
@@ -112,11 +120,16 @@ class InProcess:
         self._restore = lambda: setattr(ExtensionFileLoader, "create_module", original)
 
     def _set_variables(self, made: Standin) -> None:
-        ptxas = made.folder / "ptxas"
-        if not ptxas.exists():
-            ptxas.write_text(PTXAS)
-            ptxas.chmod(ptxas.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        ptxas = _script(made.folder / "ptxas", PTXAS)
+        compiler = _script(made.folder / "c++", _CXX.format(options=_torch_options()))
+        number = self._arch.removeprefix("sm_")
         for name, value in {
+            # C++ extensions of torch: PTX, lines, and headers and libraries of its CUDA build.
+            "TORCH_CUDA_ARCH_LIST": f"{number[:-2]}.{number[-2:]}+PTX",
+            "TORCH_EXTENSIONS_DIR": made.folder / "torch" / self._arch,
+            "NVCC_PREPEND_FLAGS": f"-lineinfo {_torch_options()}",
+            "CXX": compiler,
+            "LIBRARY_PATH": _first(made.folder, "LIBRARY_PATH"),
             "TRITON_LIBCUDA_PATH": made.folder,
             "TRITON_PTXAS_PATH": ptxas,
             "TRITON_PTXAS_BLACKWELL_PATH": ptxas,
@@ -159,6 +172,25 @@ def _answering(
         return status
 
     return answer
+
+
+def _script(path: Path, text: str) -> Path:
+    """Make a file that can be executed, at once, for other processes may run it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.chmod(0o755)
+    return draft.replace(path)
+
+
+def _torch_options() -> str:
+    """Of both compilers: our headers come first."""
+    return f"-I{_TORCH_HEADERS} -include {_TORCH_HEADERS / 'ptxemu_torch.h'}"
+
+
+def _first(folder: Path, variable: str) -> str:
+    """A search path that starts with `folder`."""
+    rest = os.environ.get(variable)
+    return f"{folder}:{rest}" if rest else str(folder)
 
 
 def _nothing() -> None:

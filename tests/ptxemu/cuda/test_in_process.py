@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from ptxemu.cuda.build import Standin
+from ptxemu.cuda.build import SOURCES, Standin
 from ptxemu.cuda.in_process import PTXAS
 
 # In the place of a package that binds the driver with ctypes, as PyCUDA and others do in C.
@@ -98,3 +99,22 @@ def test_ptx_stays_ptx_where_a_package_calls_ptxas(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == b".version 8.0\n\0"
     said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
     assert "release 13.0" in said
+
+
+def test_extensions_of_torch_find_its_functions_for_cuda(made_standin: Standin) -> None:
+    """By their names in C++; a stream is two words that registers hold."""
+    assert (made_standin.folder / "libc10_cuda.so").resolve() == made_standin.library.resolve()
+    library = ctypes.CDLL(str(made_standin.library))
+    assert library["_ZN3c104cuda12device_countEv"]() & 0xFF == 1
+    device = ctypes.c_int8(7)
+    assert library["_ZN3c104cuda9GetDeviceEPa"](ctypes.byref(device)) == 0 and device.value == 0
+
+    class Stream(ctypes.Structure):
+        _fields_ = (("type", ctypes.c_int8), ("device", ctypes.c_int8), ("id", ctypes.c_int64))
+
+    current = library["_ZN3c104cuda20getCurrentCUDAStreamEa"]
+    current.restype = Stream
+    stream = current(0)
+    assert (stream.type, stream.device, stream.id) == (1, 0, 0)  # DeviceType::CUDA is 1
+    header = SOURCES / "torch_headers" / "ptxemu_torch.h"
+    assert "#define is_cuda is_cpu" in header.read_text()

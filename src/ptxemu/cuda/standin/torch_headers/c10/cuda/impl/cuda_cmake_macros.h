@@ -1,0 +1,2 @@
+// torch's build writes this file; the CPU build lacks it.
+#pragma once
