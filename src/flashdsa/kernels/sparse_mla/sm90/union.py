@@ -276,7 +276,7 @@ def allocate_shared(tile: int) -> Shared:
         return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
 
     kept = [words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1)]
-    # To 16 bytes: ptxas may load neighbouring words at once.
+    # To 16 bytes: the compiler may load neighbouring words at once.
     noted = [words(1), words(2)] if tile > 0 else [None, None]
     return Shared(*kept, *noted)
 
@@ -313,6 +313,7 @@ def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
         if cutlass.const_expr(tile > 0):
             shared.present[0] = Int32(0)
             shared.named[0] = Int32(0)
+            shared.named[1] = Int32(0)
     count = Int32(0)
     for base in cutlass.range(0, num_keys, RANGE_WORDS * x.word_rows, unroll=1):
         num_rows = cutlass.min(num_keys - base, Int32(RANGE_WORDS * x.word_rows))
