@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS
+from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands
 from ptxemu.engines.mbarrier import mbarriers
@@ -254,7 +254,7 @@ def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
         flashdsa.dsa_topk_indexer(*inputs, got, backend="emulate-sm90")
     assert torch.equal(got, expected)
     ((arrivals, _),) = emulator.workspaces.values()
-    assert len(arrivals) == devices.SMALL.num_sms and not arrivals.any()
+    assert len(arrivals) == devices.SMALL.num_sms * ROW_COUNTERS and not arrivals.any()
     assert [setup.grid[0] for setup in emulator.setups] == [4]
 
 
