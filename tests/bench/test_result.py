@@ -139,6 +139,7 @@ OTHER_SCHEMAS = {
     "majorness": ("flashdsa-majorness/1",),
     "peers": ("flashdsa-peers/1",),
     "sanitizers": ("flashdsa-sanitizers/1",),
+    "sparse_mla_decode": ("flashdsa-decode/1",),
     "sparse_mla_fwd": ("flashdsa-forward-peers/1",),
 }
 """Of the results that other programs wrote, by folder, old ones included."""

@@ -75,7 +75,7 @@ def test_cases_that_a_kernel_backend_does_not_take_are_left_out_with_a_warning(m
     assert rows and all(row.passed and "sorted" not in row.case for row in rows)
     assert "not checked: topk_indices, ties and NaN, sorted" in caplog.text
     with pytest.raises(UnsupportedError):
-        run_checks("emulate-sm90", ["mla_bwd"])
+        run_checks("emulate-sm100", ["topk_indices"])
 
 
 def test_quick_runs_the_smallest_case_of_each_operation():
@@ -90,8 +90,8 @@ def test_quick_runs_the_smallest_case_of_each_operation():
 
 def test_operations_that_a_backend_lacks_are_named_once(caplog):
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
-    rows = run_checks("emulate-sm90", ["mla_bwd", "quantize_index_k"], quick=True)
-    assert {row.operation for row in rows} == {"quantize_index_k"}
+    rows = run_checks("emulate-sm100", ["topk_indices", "indexer_logits"], quick=True)
+    assert {row.operation for row in rows} == {"indexer_logits"}
     assert [record.getMessage() for record in caplog.records].count(
-        "not checked, as emulate-sm90 has no implementation: mla_bwd"
+        "not checked, as emulate-sm100 has no implementation: topk_indices"
     ) == 1

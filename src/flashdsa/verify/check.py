@@ -290,7 +290,8 @@ def run_checks(
 
     def tell_more(share: float, text: str) -> None:
         done, what = now
-        tell(done + share, len(checks), f"{what} ({text})")
+        part = f"about {share:.0%} of " if share else ""  # in front: a narrow screen cuts the end
+        tell(done + share, len(checks), f"{part}{what} ({text})")
 
     progress = CaseProgress(tell_more)
     refused: list[UnsupportedError] = []

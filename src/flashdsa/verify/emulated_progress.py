@@ -18,7 +18,7 @@ class CaseProgress:
     """Says how far a case is, estimated from the instructions of smaller cases of its operation.
 
     Args:
-        tell: called with (share of the case that is done, text).
+        tell: called with (share of the case that is done, 0 where it is not known; text).
     """
 
     def __init__(self, tell: Callable[[float, str], None]) -> None:
@@ -43,7 +43,6 @@ class CaseProgress:
             share = 0.0
             if rate is not None:
                 share = min(so_far / (rate * work), MOST)
-                text = f"about {share:.0%}, {text}"
             self._tell(share, f"{text}, {so_far:,} instructions")
 
         device = DEVICES.get(backend)
