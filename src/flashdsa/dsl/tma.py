@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int64, cute
+from cutlass import Int64
 from cutlass.experimental import primitives as prims
 
 EVICT_FIRST = 0x12F0000000000000
@@ -28,13 +28,6 @@ def load_box(
     hint = {} if policy is None else {"l2_cache_hint": Int64(policy)}
     prims.cp_async_bulk_tensor_shared_cluster_global(
         target.to_llvm_ptr(), tensor_map, list(coordinates), barrier.to_llvm_ptr(), [], **hint
-    )
-
-
-def prefetch_bytes(source: Any, count: int) -> None:
-    """One thread: neighbouring bytes into the second-level cache; both are multiples of 16."""
-    cute.arch.inline_ptx(
-        f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {count};", read_only_args=[source]
     )
 
 

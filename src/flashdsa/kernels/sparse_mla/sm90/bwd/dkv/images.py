@@ -1,18 +1,15 @@
 """Role images: P and dS of every tile, from the spool into the ring."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.pipeline import RingProducer, state_in_turn
-from flashdsa.dsl.tma import load_bytes, prefetch_bytes
+from flashdsa.dsl.tma import load_bytes
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import image_of
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import DS_IMAGE, IMAGE_BYTES, IMAGES, P_IMAGE
-
-TILES_AHEAD = 2
-"""That are fetched into the second-level cache."""
 
 
 class Images(NamedTuple):
@@ -20,14 +17,6 @@ class Images(NamedTuple):
 
     ctx: Context
     spool: cute.Tensor  # (bytes,) uint8
-
-
-@cute.jit
-def prefetch_tile(sources: list[Any], tiles: Int32) -> None:
-    """Images `tiles` tiles behind `sources` into the second-level cache: the ring is too small for
-    the way to device memory."""
-    for source in sources:
-        prefetch_bytes(source + tiles * (IMAGES * IMAGE_BYTES), IMAGES * IMAGE_BYTES)
 
 
 @cute.jit
@@ -44,11 +33,7 @@ def load_all(role: Images) -> None:
             image_of(role.spool, first + block, 0, ctx.lists.capacity, P_IMAGE)
             for block in range(plan.row_blocks)
         ]
-        for tile in cutlass.range(cutlass.min(item.tiles, Int32(TILES_AHEAD)), unroll=1):
-            prefetch_tile(sources, tile)
-        for tile in cutlass.range(item.tiles, unroll=1):
-            if tile + TILES_AHEAD < item.tiles:
-                prefetch_tile(sources, Int32(TILES_AHEAD))
+        for _ in cutlass.range(item.tiles, unroll=1):
             slot, announced = free.state(number), full.state(number)
             for part in cutlass.range_constexpr(plan.parts):
                 at = state_in_turn(slot, part, plan.parts, plan.slots)
