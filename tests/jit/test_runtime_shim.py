@@ -21,7 +21,8 @@ if shutil.which("gcc") is None:
     pytest.skip("needs gcc", allow_module_level=True)
 
 import flashdsa  # noqa: E402
-from flashdsa.backends.emulated.runner import compiled  # noqa: E402
+from flashdsa.backends.emulated.devices import SMALL  # noqa: E402
+from flashdsa.backends.emulated.runner import compiled, emulation  # noqa: E402
 from flashdsa.jit.cuda_library import FUNCTIONS, bind_functions  # noqa: E402
 from flashdsa.jit.elf import exported_symbols, undefined_symbols  # noqa: E402
 from flashdsa.jit.shared_object import build_shared_object  # noqa: E402
@@ -99,11 +100,16 @@ def test_a_kernel_runs_through_the_shim(linked: Linked) -> None:
     assert torch.equal(written("emulate-sm90"), written("cpu"))  # its library is there
 
 
+QUERIES = SMALL.num_sms + 1
+"""So many that `sparse_mla_fwd` takes the kernel with tensor maps, not the decode."""
+
+
 def test_a_kernel_with_tensor_maps_runs_through_the_shim(linked: Linked) -> None:
     torch.manual_seed(1)
-    q, kv = torch.randn(1, 64, 576).bfloat16(), torch.randn(90, 576).bfloat16()
-    indices = torch.randint(0, 90, (1, 64), dtype=torch.int32)
-    out, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
+    q, kv = torch.randn(QUERIES, 64, 576).bfloat16(), torch.randn(90, 576).bfloat16()
+    indices = torch.randint(0, 90, (QUERIES, 64), dtype=torch.int32)
+    with emulation(SMALL):
+        out, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
     expected, expected_lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="cpu")
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-3)
@@ -175,9 +181,10 @@ def test_a_tensor_map_that_failed_launches_nothing(
     )
     counting = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(launch)
     rebound(cuTensorMapEncodeTiled=refuse, cudaLaunchKernelExC=counting)
-    q, kv = torch.randn(1, 64, 576).bfloat16(), torch.randn(90, 576).bfloat16()
-    with pytest.raises(RuntimeError, match="CUDA error 1"):
-        flashdsa.sparse_mla_fwd(q, kv, torch.zeros(1, 64).int(), backend="emulate-sm90")
+    q, kv = torch.randn(QUERIES, 64, 576).bfloat16(), torch.randn(90, 576).bfloat16()
+    indices = torch.zeros(QUERIES, 64, dtype=torch.int32)
+    with emulation(SMALL), pytest.raises(RuntimeError, match="CUDA error 1"):
+        flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
     assert not launches
     written("emulate-sm90")
     assert launches == [1]
