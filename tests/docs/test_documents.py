@@ -93,6 +93,11 @@ def test_the_readmes_ratios_are_those_of_the_result() -> None:
     assert draw_peers.newest().name in readme
     for group, words in (
         ("sparse MLA forward, S = 4096, topk = 2048, hot; peer FlashMLA", "forward {} to {}"),
+        (
+            "sparse MLA backward, S = 4096, topk = 2048, hot; peer cuDNN Frontend",
+            "backward {} to {}",
+        ),
+        ("sparse decode, fp8 rows, topk = 2048, hot; peer FlashMLA", "decode {} to {}"),
         ("indexer, equal lengths", "{} to {} with equal lengths"),
         ("indexer, mixed lengths", "{} to {} with these mixed lengths"),
     ):
