@@ -85,7 +85,10 @@ def test_exit_code_1_when_a_role_spills(
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
-        ("indexer_h64_k2048_scheduled", "sm_90a"),  # all warps run code of a role before they part
+        (
+            "indexer_h64_k2048_splits_scheduled",
+            "sm_90a",
+        ),  # all warps run code of a role before they part
         ("indexer", "sm_100a"),
         ("mla_bwd", "sm_100a"),
         *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),

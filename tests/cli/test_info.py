@@ -55,8 +55,8 @@ def test_text_says_of_a_stale_object_that_it_is_not_used(
 ) -> None:
     monkeypatch.setattr(loader, "INSTALLED", tmp_path)
     (tmp_path / "sm90.so").write_bytes(b"flashdsa kernels of sources 0123456789abcdef;")
-    said = " ".join(run("info").output.split())
-    assert "sm90.so, 0.0 MB: of other sources, not used" in said
+    said = "".join(run("info").output.split())  # a long path is folded anywhere
+    assert "sm90.so,0.0MB:ofothersources,notused" in said
 
 
 def test_json_has_machine_versions_and_settings(run: Run) -> None:

@@ -99,7 +99,7 @@ def test_variables_of_a_module(parse_text):
     )
     assert module.variables == (
         Variable("dyn", "shared", 0, 1024, is_extern=True),
-        Variable("g", "global", 4, 16),
+        Variable("g", "global", 4, 16, is_managed=True),
         Variable("v", "const", 16, 16),
         Variable("m", "shared", 48, 8),
         Variable("n", "shared", 8, 8),
