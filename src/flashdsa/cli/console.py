@@ -63,7 +63,13 @@ def new_table(columns: Iterable[tuple[str, str]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading, kind in columns:
         justify: Literal["left", "right"] = "right" if kind == "right" else "left"
-        table.add_column(heading, justify=justify, no_wrap=kind != "wrap")
+        wraps = kind == "wrap"  # a word longer than the column, a path, is folded, not cut
+        table.add_column(
+            heading,
+            justify=justify,
+            no_wrap=not wraps,
+            overflow="fold" if wraps else "ellipsis",
+        )
     return table
 
 
