@@ -135,10 +135,12 @@ def test_a_chart_is_drawn_of_what_is_there(result: BenchResult, tmp_path: Path, 
 OTHER_SCHEMAS = {
     "context_parallel": ("flashdsa-context-parallel/1",),
     "ptxemu": ("ptxemu-bench/1", "ptxemu-bench/2"),
+    "indexer": ("flashdsa-ragged/1",),
     "integrations": ("flashdsa-integrations/1",),
     "majorness": ("flashdsa-majorness/1",),
     "peers": ("flashdsa-peers/1",),
     "sanitizers": ("flashdsa-sanitizers/1",),
+    "sparse_mla_bwd": ("flashdsa-backward-peers/1",),
     "sparse_mla_decode": ("flashdsa-decode/1",),
     "sparse_mla_fwd": ("flashdsa-forward-peers/1",),
 }
