@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
-from flashdsa.ops.checks import as_int32, drop_kv_head, kv_rows, require_tensor, scale_or_default
+from flashdsa.ops.checks import int32_slots, kv_rows, require_tensor, scale_or_default
 from flashdsa.ops.registration import call
 from flashdsa.ops.rules import refuse_packed
 from flashdsa.ops.spec import OpSpec
@@ -57,9 +57,7 @@ def sparse_mla_fwd(
         TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
         NotImplementedError: no implementation serves the call.
     """
-    operands = _normalised(
-        SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
-    )
+    operands = normalised(SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink))
     out_and_lse: tuple[Tensor, Tensor] = call(
         SPARSE_MLA_FWD,
         operands,
@@ -103,9 +101,7 @@ def sparse_mla(
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands = _normalised(
-        SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
-    )
+    operands = normalised(SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink))
     forward, backward = _pair(backend)
     out_and_lse: tuple[Tensor, Tensor] = call(
         SPARSE_MLA_FWD,
@@ -158,7 +154,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = _normalised(
+    operands = normalised(
         MLA_BWD, MlaBwdOperands(q, kv, dO, lse, O, indices, topk_length, attn_sink)
     )
     refuse_packed(operands.kv)
@@ -207,14 +203,9 @@ def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:
     return backend
 
 
-def _normalised(spec: OpSpec, operands: Any) -> Any:
+def normalised(spec: OpSpec, operands: Any) -> Any:
     """The operands with kv (S_kv, d) and indices (S, topk), since MLA in MQA form has one kv
     head and ids count the rows of all pages through, and with int32 slots."""
     spec.require_tensors(operands)
-    indices = drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]")
-    length = operands.topk_length
-    return operands._replace(
-        kv=kv_rows("kv", operands.kv),
-        indices=as_int32(indices, -1),
-        topk_length=None if length is None else as_int32(length, 0),
-    )
+    slots = int32_slots(operands)
+    return slots._replace(kv=kv_rows("kv", operands.kv))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.api.attention import normalised
 from flashdsa.errors import ArgumentValueError
 from flashdsa.operands import (
     AttentionTargetOperands,
@@ -16,9 +17,7 @@ from flashdsa.operands import (
     IndexerScoresOperands,
 )
 from flashdsa.ops.checks import (
-    as_int32,
-    drop_kv_head,
-    kv_rows,
+    int32_slots,
     require_dtype,
     require_shape,
     require_tensor,
@@ -71,10 +70,9 @@ def attention_target(
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = _normalised(
+    operands = normalised(
         ATTENTION_TARGET, AttentionTargetOperands(q, kv, lse, indices, topk_length, attn_sink)
     )
-    operands = operands._replace(kv=kv_rows("kv", operands.kv))
     with torch.no_grad():
         target: Tensor = call(
             ATTENTION_TARGET, operands, backend, sm_scale=scale_or_default(sm_scale, q)
@@ -269,9 +267,4 @@ def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
 def _normalised(spec: OpSpec, operands: Any) -> Any:
     """The operands with indices (S, topk) and int32 slots."""
     spec.require_tensors(operands)
-    indices = drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]")
-    length = operands.topk_length
-    return operands._replace(
-        indices=as_int32(indices, -1),
-        topk_length=None if length is None else as_int32(length, 0),
-    )
+    return int32_slots(operands)

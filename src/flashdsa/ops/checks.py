@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -171,6 +172,16 @@ def as_int32(tensor: Tensor, lowest: int) -> Tensor:
     if tensor.dtype != torch.int64:
         return tensor
     return tensor.clamp(lowest, INT32_MAX).to(torch.int32)
+
+
+def int32_slots(operands: Any) -> Any:
+    """A tuple of operands with indices (S, topk) instead of (S, 1, topk), and with int32 slots."""
+    indices = drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]")
+    length = operands.topk_length
+    return operands._replace(
+        indices=as_int32(indices, -1),
+        topk_length=None if length is None else as_int32(length, 0),
+    )
 
 
 def _shape(tensor: Tensor) -> str:
