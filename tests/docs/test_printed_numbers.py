@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.analysis.model.context_parallel import Layer, Rates, falls_below, sweep
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.indexer.clusters import choose_clusters
 from flashdsa.cli.main import cli
@@ -212,3 +213,31 @@ def test_pages_per_stage_of_the_blackwell_indexer() -> None:
             plan.ring_stages,
             plan.load_warps,
         ]
+
+
+def test_expected_times_of_the_blackwell_indexer(model: dict[str, Any]) -> None:
+    by_shape: dict[str, dict[int, Any]] = {}
+    for one in model["indexer"]:
+        by_shape.setdefault(one["shape"], {})[one["pages_per_stage"]] = one
+    written = rows_under("kernels/indexer-sm100.md", "rows/tokens")
+    assert list(written) == list(by_shape)
+    for shape, cells in written.items():
+        found = by_shape[shape]
+        times = ["{:.1f} to {:.1f}".format(*one["microseconds"]) for one in found.values()]
+        assert list(found) == [1, 2, 4]
+        assert cells == [str(found[2]["ctas_of_a_row"]), *times, found[2]["bound"]], shape
+
+
+def test_efficiency_of_many_gpus_as_the_model_has_it() -> None:
+    page = " ".join((DOCS / "concepts/performance-model.md").read_text().split())
+    steps = sweep(Layer(seq_len=131072, heads=128, topk=2048), Rates())
+    eight = next(step for step in steps if step.ranks == 8)
+    below = falls_below(steps)
+    assert below is not None
+    assert (
+        f"at 128K tokens and H = 128, efficiency is {100 * eight.efficiency:.0f} % at 8 GPUs "
+        f"and falls below 80 % at {below.ranks};" in page
+    )
+    million = Layer(seq_len=2**20, heads=128, topk=2048, grad_wire="bf16")
+    below = falls_below(sweep(million, Rates()))
+    assert below is not None and f"at 1M tokens with bf16 on the wire at {below.ranks}." in page

@@ -1,0 +1,101 @@
+"""Tables of measured speeds are those of the results that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+
+from benchmarks.draw_context_parallel import measured_step, rates_of
+from flashdsa.analysis.model.context_parallel import Layer, step
+from tests.docs.test_printed_numbers import DOCS, number, rows_under
+
+RESULTS = DOCS.parent / "benchmarks/results"
+
+
+def result(name: str) -> Any:
+    """A JSON file of benchmarks/results."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def test_mixed_lengths_of_the_hopper_indexer() -> None:
+    """The result has the mixes of the page first, in its order, and equal lengths behind them."""
+    written = rows_under("kernels/indexer-sm90.md", "batch")
+    rows = result("indexer/2026-11-21-ragged-h200.json")["rows"][: len(written)]
+    ratios = []
+    for (name, cells), row in zip(written.items(), rows, strict=True):
+        old, new, pair = (row["us"][which] for which in ("old", "new", "pair"))
+        ratios.append(pair / new)
+        wanted = [f"{old:.1f}", f"{new:.1f}", f"{pair:.1f}", f"{pair / new:.2f}"]
+        assert cells == [*wanted, f"{row['floor']:.1f}"], name
+    words = f"The geometric mean is {geometric_mean(ratios):.2f}"
+    page = (DOCS / "kernels/indexer-sm90.md").read_text()
+    assert words in page and f"the lowest {min(ratios):.2f}" in page
+
+
+def test_tokens_a_second_under_transformers() -> None:
+    by_name: dict[str, dict[int, Any]] = {}
+    for row in result("integrations/2026-11-21-transformers-h200.json")["rows"]:
+        by_name.setdefault(row["implementation"], {})[row["length"]] = row
+    names = {"sdpa": "sdpa", "eager": "eager"}
+    names |= {f"flashdsa, indexer={one}": f'`"{one}"`' for one in ("exact", "model")}
+    names["flashdsa, indexer=fp8"] = '`indexer="fp8"`'
+    written = rows_under("guides/migration.md", "attention")
+    for name, cells in written.items():
+        (rows,) = (by_name[one] for one, words in names.items() if name.endswith(words))
+        for length, (speed, memory) in zip(rows, (cells[:2], cells[2:4]), strict=True):
+            row = rows[length]
+            if "prefill_tokens_per_s" not in row:
+                assert speed == "out of memory", name
+                continue
+            tokens = round(row["prefill_tokens_per_s"], -2)
+            assert number(speed.removesuffix("tokens/s")) == tokens, name
+            assert memory == f"{row['peak_GiB_above_weights']:.1f} GiB", name
+            if length == max(rows):
+                assert cells[4] == f"{row['decode_ms_a_token']:.1f} ms", name
+
+
+def test_efficiency_on_many_gpus() -> None:
+    written = rows_under("guides/context-parallel.md", "part")
+    for place, gpus in enumerate((2, 4)):
+        document = result(f"context_parallel/2026-11-21-{gpus}xh200.json")
+        attention = document["attention"]
+        share = {
+            "forward, against one GPU": attention["forward, correlated"]["efficiency"],
+            "backward": attention["backward, correlated, grad_wire fp32"]["efficiency"],
+        }
+        for name, efficiency in share.items():
+            assert written[name][place] == f"{100 * efficiency:.1f} %", (name, gpus)
+        ratio = document["indexer"]["zigzag"]["time over ideal"]
+        assert written["indexer, time over ideal"][place] == f"{ratio:.2f}", gpus
+        spread, alone = measured_step(document)
+        assert written["the step"][place] == f"{100 * alone / gpus / spread:.1f} %", gpus
+
+
+def test_how_far_the_model_is_off_on_many_gpus() -> None:
+    page = " ".join((DOCS / "concepts/performance-model.md").read_text().split())
+    documents = [result(f"context_parallel/2026-11-21-{gpus}xh200.json") for gpus in (2, 4)]
+    layer = Layer(**documents[-1]["sizes"], overlap=False)
+    rates = rates_of(documents[-1], layer)
+    quick = []
+    for document in documents:
+        spread, _ = measured_step(document)
+        quick.append(1 - 1e3 * step(layer, document["ranks"], rates).seconds / spread)
+    first, second = (f"{100 * one:.1f}" for one in quick)
+    assert f"it is {first} and {second} % too quick" in page
+
+
+def test_microseconds_of_decode() -> None:
+    written = rows_under("kernels/sparse-mla-decode-sm90.md", "case")
+    rows = result("sparse_mla_decode/2026-11-21-h200.json")["rows"]
+    for (name, cells), row in zip(written.items(), rows, strict=True):
+        heads, queries = (int(digits) for digits in re.findall(r"\d+", name)[:2])
+        assert [heads, queries] == [row["H"], row["b"]]
+        for cell, who in zip(cells, ("ours fp8", "ours bf16", "FlashMLA"), strict=False):
+            measured = [row["hot"][who], row["cold"][who]]
+            assert [number(one) for one in cell.split("/")] == pytest.approx(measured, abs=0.051)
+        ratio = row["hot"]["FlashMLA"] / row["hot"]["ours fp8"]
+        assert cells[3] == f"{ratio:.2f}x", name
