@@ -26,6 +26,7 @@ COMMANDS = (
     *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles),
     "inspect",
     "model",
+    "overlap",
     "lab majorness",
     "lab hazards",
     "lab forms",

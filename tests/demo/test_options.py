@@ -44,5 +44,5 @@ def test_an_unwritable_picture_is_refused_before_training(tmp_path: Path) -> Non
 
 def test_asking_whether_a_picture_can_be_written_leaves_no_file(tmp_path: Path) -> None:
     options = DemoOptions(picture=tmp_path / "new" / "demo.png")
-    options.require_writable_picture()
+    options.require_writable_files()
     assert not options.picture.exists()

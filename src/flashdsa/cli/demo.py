@@ -48,6 +48,11 @@ _COUNT = click.IntRange(min=1)
     help="Where the picture goes: .png, .svg or .pdf.",
 )
 @click.option(
+    "--indices",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Save what the trained indexer chose, for `flashdsa overlap`.",
+)
+@click.option(
     "--context-parallel",
     is_flag=True,
     help="Spread each window's tokens over the processes that torchrun started.",

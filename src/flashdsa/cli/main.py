@@ -18,6 +18,7 @@ from flashdsa.cli.info import info
 from flashdsa.cli.inspect import inspect
 from flashdsa.cli.lab import lab
 from flashdsa.cli.model import model
+from flashdsa.cli.overlap import overlap
 from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
 
@@ -80,6 +81,7 @@ def cli(verbose: bool) -> None:
       flashdsa plan      what a kernel takes of a GPU: shared memory, barriers, registers
       flashdsa inspect   what the compiler made of it: registers by role, spills, instructions
       flashdsa model     predicted times on a GPU that is not here, with the model's errors
+      flashdsa overlap   what neighbouring queries of your own indices have in common
       flashdsa lab       tensor-core instructions laid open: descriptors, operands, hazards
       flashdsa export    solutions for FlashInfer-Bench
 
@@ -93,7 +95,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench, lab, plan, inspect, model, export):
+for command in (demo, info, check, bench, lab, plan, inspect, model, overlap, export):
     cli.add_command(command)
 
 

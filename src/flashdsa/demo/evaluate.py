@@ -44,6 +44,7 @@ class Evaluation:
     choice_map: ChoiceMap  # of the first window
     differences: tuple[OutputDifference, ...]
     examples: tuple[Example, ...]
+    indices: Tensor  # [batch, S, topk] int32: what each window's queries chose, physical ids
 
 
 class Evaluator:
@@ -92,6 +93,7 @@ class Evaluator:
                 _difference("logits", output.logits, logits),
             ),
             _examples(self.tokens, self.targets, chosen, attention, options.topk),
+            output.indices.unflatten(0, (-1, options.num_queries)),
         )
 
 

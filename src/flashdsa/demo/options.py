@@ -16,7 +16,8 @@ class DemoOptions:
 
     Each training window has `window` bytes; its last `num_queries` positions are the queries, so
     every query's context is at least `window - num_queries + 1` bytes, out of which it selects
-    `topk`. `batch` windows share one pool of pages.
+    `topk`. `batch` windows share one pool of pages. `indices`, where given, is the file that what
+    the trained indexer chose on the held-out windows is saved to, [windows, num_queries, topk].
     """
 
     steps: int = 200
@@ -31,6 +32,7 @@ class DemoOptions:
     eval_windows: int = 4
     picture: Path = Path("out/demo.png")
     backend: str = "auto"
+    indices: Path | None = None
 
     @property
     def smallest_context(self) -> int:
@@ -66,15 +68,20 @@ class DemoOptions:
         if self.picture.is_dir():
             raise ValueError(f"picture: expected a file name, got the folder {str(self.picture)!r}")
 
-    def require_writable_picture(self) -> None:
-        """Make the picture's folder; raise ValueError if no file can be written there."""
-        existed = self.picture.exists()
-        try:
-            self.picture.parent.mkdir(parents=True, exist_ok=True)
-            self.picture.open("ab").close()
-        except OSError as error:
-            raise ValueError(
-                f"picture: cannot write {str(self.picture)!r}: {error.strerror or error}"
-            ) from error
-        if not existed:
-            self.picture.unlink()
+    def require_writable_files(self) -> None:
+        """Make the folders of picture and indices; raise ValueError if one cannot be written."""
+        for name, path in (("picture", self.picture), ("indices", self.indices)):
+            if path is not None:
+                _require_writable(name, path)
+
+
+def _require_writable(name: str, path: Path) -> None:
+    existed = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"{name}: cannot write {str(path)!r}: {reason}") from error
+    if not existed:
+        path.unlink()

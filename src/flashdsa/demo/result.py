@@ -120,5 +120,7 @@ class DemoResult:
         """The same as dictionaries, lists, numbers and strings."""
         plain = asdict(self)
         plain["options"]["picture"] = str(self.options.picture)
+        indices = self.options.indices
+        plain["options"]["indices"] = None if indices is None else str(indices)
         plain["passed"] = self.passed
         return plain

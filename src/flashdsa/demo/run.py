@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 from flashdsa.demo.context_parallel import make_trainer, untrained
 from flashdsa.demo.error_table import error_table
 from flashdsa.demo.evaluate import Evaluation, Evaluator
@@ -61,10 +63,11 @@ def run_demo(
     """Train a small byte model with sparse attention on installed text and judge it.
 
     on_progress, where given, is called with (done, total, message) as the run proceeds. The
-    global random state of torch is left as it was. Writes `options.picture`. With a `mesh` the
-    training is spread over its processes; the others call `context_parallel.train_along`.
+    global random state of torch is left as it was. Writes `options.picture` and, where
+    given, `options.indices`. With a `mesh` the training is spread over its processes; the others
+    call `context_parallel.train_along`.
     """
-    options.require_writable_picture()
+    options.require_writable_files()
     clock = _Clock()
     ticker = _Ticker(options.steps + OTHER_STAGES, on_progress)
     ticker.tell("reading the text that Python ships")
@@ -86,6 +89,8 @@ def run_demo(
     after = evaluations[-1]
     with clock.part("picture"):
         draw_picture(options, steps, evaluations)
+    if options.indices is not None:
+        torch.save(after.indices, options.indices)
     ticker.tell("done", finished=1)
     return DemoResult(
         options=options,

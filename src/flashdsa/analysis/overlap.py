@@ -1,0 +1,168 @@
+"""How much neighbouring queries have in common: the unions of their selected rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+
+GROUPS = (1, 2, 4, 8)
+_SLOTS_AT_ONCE = 1 << 22
+"""Of a sort: 32 MiB of int64, and as much again for its result."""
+
+
+@dataclass(frozen=True)
+class GroupOverlap:
+    """Groups of `queries` neighbours and the unions of the rows that they select.
+
+    Attributes:
+        queries: of a group.
+        groups: how many there are; the last queries of a sequence, too few for one, are left out.
+        named_rows: mean over groups: the rows of its queries, one by one.
+        union_rows: mean over groups: distinct rows.
+        ratio: union_rows over a query's mean rows: 1 if the queries of a group select the same
+            rows, `queries` if they share none. The rule of `mla_bwd` on Hopper reads this number.
+        smallest, largest: ratios of single groups, the 5 % smallest and largest left out.
+        along: ratios of up to 64 equal parts of the sequence, from its start to its end.
+    """
+
+    queries: int
+    groups: int
+    named_rows: float
+    union_rows: float
+    ratio: float
+    smallest: float
+    largest: float
+    along: tuple[float, ...]
+
+    @property
+    def left(self) -> float:
+        """Share of rows gathered, and of rows of dKV added to, that grouping leaves: in (0, 1]."""
+        return self.union_rows / self.named_rows
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What `measure_overlap` found.
+
+    Attributes:
+        sequences, queries, topk: of the tensor.
+        valid: share of its slots that name a row.
+        distinct: share of those that no earlier slot of the query names.
+        shared: of a query's distinct rows, the share that the query before selects too.
+        groups: one entry for each size of groups.
+    """
+
+    sequences: int
+    queries: int
+    topk: int
+    valid: float
+    distinct: float
+    shared: float
+    groups: tuple[GroupOverlap, ...]
+
+
+def measure_overlap(
+    indices: Tensor, groups: Sequence[int] = GROUPS, topk_length: Tensor | None = None
+) -> Overlap:
+    """Union ratios of neighbouring queries.
+
+    Args:
+        indices: [S, topk], [batch, S, topk] or, as FlashMLA has it, [S, 1, topk]; any integers.
+            Negative ones name no row. Groups do not reach from one sequence into the next.
+        groups: sizes, at least 1 and at most S. topk_length: [S] or [batch, S]: only so many
+            slots of a query count.
+
+    Raises:
+        ArgumentTypeError: indices are not integers. ArgumentValueError: a shape, or a size of
+            groups, or no query names a row.
+    """
+    rows = _as_sequences(indices, topk_length)  # [batch, S, topk] int64, -1 for none
+    sequences, queries, topk = rows.shape
+    wrong = [size for size in groups if not 1 <= size <= queries]
+    if wrong or not groups:
+        raise ArgumentValueError(
+            f"groups: expected sizes from 1 to {queries}, the number of queries; got {list(groups)}"
+        )
+    valid = int((rows >= 0).sum())
+    if not valid:
+        raise ArgumentValueError("indices: no slot names a row: all are negative")
+    alone = _distinct_rows(rows, 1)  # [batch, S]
+    shared = 0.0
+    if queries > 1:
+        pairs = _distinct_rows(rows.unfold(1, 2, 1).transpose(2, 3).flatten(1, 2), 2)
+        common = alone[:, 1:] + alone[:, :-1] - pairs
+        shared = float(common.sum()) / max(1, int(alone[:, 1:].sum()))
+    return Overlap(
+        sequences,
+        queries,
+        topk,
+        valid / rows.numel(),
+        int(alone.sum()) / valid,
+        shared,
+        tuple(_group_overlap(rows, alone, size) for size in groups),
+    )
+
+
+def _as_sequences(indices: Tensor, topk_length: Tensor | None) -> Tensor:
+    if not isinstance(indices, Tensor):
+        raise ArgumentTypeError(f"indices: expected a tensor, got {type(indices).__name__}")
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        raise ArgumentTypeError(f"indices: expected integers, got {indices.dtype}")
+    if indices.dim() not in (2, 3) or not indices.numel():
+        raise ArgumentValueError(
+            "indices: expected [S, topk], [batch, S, topk] or [S, 1, topk], not empty; got "
+            f"{list(indices.shape)}"
+        )
+    rows = indices.cpu().long()
+    if rows.dim() == 3 and rows.shape[1] == 1:
+        rows = rows[:, 0]
+    rows = rows.reshape(-1, *rows.shape[-2:])
+    if topk_length is not None:
+        if topk_length.numel() != rows.shape[0] * rows.shape[1]:
+            raise ArgumentValueError(
+                f"topk_length: expected one number for each of {rows.shape[0] * rows.shape[1]} "
+                f"queries, got {list(topk_length.shape)}"
+            )
+        lengths = topk_length.cpu().long().reshape(rows.shape[:2])
+        rows = rows.masked_fill(torch.arange(rows.shape[2]) >= lengths[:, :, None], -1)
+    return rows.clamp(min=-1)
+
+
+def _distinct_rows(rows: Tensor, size: int) -> Tensor:
+    """[batch, S, topk] -> [batch, S // size]: distinct rows of each group of neighbours."""
+    sequences, queries, topk = rows.shape
+    groups = queries // size
+    slots = rows[:, : groups * size].reshape(sequences * groups, size * topk)
+    counts = []
+    for part in slots.split(max(1, _SLOTS_AT_ONCE // slots.shape[1])):
+        ordered = part.sort(dim=1).values
+        first = torch.ones_like(ordered, dtype=torch.bool)
+        first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        counts.append((first & (ordered >= 0)).sum(dim=1))
+    return torch.cat(counts).reshape(sequences, groups)
+
+
+def _group_overlap(rows: Tensor, alone: Tensor, size: int) -> GroupOverlap:
+    union = _distinct_rows(rows, size).double()  # [batch, groups]
+    groups = union.shape[1]
+    named = alone[:, : groups * size].reshape(*union.shape, size).sum(dim=2).double()
+    some = named > 0
+    ratios = union[some] * size / named[some]
+    low, high = ratios.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
+    parts = zip(union.tensor_split(64, dim=1), named.tensor_split(64, dim=1), strict=True)
+    along = [float(u.sum() * size / n.sum()) for u, n in parts if n.sum() > 0]
+    return GroupOverlap(
+        size,
+        union.numel(),
+        float(named.mean()),
+        float(union.mean()),
+        float(union.sum() * size / named.sum()),
+        low,
+        high,
+        tuple(along),
+    )
