@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashdsa.api import (
         attention_target,
+        causal_ranges,
         compile_kernel,
         dsa_topk_indexer,
         dsa_topk_indexer_launch,
+        dsa_topk_prefill,
         fake_quantize_index,
         indexer_bwd,
         indexer_kl,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         lse_to_base2,
         merge_attention,
         mla_bwd,
+        prefill_logits,
         quantize_index_k,
         quantize_index_q,
         quantize_kv,
@@ -39,9 +42,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attention_target",
+    "causal_ranges",
     "compile_kernel",
     "dsa_topk_indexer",
     "dsa_topk_indexer_launch",
+    "dsa_topk_prefill",
     "fake_quantize_index",
     "indexer_bwd",
     "indexer_kl",
@@ -55,6 +60,7 @@ __all__ = [
     "lse_to_base2",
     "merge_attention",
     "mla_bwd",
+    "prefill_logits",
     "quantize_index_k",
     "quantize_index_q",
     "quantize_kv",

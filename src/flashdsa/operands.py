@@ -70,6 +70,35 @@ class TopkOperands(NamedTuple):
     lengths: Tensor
 
 
+class PrefillOperands(NamedTuple):
+    """Of `prefill_logits`: q_index (S, H, 128) and k_index (S_kv, 128) of one dtype, weights (S, H)
+    fp32, ends (S,) int32, starts (S,) int32, k_scale (S_kv,) fp32 of e4m3 keys."""
+
+    q_index: Tensor
+    k_index: Tensor
+    weights: Tensor
+    ends: Tensor
+    starts: Tensor | None = None
+    k_scale: Tensor | None = None
+
+
+class TopkPrefillOperands(NamedTuple):
+    """Of `dsa_topk_prefill`: those of the scores, and topk_indices (S, topk) int32, written."""
+
+    q_index: Tensor
+    k_index: Tensor
+    weights: Tensor
+    ends: Tensor
+    topk_indices: Tensor
+    starts: Tensor | None = None
+    k_scale: Tensor | None = None
+
+    @property
+    def inputs(self) -> PrefillOperands:
+        """Without the output."""
+        return PrefillOperands(*self[:4], self.starts, self.k_scale)
+
+
 class IndexKOperands(NamedTuple):
     """Of `quantize_index_k`: k (T, 128) bf16 or fp32."""
 

@@ -46,6 +46,8 @@ class Operation(StrEnum):
     DSA_TOPK_INDEXER = "dsa_topk_indexer"
     INDEXER_LOGITS = "indexer_logits"
     TOPK_INDICES = "topk_indices"
+    DSA_TOPK_PREFILL = "dsa_topk_prefill"
+    PREFILL_LOGITS = "prefill_logits"
     QUANTIZE_INDEX_K = "quantize_index_k"
     QUANTIZE_INDEX_Q = "quantize_index_q"
     WRITE_INDEX_K_CACHE = "write_index_k_cache"

@@ -59,6 +59,12 @@ def _indexer_out() -> tuple[Any, ...]:
     return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, False, True, "cpu")
 
 
+def _prefill_args(dtype: torch.dtype) -> tuple[Any, ...]:
+    ends = torch.tensor([5, 9], dtype=torch.int32)
+    q, k = torch.randn(2, 4, 128).to(dtype), torch.randn(9, 128).to(dtype)
+    return q, k, torch.randn(2, 4), ends
+
+
 def _written_cache() -> tuple[Any, ...]:
     slots = torch.tensor([70, -1, 3], dtype=torch.int32)
     return (torch.randn(3, 128).bfloat16(), slots, inputs.indexer().k_index_cache_fp8, "cpu")
@@ -84,6 +90,21 @@ def _index_args(grad: bool) -> tuple[Any, ...]:
         (
             table.TOPK_INDICES,
             lambda: (torch.randn(2, 9), torch.tensor([9, 3], dtype=torch.int32), 4, True, "cpu"),
+        ),
+        (
+            table.DSA_TOPK_PREFILL,
+            lambda: (
+                *_prefill_args(torch.bfloat16),
+                torch.zeros(2, 6, dtype=torch.int32),
+                torch.tensor([1, 2], dtype=torch.int32),
+                None,
+                True,
+                "cpu",
+            ),
+        ),
+        (
+            table.PREFILL_LOGITS,
+            lambda: (*_prefill_args(torch.float8_e4m3fn), None, torch.rand(9), "cpu"),
         ),
         (table.QUANTIZE_INDEX_K, lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
         (

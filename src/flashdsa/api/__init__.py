@@ -26,6 +26,7 @@ from flashdsa.api.indexer_training import (
 from flashdsa.api.indexer_warm_up import indexer_kl_loss_dense
 from flashdsa.api.kv_cache import quantize_kv, read_kv_cache, write_kv_cache
 from flashdsa.api.merge import merge_attention
+from flashdsa.api.prefill import causal_ranges, dsa_topk_prefill, prefill_logits
 from flashdsa.api.quantization import (
     fake_quantize_index,
     quantize_index_k,
@@ -36,9 +37,11 @@ from flashdsa.api.quantization import (
 
 __all__ = [
     "attention_target",
+    "causal_ranges",
     "compile_kernel",
     "dsa_topk_indexer",
     "dsa_topk_indexer_launch",
+    "dsa_topk_prefill",
     "fake_quantize_index",
     "indexer_bwd",
     "indexer_kl",
@@ -52,6 +55,7 @@ __all__ = [
     "lse_to_base2",
     "merge_attention",
     "mla_bwd",
+    "prefill_logits",
     "quantize_index_k",
     "quantize_index_q",
     "quantize_kv",

@@ -25,6 +25,9 @@ _CPU_INDEXER = Features(
     positions=True,
     deterministic=True,
 )
+_CPU_PREFILL = replace(
+    _CPU_INDEXER, dtypes=("float8_e4m3fn", "bfloat16", "float16", "float32"), positions=False
+)
 _CPU_SCORES = Features(devices=("cpu",), dtypes=("float32",), sorted=True, deterministic=True)
 _CPU_QUANTIZE = Features(
     devices=("cpu",),
@@ -44,6 +47,8 @@ _CPU = {
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _CPU_INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", _CPU_INDEXER),
     Operation.TOPK_INDICES: ("topk:topk_positions", _CPU_SCORES),
+    Operation.DSA_TOPK_PREFILL: ("prefill:topk_prefill", _CPU_PREFILL),
+    Operation.PREFILL_LOGITS: ("prefill:logits", _CPU_PREFILL),
     Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
     Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
     Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),

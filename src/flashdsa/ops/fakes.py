@@ -23,9 +23,11 @@ from flashdsa.operands import (
     IndexKOperands,
     IndexQOperands,
     MlaBwdOperands,
+    PrefillOperands,
     SparseMlaOperands,
     TopkIndexerOperands,
     TopkOperands,
+    TopkPrefillOperands,
 )
 from flashdsa.ops.rules import sum_dtype
 from flashdsa.problem import INDEX_HEAD_DIM, Operation
@@ -60,6 +62,14 @@ def _indexer_logits(x: IndexerOperands, *, max_len: int) -> Tensor:
 
 def _topk_indices(x: TopkOperands, *, topk: int, **_: Any) -> Tensor:
     return x.lengths.new_empty(x.scores.shape[0], topk)
+
+
+def _dsa_topk_prefill(_: TopkPrefillOperands, **__: Any) -> None:
+    return None
+
+
+def _prefill_logits(x: PrefillOperands) -> Tensor:
+    return x.weights.new_empty(x.q_index.shape[0], x.k_index.shape[0])
 
 
 def _keys_and_scales(like: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -118,6 +128,8 @@ FAKES: Mapping[Operation, Callable[..., Any]] = {
     Operation.DSA_TOPK_INDEXER: _dsa_topk_indexer,
     Operation.INDEXER_LOGITS: _indexer_logits,
     Operation.TOPK_INDICES: _topk_indices,
+    Operation.DSA_TOPK_PREFILL: _dsa_topk_prefill,
+    Operation.PREFILL_LOGITS: _prefill_logits,
     Operation.QUANTIZE_INDEX_K: _quantize_index_k,
     Operation.QUANTIZE_INDEX_Q: _quantize_index_q,
     Operation.WRITE_INDEX_K_CACHE: _write_index_k_cache,

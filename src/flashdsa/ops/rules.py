@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.operands import IndexerBwdOperands, MlaBwdOperands, SparseMlaOperands
-from flashdsa.ops.checks import dtype_name, require_shape
+from flashdsa.operands import (
+    IndexerBwdOperands,
+    MlaBwdOperands,
+    PrefillOperands,
+    SparseMlaOperands,
+    TopkPrefillOperands,
+)
+from flashdsa.ops.checks import INT32_MAX, dtype_name, require_shape
 from flashdsa.ops.spec import Sizes
 from flashdsa.problem import D_QK, INDEX_TOKEN_BYTES, KV_ROW_BYTES, PAGE_SIZE
 
@@ -76,6 +82,19 @@ def dk_dtype_fits(name: str, value: torch.dtype | None, operands: IndexerBwdOper
     _one_of(name, value, (sum_dtype(dtype), dtype), dtype)
 
 
+def scales_of_e4m3_keys(operands: PrefillOperands | TopkPrefillOperands) -> None:
+    """Keys have scales if they are e4m3, and otherwise none."""
+    dtype, scales = operands.k_index.dtype, operands.k_scale
+    if dtype == torch.float8_e4m3fn and scales is None:
+        raise ArgumentTypeError(
+            "k_scale: expected the scales of e4m3 keys, as quantize_index_k gives them; got None"
+        )
+    if dtype != torch.float8_e4m3fn and scales is not None:
+        raise ArgumentTypeError(
+            f"k_scale: expected None, as keys of {dtype_name(dtype)} have no scales; got a tensor"
+        )
+
+
 def d_v_at_most_d_qk(name: str, d_v: int, operands: SparseMlaOperands) -> None:
     """V is the first columns of kv."""
     d_qk = operands.q.shape[2]
@@ -83,6 +102,14 @@ def d_v_at_most_d_qk(name: str, d_v: int, operands: SparseMlaOperands) -> None:
         raise ArgumentValueError(
             f"{name}: expected at most q's last dimension, {d_qk}, since V is the first d_v "
             f"columns of kv; got {d_v}"
+        )
+
+
+def rows_within_int32(name: str, tensor: Tensor, sizes: Sizes) -> None:
+    """Rows are named by int32."""
+    if tensor.shape[0] > INT32_MAX:
+        raise ArgumentValueError(
+            f"{name}: expected at most {INT32_MAX} rows (int32 ids); got {tensor.shape[0]}"
         )
 
 

@@ -154,6 +154,7 @@ class OpSpec:
         outputs: names of the tensors that it returns.
         facts: of the `Problem`, the same for every call.
         autocast: names of the operands that torch.autocast casts.
+        rule: raises for what no operand says alone; takes the operands.
     """
 
     operation: Operation
@@ -163,6 +164,7 @@ class OpSpec:
     outputs: tuple[str, ...] = ()
     facts: Mapping[str, int] = field(default_factory=dict)
     autocast: tuple[str, ...] = ()
+    rule: Callable[[Any], None] | None = None
 
     @property
     def schema(self) -> str:
@@ -204,6 +206,8 @@ class OpSpec:
             value = parameter.accept(parameters[parameter.name])
             if parameter.rule is not None:
                 parameter.rule(parameter.name, value, operands)
+        if self.rule is not None:
+            self.rule(operands)
         return sizes
 
     def problem(self, operands: Sequence[Any], parameters: Parameters, sizes: Sizes) -> Problem:

@@ -22,9 +22,11 @@ from flashdsa.operands import (
     IndexKOperands,
     IndexQOperands,
     MlaBwdOperands,
+    PrefillOperands,
     SparseMlaOperands,
     TopkIndexerOperands,
     TopkOperands,
+    TopkPrefillOperands,
 )
 from flashdsa.ops import rules
 from flashdsa.ops.spec import Operand, OpSpec, Parameter
@@ -144,6 +146,49 @@ TOPK_INDICES = OpSpec(
     outputs=("positions",),
 )
 
+_PREFILL = (
+    Operand(
+        "q_index",
+        f"S H {INDEX_HEAD_DIM}",
+        (*E4M3, torch.bfloat16, torch.float16, torch.float32),
+        nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
+    ),
+    Operand("k_index", f"S_kv {INDEX_HEAD_DIM}", rules.same_dtype, rule=rules.rows_within_int32),
+    Operand("weights", "S H", FP32),
+    Operand("ends", "S", INT32),
+)
+_STARTS_AND_SCALES = (
+    Operand("starts", "S", INT32, optional=True),
+    Operand("k_scale", "S_kv", FP32, optional=True),
+)
+
+DSA_TOPK_PREFILL = OpSpec(
+    Operation.DSA_TOPK_PREFILL,
+    TopkPrefillOperands,
+    operands=(
+        *_PREFILL,
+        Operand(
+            "topk_indices",
+            "S topk",
+            INT32,
+            written=True,
+            nonempty="expected shape [S, topk] with topk >= 1; got 0",
+        ),
+        *_STARTS_AND_SCALES,
+    ),
+    parameters=(_SORTED,),
+    facts=_OF_INDEX_HEADS,
+    rule=rules.scales_of_e4m3_keys,
+)
+PREFILL_LOGITS = OpSpec(
+    Operation.PREFILL_LOGITS,
+    PrefillOperands,
+    operands=(*_PREFILL, *_STARTS_AND_SCALES),
+    outputs=("scores",),
+    facts=_OF_INDEX_HEADS,
+    rule=rules.scales_of_e4m3_keys,
+)
+
 _K = Operand("k", f"T {INDEX_HEAD_DIM}", QUANTIZABLE)
 _SLOTS = Operand("slots", "T", (torch.int32, torch.int64), strided=True)
 
@@ -253,6 +298,8 @@ OPERATIONS = (
     DSA_TOPK_INDEXER,
     INDEXER_LOGITS,
     TOPK_INDICES,
+    DSA_TOPK_PREFILL,
+    PREFILL_LOGITS,
     QUANTIZE_INDEX_K,
     QUANTIZE_INDEX_Q,
     WRITE_INDEX_K_CACHE,

@@ -19,6 +19,12 @@ from flashdsa.reference.indexer_training import (
     indexer_scores,
 )
 from flashdsa.reference.packed_kv import quantize_kv, unpack_kv
+from flashdsa.reference.prefill import (
+    dsa_topk_prefill,
+    prefill_logits,
+    prefill_product_magnitude,
+    prefill_score_magnitude,
+)
 from flashdsa.reference.quant import (
     decode_e4m3,
     encode_e4m3,
@@ -42,6 +48,7 @@ __all__ = [
     "attention_target",
     "decode_e4m3",
     "dsa_topk_indexer",
+    "dsa_topk_prefill",
     "encode_e4m3",
     "indexer_bwd",
     "indexer_kl",
@@ -55,6 +62,9 @@ __all__ = [
     "mla_bwd_magnitude",
     "mla_bwd_sink_magnitude",
     "num_rows",
+    "prefill_logits",
+    "prefill_product_magnitude",
+    "prefill_score_magnitude",
     "quantize_index_k",
     "quantize_index_q",
     "quantize_kv",

@@ -12,6 +12,12 @@ from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingInputs,
     make_indexer_training_inputs,
 )
+from flashdsa.verify.prefill_cases import (
+    PREFILL_CASES,
+    PrefillCase,
+    PrefillInputs,
+    make_prefill_inputs,
+)
 from flashdsa.verify.sparse_mla_cases import (
     PACKED_CASES,
     SPARSE_MLA_CASES,
@@ -24,19 +30,28 @@ __all__ = [
     "INDEXER_CASES",
     "INDEXER_TRAINING_CASES",
     "PACKED_CASES",
+    "PREFILL_CASES",
     "SPARSE_MLA_CASES",
     "IndexerCase",
     "IndexerInputs",
     "IndexerTrainingCase",
     "IndexerTrainingInputs",
+    "PrefillCase",
+    "PrefillInputs",
     "SparseMlaCase",
     "SparseMlaInputs",
     "make_indexer_inputs",
     "make_indexer_training_inputs",
+    "make_prefill_inputs",
     "make_sparse_mla_inputs",
 ]
 
-for _cases in ([*SPARSE_MLA_CASES, *PACKED_CASES], INDEXER_CASES, INDEXER_TRAINING_CASES):
+for _cases in (
+    [*SPARSE_MLA_CASES, *PACKED_CASES],
+    INDEXER_CASES,
+    PREFILL_CASES,
+    INDEXER_TRAINING_CASES,
+):
     _names = [case.name for case in _cases]
     # Results are reported by name: two cases of one name would hide each other.
     assert len(set(_names)) == len(_names), f"case names repeat: {sorted(_names)}"

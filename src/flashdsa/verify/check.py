@@ -5,24 +5,28 @@ import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify import judge_indexer, judge_sparse_mla
+from flashdsa.verify import judge_indexer, judge_prefill, judge_sparse_mla
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerCase,
     IndexerTrainingCase,
+    PrefillCase,
     SparseMlaCase,
     make_indexer_inputs,
     make_indexer_training_inputs,
+    make_prefill_inputs,
     make_sparse_mla_inputs,
 )
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.emulated_progress import CaseProgress
+from flashdsa.verify.prefill_cases import causal
 
 OPERATIONS = (
     "sparse_mla_fwd",
@@ -31,6 +35,8 @@ OPERATIONS = (
     "indexer_logits",
     "dsa_topk_indexer",
     "topk_indices",
+    "prefill_logits",
+    "dsa_topk_prefill",
     "quantize_index_k",
     "quantize_index_q",
     "write_index_k_cache",
@@ -96,6 +102,15 @@ _INDEXER = [
     IndexerCase("ties, NaN keys, negative weights", (500, 900), 200, plateaus=True,
                 nan_keys=True, negative_weights=True, repeated_pages=True),
 ]
+_PREFILL = [
+    PrefillCase("16 heads, 512 of 600 keys", causal(8, 600), 512, num_heads=16),
+    PrefillCase("model sizes: 2048 of 4096 keys", causal(4, 4096), 2048),
+    PrefillCase("model sizes, bf16", causal(4, 4096), 2048, num_heads=32, dtype=torch.bfloat16),
+    PrefillCase("packed sequences, sorted", (*causal(6, 700), *causal(5, 40, 700)), 512,
+                sorted=True),
+    PrefillCase("ties, NaN keys, negative weights", causal(6, 900), 512, num_heads=32,
+                plateaus=True, nan_keys=True, negative_weights=True),
+]
 _TRAINING = [
     IndexerTrainingCase(
         SparseMlaCase("64 index heads, 256 of 1024 keys", 4, 1024, 64, 256), index_heads=64
@@ -148,6 +163,28 @@ def _indexer_checks(seed: int, backend: str, device: str) -> list[_Check]:
         _Check(operation, case.name, make(case), sum(case.seq_lens))
         for operation, make in judged
         for case in _INDEXER
+    ]
+
+
+def _prefill_checks(seed: int, backend: str, device: str) -> list[_Check]:
+    def scores_of(case: PrefillCase) -> list[Comparison]:
+        inputs = make_prefill_inputs(case, seed, device)
+        return judge_prefill.check_prefill_scores(inputs, backend)[1]
+
+    def selection_of(case: PrefillCase) -> list[Comparison]:
+        inputs = make_prefill_inputs(case, seed, device)
+        scores = flashdsa.prefill_logits(*inputs.operands, backend=backend, **inputs.options)
+        return judge_prefill.check_prefill_selection(inputs, scores, backend)
+
+    return [
+        _Check(
+            operation,
+            case.name,
+            partial(run, case),
+            sum(end - start for start, end in case.ranges),
+        )
+        for operation, run in (("prefill_logits", scores_of), ("dsa_topk_prefill", selection_of))
+        for case in _PREFILL
     ]
 
 
@@ -279,7 +316,13 @@ def run_checks(
     device = "cuda" if backend.startswith("sm") else "cpu"
     checks = [
         check
-        for build in (_sparse_mla_checks, _indexer_checks, _small_checks, _training_checks)
+        for build in (
+            _sparse_mla_checks,
+            _indexer_checks,
+            _prefill_checks,
+            _small_checks,
+            _training_checks,
+        )
         for check in build(seed, backend, device)
         if check.operation in wanted
     ]

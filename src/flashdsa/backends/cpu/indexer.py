@@ -138,7 +138,7 @@ def _scores(
             for first, last in spans(len(longest.pages), TOKEN_BLOCK // PAGE_SIZE):
                 tokens = slice(first * PAGE_SIZE, min(last * PAGE_SIZE, longest.length))
                 keys, scales = _gather_tokens(cache, longest.pages[first:last])
-                scores[:, tokens] = _score(q, w, keys, scales)[:, : tokens.stop - tokens.start]
+                scores[:, tokens] = score(q, w, keys, scales)[:, : tokens.stop - tokens.start]
         for member, index in enumerate(group):
             yield index, scores[member, : rows[index].length]
 
@@ -170,7 +170,7 @@ def _gather_tokens(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
     return fp8.double().t(), scales[pages].flatten()
 
 
-def _score(q: Tensor, weights: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
+def score(q: Tensor, weights: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
     """Scores (rows, tokens) fp32 = scale * sum_h weights * relu(q . k).
 
     INVARIANT: a token's score depends on its bytes alone, not on where it lies. The dot products

@@ -1,0 +1,120 @@
+"""The indexer where many queries share their keys: prefill and training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.operands import PrefillOperands, TopkPrefillOperands
+from flashdsa.ops.checks import require_device, require_positive, require_rank, require_tensor
+from flashdsa.ops.registration import call
+from flashdsa.ops.table import DSA_TOPK_PREFILL, PREFILL_LOGITS
+
+
+def dsa_topk_prefill(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    topk_indices: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    sorted: bool = False,
+    backend: str = "auto",
+) -> None:
+    """Write the rows of each query's best-scoring keys into `topk_indices`.
+
+    ``score[s, t] = k_scale[t] * sum_h weights[s, h] * relu(q_index[s, h] . k_index[t])``. Exactly
+    ``min(topk, ends[s] - starts[s])`` rows of `k_index` are written, then -1. Ties at the cut-off
+    go to the smallest row; NaN scores rank last. No matrix of S x S_kv is ever held.
+
+    Args:
+        q_index: (S, H, 128) float8_e4m3fn from `quantize_index_q`, bf16, fp16 or fp32.
+        k_index: (S_kv, 128), same dtype; e4m3 keys from `quantize_index_k`.
+        weights: (S, H) fp32, of e4m3 queries with their scales folded in; may be negative.
+        starts: (S,) int32, the first key row of each query; None: row 0 for all.
+        ends: (S,) int32, the row behind the last one. `causal_ranges` makes both.
+        topk_indices: (S, topk) int32, the output; may be uninitialised. `sparse_mla` takes it.
+        k_scale: (S_kv,) fp32, of e4m3 keys only.
+        sorted: descending score, ties by row. Otherwise the order is a backend's own,
+            deterministic; the CPU's is ascending row.
+        backend: "auto" or the name of one.
+
+    Raises:
+        TypeError, ValueError: a wrong argument, and where values are checked (on the CPU, or with
+            FLASHDSA_CHECK=1) a range that is no range of k_index's rows. Nothing is written then.
+        NotImplementedError: no implementation serves the call.
+    """
+    operands = TopkPrefillOperands(q_index, k_index, weights, ends, topk_indices, starts, k_scale)
+    call(DSA_TOPK_PREFILL, operands, backend, sorted=sorted)
+
+
+def prefill_logits(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The scores that `dsa_topk_prefill` ranks, bit for bit: to look at them, not to rank them.
+
+    Args: as for `dsa_topk_prefill`.
+
+    Returns:
+        (S, S_kv) fp32, -inf outside each query's range.
+    """
+    operands = PrefillOperands(q_index, k_index, weights, ends, starts, k_scale)
+    scores: Tensor = call(PREFILL_LOGITS, operands, backend)
+    return scores
+
+
+def causal_ranges(
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None, *, num_queries: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Which keys each query sees where sequences follow each other and attention is causal.
+
+    The last query of a sequence sees all its keys, the one before it all but the last, and so on:
+    a chunk of queries against a longer sequence of keys is the same call. Where a sequence has
+    fewer keys than queries, its first queries see nothing.
+
+    Args:
+        cu_seqlens_q: (B + 1,) int32 or int64, 0 and then the end of each sequence's queries.
+        cu_seqlens_k: likewise of keys, (B + 1,); None: those of the queries.
+        num_queries: S, the last of cu_seqlens_q. Without it, that is read, which on a GPU waits
+            for the device and cannot be captured into a graph.
+
+    Returns:
+        starts, ends (S,) int32, on cu_seqlens_q's device.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+    """
+    ends_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", ends_k)):
+        require_tensor(name, value)
+        require_rank(name, value, (1,), "[B + 1]")
+        require_device(name, value, cu_seqlens_q.device, "cu_seqlens_q")
+        if value.dtype not in (torch.int32, torch.int64):
+            raise ArgumentTypeError(f"{name}: expected dtype int32 or int64; got {value.dtype}")
+        if not value.numel() or value.shape != cu_seqlens_q.shape:
+            raise ArgumentValueError(
+                f"{name}: expected B + 1 offsets, one more than sequences; got {list(value.shape)}"
+                f" where cu_seqlens_q has {list(cu_seqlens_q.shape)}"
+            )
+    if num_queries is None:
+        num_queries = int(cu_seqlens_q[-1])
+    elif num_queries != 0:
+        require_positive("num_queries", num_queries)
+    query = torch.arange(num_queries, device=cu_seqlens_q.device)
+    # Of empty sequences that begin where another one does, `right` finds the one with queries.
+    sequence = torch.searchsorted(cu_seqlens_q[1:].long(), query, right=True)
+    sequence = sequence.clamp(max=max(cu_seqlens_q.numel() - 2, 0))
+    starts = ends_k[:-1].long()[sequence]
+    behind = cu_seqlens_q[1:].long()[sequence] - query - 1
+    ends = torch.maximum(ends_k[1:].long()[sequence] - behind, starts)
+    return starts.to(torch.int32), ends.to(torch.int32)

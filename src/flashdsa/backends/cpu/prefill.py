@@ -1,0 +1,123 @@
+"""The indexer of many queries over shared keys on the CPU: a block of queries at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.indexer import ROW_BLOCK_ELEMENTS, TOKEN_BLOCK, score
+from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.cpu.topk import select
+from flashdsa.errors import ArgumentValueError
+from flashdsa.operands import PrefillOperands, TopkPrefillOperands
+
+SCORE_BLOCK_ELEMENTS = 2**22
+"""Aim for scores held at once over a block of queries (16 MiB)."""
+
+
+def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool) -> None:
+    """Write each query's best key rows into `topk_indices` (S, topk) int32.
+
+    Default order: ascending row; `sorted`: descending score, ties by row.
+
+    Raises:
+        ArgumentValueError: a range that is no range of the keys; nothing is written.
+    """
+    topk_indices, topk = operands.topk_indices, operands.topk_indices.shape[1]
+    ranges = ranges_of(operands.inputs)
+    topk_indices.fill_(-1)
+    scored = []
+    for query, (start, end) in enumerate(ranges):
+        if sorted or end - start > topk:
+            scored.append(query)
+        else:
+            topk_indices[query, : end - start] = torch.arange(start, end, dtype=torch.int32)
+    for query, first_key, scores in _scores(operands.inputs, ranges, scored):
+        chosen = select(scores, None, topk, sorted=sorted) + first_key
+        topk_indices[query, : len(chosen)] = chosen.to(torch.int32)
+
+
+def logits(operands: PrefillOperands) -> Tensor:
+    """Scores (S, S_kv) fp32, -inf outside each query's range.
+
+    Raises:
+        ArgumentValueError: a range that is no range of the keys.
+    """
+    ranges = ranges_of(operands)
+    out = torch.full((operands.q_index.shape[0], operands.k_index.shape[0]), -math.inf)
+    for query, first_key, scores in _scores(operands, ranges, list(range(len(ranges)))):
+        out[query, first_key : first_key + len(scores)] = scores
+    return out
+
+
+def ranges_of(operands: PrefillOperands) -> list[tuple[int, int]]:
+    """(start, end) of each query's keys.
+
+    Raises:
+        ArgumentValueError: names the first that is no range of the keys.
+    """
+    num_keys, ends = operands.k_index.shape[0], operands.ends.tolist()
+    starts = [0] * len(ends) if operands.starts is None else operands.starts.tolist()
+    ranges = list(zip(starts, ends, strict=True))
+    for query, (start, end) in enumerate(ranges):
+        if not 0 <= start <= num_keys:
+            raise ArgumentValueError(
+                f"starts: expected values in [0, {num_keys}], the rows of k_index; "
+                f"got starts[{query}] = {start}"
+            )
+        if not start <= end <= num_keys:
+            raise ArgumentValueError(
+                f"ends: expected values in [starts, {num_keys}], the rows of k_index; "
+                f"got ends[{query}] = {end} where it starts at {start}"
+            )
+    return ranges
+
+
+def _scores(
+    operands: PrefillOperands, ranges: list[tuple[int, int]], wanted: list[int]
+) -> Iterator[tuple[int, int, Tensor]]:
+    """(query, its first key, its scores (end - start,) fp32) of the `wanted` queries."""
+    for block in _blocks(ranges, wanted, operands.q_index.shape[1]):
+        first = min(ranges[query][0] for query in block)
+        last = max(ranges[query][1] for query in block)
+        q = operands.q_index[block].double()  # (queries, H, 128), exact
+        weights = operands.weights[block]
+        scores = torch.empty(len(block), last - first)
+        for begin, end in spans(last - first, TOKEN_BLOCK):
+            rows = slice(first + begin, first + end)
+            keys = operands.k_index[rows].double().t()
+            scale = torch.ones(end - begin)
+            if operands.k_scale is not None:
+                scale = operands.k_scale[rows]
+            scores[:, begin:end] = score(q, weights, keys, scale)
+        for member, query in enumerate(block):
+            start, end = ranges[query]
+            yield query, start, scores[member, start - first : end - first]
+
+
+def _blocks(
+    ranges: list[tuple[int, int]], wanted: list[int], num_heads: int
+) -> Iterator[list[int]]:
+    """Runs of wanted queries whose ranges meet, as many as the workspace holds."""
+    block: list[int] = []
+    first = last = 0
+    for query in wanted:
+        start, end = ranges[query]
+        low, high = min(first, start), max(last, end)
+        span, count = high - low, len(block) + 1
+        full = (
+            count * num_heads * min(span, TOKEN_BLOCK) > ROW_BLOCK_ELEMENTS
+            or count * span > SCORE_BLOCK_ELEMENTS
+        )
+        if block and (full or start > last or end < first):
+            yield block
+            block = []
+        if not block:
+            low, high = start, end
+        block.append(query)
+        first, last = low, high
+    if block:
+        yield block

@@ -1,0 +1,107 @@
+"""The indexer over shared keys in float64: every query's scores, and a plain sort of its range."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from flashdsa.reference.quant import decode_e4m3
+
+
+def _values(x: Tensor) -> Tensor:
+    if x.dtype == torch.float8_e4m3fn:
+        return decode_e4m3(x)
+    return x.detach().to(device="cpu", dtype=torch.float64)
+
+
+def _scores(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    k_scale: Tensor | None,
+    *,
+    of_products: bool = False,
+) -> Tensor:
+    q, k = _values(q_index), _values(k_index)
+    w = weights.detach().to(device="cpu", dtype=torch.float64)
+    if of_products:
+        q, k = q.abs(), k.abs()
+    scale = torch.ones(k.shape[0], dtype=torch.float64) if k_scale is None else _values(k_scale)
+    scores = torch.full((q.shape[0], k.shape[0]), -torch.inf, dtype=torch.float64)
+    for s in range(q.shape[0]):
+        low, high = 0 if starts is None else int(starts[s]), int(ends[s])
+        dots = q[s] @ k[low:high].T  # [H, keys]
+        scores[s, low:high] = scale[low:high] * (w[s][:, None] * torch.relu(dots)).sum(dim=0)
+    return scores
+
+
+def prefill_logits(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+) -> Tensor:
+    """`score[s, t] = k_scale[t] * sum_h weights[s, h] * relu(q[s, h] . k[t])`, float64 `[S, S_kv]`.
+
+    q `[S, H, 128]`, k `[S_kv, 128]`, weights `[S, H]`, k_scale `[S_kv]` or None: 1. Outside
+    `[starts, ends)` of a query it is -inf.
+    """
+    return _scores(q_index, k_index, weights, starts, ends, k_scale)
+
+
+def prefill_score_magnitude(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+) -> Tensor:
+    """The scores with |weights|: what is summed into each score, whatever cancels."""
+    return _scores(q_index, k_index, weights.abs(), starts, ends, k_scale)
+
+
+def prefill_product_magnitude(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    *,
+    k_scale: Tensor | None = None,
+) -> Tensor:
+    """`k_scale[t] * sum_h |w_h| sum_d |q_hd k_td|`: the unit of an accumulator's own errors."""
+    return _scores(q_index, k_index, weights.abs(), starts, ends, k_scale, of_products=True)
+
+
+def dsa_topk_prefill(
+    scores: Tensor, starts: Tensor | None, ends: Tensor, topk: int, *, sorted: bool = False
+) -> Tensor:
+    """The rows of each query's best keys, int32 `[S, topk]`, then -1.
+
+    `scores` `[S, S_kv]` are the reference's, or what a kernel computed itself: a selection is
+    judged by the scores that it was made from. In ascending row, or with `sorted` in descending
+    score (ties by row); NaN ranks last.
+    """
+    picked = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
+    table = scores.detach().cpu().double().tolist()
+    for s, row in enumerate(table):
+        low, high = 0 if starts is None else int(starts[s]), int(ends[s])
+
+        def rank(t: int, row: list[float] = row) -> tuple[bool, float, int]:
+            missing = math.isnan(row[t])
+            return missing, 0.0 if missing else -row[t], t
+
+        order = list(range(low, high))
+        order.sort(key=rank)
+        best = order[:topk]
+        if not sorted:
+            best.sort()
+        picked[s, : len(best)] = torch.tensor(best, dtype=torch.int32)
+    return picked

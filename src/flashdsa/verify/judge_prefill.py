@@ -1,0 +1,54 @@
+"""Run the indexer over shared keys on a backend and judge it against the reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.verify.compare import Comparison, compare_scores
+from flashdsa.verify.judge_indexer import ASCENDING_POSITION, judge_selection
+from flashdsa.verify.prefill_cases import PrefillInputs
+from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES, TRAINED_SCORE_CUT
+
+
+def check_prefill_scores(inputs: PrefillInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
+    """Run and judge `prefill_logits`; the scores come back for judging the selection."""
+    operands, options = inputs.operands, inputs.options
+    scores = flashdsa.prefill_logits(*operands, backend=backend, **options)
+    besides = None
+    if backend != "cpu":
+        fp8 = inputs.case.dtype == torch.float8_e4m3fn
+        share = PRODUCT_TOLERANCE if fp8 else TRAINED_SCORE_CUT
+        besides = share * _inside(reference.prefill_product_magnitude(*operands, **options))
+    verdict = compare_scores(
+        "scores",
+        scores,
+        reference.prefill_logits(*operands, **options),
+        _inside(reference.prefill_score_magnitude(*operands, **options)),
+        c=SCORE_TOLERANCES[backend],
+        besides=besides,
+    )
+    return scores, [verdict]
+
+
+def check_prefill_selection(
+    inputs: PrefillInputs, scores: Tensor, backend: str
+) -> list[Comparison]:
+    """Run `dsa_topk_prefill` into a poisoned buffer; judge it by the backend's own scores."""
+    case = inputs.case
+    ids = inputs.output_buffer()
+    flashdsa.dsa_topk_prefill(
+        *inputs.operands, ids, sorted=case.sorted, backend=backend, **inputs.options
+    )
+    expected = reference.dsa_topk_prefill(
+        scores, inputs.starts, inputs.ends, case.topk, sorted=case.sorted
+    )
+    exact_order = case.sorted or backend in ASCENDING_POSITION
+    return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
+
+
+def _inside(sizes: Tensor) -> Tensor:
+    """0 where the scores are -inf."""
+    return torch.where(sizes == -torch.inf, 0, sizes)

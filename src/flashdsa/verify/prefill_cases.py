@@ -1,0 +1,180 @@
+"""Cases of the indexer over shared keys: which keys each query sees, and what is planted there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.reference import quantize_index_k, quantize_index_q
+from flashdsa.verify.layouts import poison_value, strided_copy
+
+SPARE_KEYS = 9
+"""Rows behind all ranges, which nobody may read to effect."""
+
+
+@dataclass(frozen=True)
+class PrefillCase:
+    """One call; keys and queries are normal numbers, quantised where the dtype is e4m3."""
+
+    name: str
+    ranges: tuple[tuple[int, int], ...]
+    """(start, end) of each query."""
+    topk: int
+    num_heads: int = 64
+    dtype: torch.dtype = torch.float8_e4m3fn
+    sorted: bool = False
+    no_starts: bool = False
+    """Called without starts: all of them are 0."""
+    negative_weights: bool = False
+    plateaus: bool = False
+    """Keys are drawn from five, so most of them are equal."""
+    zero_scores: bool = False
+    """Every score is a zero, of either sign."""
+    nan_keys: bool = False
+    """Some keys have a NaN, some scales are NaN."""
+    strided: bool = False
+
+    @property
+    def num_keys(self) -> int:
+        """S_kv."""
+        return max((end for _, end in self.ranges), default=0) + SPARE_KEYS
+
+
+@dataclass(frozen=True)
+class PrefillInputs:
+    """q_index (S, H, 128), k_index (S_kv, 128), weights (S, H), starts, ends (S,), k_scale."""
+
+    case: PrefillCase
+    q_index: Tensor
+    k_index: Tensor
+    weights: Tensor
+    starts: Tensor | None
+    ends: Tensor
+    k_scale: Tensor | None
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+        """The operation's inputs, in its order."""
+        return self.q_index, self.k_index, self.weights, self.starts, self.ends
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """By keyword."""
+        return {"k_scale": self.k_scale}
+
+    def output_buffer(self) -> Tensor:
+        """`[S, topk]` int32 full of poison, strided where the case says so."""
+        shape = len(self.case.ranges), self.case.topk
+        poison = poison_value(torch.int32)
+        buffer = torch.full(shape, poison, dtype=torch.int32, device=self.ends.device)
+        return strided_copy(buffer) if self.case.strided else buffer
+
+
+def make_prefill_inputs(
+    case: PrefillCase, seed: int, device: str | torch.device = "cpu"
+) -> PrefillInputs:
+    """The inputs of one case; the same (case, seed) gives the same values on every device.
+
+    Keys that no query sees are NaN or enormous: they would win, or show, if they were read.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    queries, heads, keys = len(case.ranges), case.num_heads, case.num_keys
+    distinct = 5 if case.plateaus else keys
+    k = torch.randn(distinct, INDEX_HEAD_DIM, generator=generator)
+    k = k * torch.exp2(torch.randn(distinct, 1, generator=generator))
+    if case.plateaus:
+        k = k[torch.randint(distinct, (keys,), generator=generator)]
+    if case.zero_scores:
+        k[0::2] = 0
+    if case.nan_keys:
+        k[3::7, 5] = torch.nan
+    q = torch.randn(queries, heads, INDEX_HEAD_DIM, generator=generator)
+    weights = torch.randn(queries, heads, generator=generator).abs()
+    if case.zero_scores:
+        weights[:, 0::2], weights[:, 1::2] = 0.0, -0.0
+    if case.negative_weights:
+        weights[0::2, 0::2] *= -1
+        weights[1::2, 1::2] *= -1
+    seen = torch.zeros(keys, dtype=torch.bool)
+    for start, end in case.ranges:
+        seen[start:end] = True
+    k[~seen] = torch.nan
+    scale = None
+    if case.dtype == torch.float8_e4m3fn:
+        codes, scale = quantize_index_k(k)
+        if case.nan_keys:
+            scale[6::11] = torch.nan
+        scale[~seen] = 1e6
+        q_codes, weights = quantize_index_q(q, weights)
+        q, k = q_codes.view(case.dtype), codes.view(case.dtype)
+
+    def finish(x: Tensor, dtype: torch.dtype) -> Tensor:
+        x = x.to(dtype).to(device)
+        if not case.strided:
+            return x
+        if dtype == torch.float8_e4m3fn:
+            return strided_copy(x.view(torch.uint8)).view(dtype)
+        return strided_copy(x)
+
+    bounds = torch.tensor(case.ranges, dtype=torch.int32).view(-1, 2)
+    starts, ends = (bounds[:, side].contiguous().to(device) for side in (0, 1))
+    assert not case.no_starts or not starts.any()
+    return PrefillInputs(
+        case,
+        finish(q, case.dtype),
+        finish(k, case.dtype),
+        finish(weights, torch.float32),
+        None if case.no_starts else starts,
+        ends,
+        None if scale is None else scale.to(device),
+    )
+
+
+def causal(queries: int, keys: int, first_key: int = 0) -> tuple[tuple[int, int], ...]:
+    """Of the last `queries` of a sequence of `keys` that begins at `first_key`."""
+    return tuple((first_key, first_key + keys - queries + s + 1) for s in range(queries))
+
+
+_PACKED = (*causal(7, 7), *causal(20, 80, 7), *causal(5, 300, 87))
+_ODD: tuple[tuple[int, int], ...] = ((0, 0), (5, 5), (3, 70), (400, 401), (64, 128), (1, 400))
+_BF16, _FP32 = torch.bfloat16, torch.float32
+_ALL_FEATURES: dict[str, Any] = {
+    "negative_weights": True,
+    "plateaus": True,
+    "nan_keys": True,
+    "strided": True,
+}
+
+# fmt: off
+PREFILL_CASES: list[PrefillCase] = [
+    PrefillCase("causal", causal(40, 40), 16, no_starts=True),
+    PrefillCase("causal, sorted", causal(40, 40), 16, sorted=True),
+    PrefillCase("a chunk behind 300 keys", causal(20, 320), 100, num_heads=32),
+    PrefillCase("packed sequences", _PACKED, 60, num_heads=16),
+    PrefillCase("packed sequences, bf16", _PACKED, 60, num_heads=16, dtype=_BF16),
+    PrefillCase("any ranges", _ODD, 64),
+    PrefillCase("any ranges, sorted", _ODD, 64, sorted=True),
+    PrefillCase("topk beyond every range", _ODD, 500, num_heads=5),
+    PrefillCase("topk 1", causal(6, 70), 1, num_heads=3),
+    PrefillCase("model sizes", causal(8, 2052), 2048),
+    PrefillCase("model sizes, bf16, sorted", causal(4, 2100), 2048, dtype=_BF16, sorted=True),
+    PrefillCase("fp32", _ODD, 50, num_heads=4, dtype=_FP32),
+    PrefillCase("fp16", _ODD, 50, num_heads=4, dtype=torch.float16),
+    PrefillCase("negative weights", _ODD, 100, negative_weights=True),
+    PrefillCase("plateaus", causal(6, 700), 100, plateaus=True),
+    PrefillCase("plateaus, bf16, sorted", causal(6, 700), 100, dtype=_BF16, plateaus=True,
+                sorted=True),
+    PrefillCase("zero scores", causal(4, 300), 100, zero_scores=True),
+    PrefillCase("NaN keys", causal(6, 200), 150, nan_keys=True),
+    PrefillCase("NaN keys at the cut, sorted", causal(6, 200), 190, nan_keys=True, sorted=True),
+    PrefillCase("strided", _ODD, 100, strided=True),
+    PrefillCase("no query", (), 16),
+    PrefillCase("every feature", _ODD, 90, **_ALL_FEATURES),
+    PrefillCase("every feature, bf16, sorted", _ODD, 90, dtype=_BF16, sorted=True,
+                **_ALL_FEATURES),
+]
+# fmt: on

@@ -1,0 +1,112 @@
+"""Every backend's indexer over shared keys: scores within the contract, exact by its own scores."""
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.backends.cpu import prefill
+from flashdsa.verify.cases import PREFILL_CASES, PrefillCase, make_prefill_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
+from flashdsa.verify.prefill_cases import causal
+
+
+@pytest.mark.parametrize("case", PREFILL_CASES, ids=lambda case: case.name)
+def test_scores_and_selection_are_within_the_contract(case, backend, device, seed):
+    inputs = make_prefill_inputs(case, seed, device)
+    scores, verdicts = check_prefill_scores(inputs, backend)
+    assert failures(verdicts + check_prefill_selection(inputs, scores, backend)) == []
+
+
+def test_it_chooses_what_the_paged_indexer_chooses_of_the_same_keys(seed):
+    """Keys in pages that follow each other: slots are rows, and the scores have the same bits."""
+    case = PrefillCase("pages", causal(9, 256), 100, num_heads=64)
+    x = make_prefill_inputs(case, seed)
+    keys, scales = x.k_index[:256].view(torch.uint8), x.k_scale[:256].clone()
+    cache = torch.cat([keys.reshape(4, 8192), scales.view(torch.uint8).view(4, 256)], dim=1).view(
+        4, 64, 1, 132
+    )
+    table = torch.arange(4, dtype=torch.int32).repeat(9, 1)
+    paged, shared = x.output_buffer(), x.output_buffer()
+    flashdsa.dsa_topk_indexer(x.q_index, cache, x.weights, x.ends, table, paged)
+    flashdsa.dsa_topk_prefill(*x.operands, shared, **x.options)
+    assert torch.equal(paged, shared)
+    scores = flashdsa.prefill_logits(*x.operands, **x.options)
+    of_pages = flashdsa.indexer_logits(x.q_index, cache, x.weights, x.ends, table, 256)
+    assert torch.equal(scores[:, :256].view(torch.int32), of_pages.view(torch.int32))
+
+
+def test_blocks_of_queries_do_not_change_the_choice(monkeypatch, seed):
+    case = PrefillCase("blocks", (*causal(12, 200), *causal(9, 90, 200)), 40, num_heads=8)
+    x = make_prefill_inputs(case, seed)
+    whole, cut = x.output_buffer(), x.output_buffer()
+    flashdsa.dsa_topk_prefill(*x.operands, whole, **x.options)
+    monkeypatch.setattr(prefill, "TOKEN_BLOCK", 64)
+    monkeypatch.setattr(prefill, "ROW_BLOCK_ELEMENTS", 8 * 64 * 3)
+    flashdsa.dsa_topk_prefill(*x.operands, cut, **x.options)
+    assert torch.equal(whole, cut)
+
+
+def test_what_it_chooses_feeds_sparse_mla(seed):
+    x = make_prefill_inputs(PrefillCase("feeds", causal(6, 50), 20, num_heads=4), seed)
+    ids = x.output_buffer()
+    flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options)
+    kv = torch.randn(x.k_index.shape[0], 24)
+    out = flashdsa.sparse_mla(torch.randn(6, 2, 24), kv, ids, d_v=16)
+    assert out.shape == (6, 2, 16) and out.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_causal_ranges_of_packed_sequences(dtype):
+    """Three sequences: as many keys as queries, none at all, and a chunk of 2 behind 3 keys."""
+    cu_q = torch.tensor([0, 3, 3, 5], dtype=dtype)
+    cu_k = torch.tensor([0, 3, 3, 8], dtype=dtype)
+    starts, ends = flashdsa.causal_ranges(cu_q, cu_k)
+    assert starts.tolist() == [0, 0, 0, 3, 3] and ends.tolist() == [1, 2, 3, 7, 8]
+    assert starts.dtype == ends.dtype == torch.int32
+    starts, ends = flashdsa.causal_ranges(cu_q, num_queries=5)
+    assert starts.tolist() == [0, 0, 0, 3, 3] and ends.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_causal_ranges_where_there_are_fewer_keys_than_queries():
+    starts, ends = flashdsa.causal_ranges(torch.tensor([0, 4]), torch.tensor([0, 2]))
+    assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == [
+        (0, 0),
+        (0, 0),
+        (0, 1),
+        (0, 2),
+    ]
+    starts, _ = flashdsa.causal_ranges(torch.tensor([0, 0]))
+    assert starts.shape == (0,)
+
+
+def test_causal_ranges_under_compile():
+    def run(cu):
+        return flashdsa.causal_ranges(cu, num_queries=6)
+
+    cu = torch.tensor([0, 2, 6])
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert all(map(torch.equal, compiled(cu), run(cu)))
+
+
+def test_ranges_that_context_parallelism_makes_choose_as_the_whole_does(seed):
+    """Zig-zag: a rank has queries from both ends; only their rows of the ranges say so."""
+    x = make_prefill_inputs(PrefillCase("whole", causal(24, 24), 8, num_heads=16), seed)
+    whole = x.output_buffer()
+    flashdsa.dsa_topk_prefill(*x.operands, whole, **x.options)
+    mine = torch.tensor([0, 1, 2, 21, 22, 23])
+    part = torch.empty(6, 8, dtype=torch.int32)
+    q = x.q_index.view(torch.uint8)[mine].view(torch.float8_e4m3fn)
+    flashdsa.dsa_topk_prefill(
+        q, x.k_index, x.weights[mine], x.starts[mine], x.ends[mine], part, **x.options
+    )
+    assert torch.equal(part, whole[mine])
+
+
+def test_reference_ranks_by_score_then_row_with_nan_last():
+    scores = torch.tensor([[3.0, float("nan"), 5.0, 5.0, 3.0, -float("inf")]])
+    ends = torch.tensor([6])
+    by_score = reference.dsa_topk_prefill(scores, None, ends, 7, sorted=True)
+    assert by_score.tolist() == [[2, 3, 0, 4, 5, 1, -1]]
+    assert reference.dsa_topk_prefill(scores, None, ends, 3).tolist() == [[0, 2, 3]]

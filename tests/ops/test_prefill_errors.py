@@ -1,0 +1,101 @@
+"""Wrong arguments of the indexer over shared keys: the right exception, and nothing written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa.errors import UnsupportedError
+
+POISON = 123
+
+
+def _arguments(dtype: torch.dtype = torch.float8_e4m3fn) -> dict[str, Any]:
+    fp8 = dtype == torch.float8_e4m3fn
+    return {
+        "q_index": torch.randn(3, 4, 128).to(dtype),
+        "k_index": torch.randn(10, 128).to(dtype),
+        "weights": torch.randn(3, 4),
+        "starts": torch.tensor([0, 2, 4], dtype=torch.int32),
+        "ends": torch.tensor([5, 2, 10], dtype=torch.int32),
+        "k_scale": torch.rand(10) if fp8 else None,
+    }
+
+
+def _int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+WRONG = [
+    ("q_index", 3, TypeError, "q_index: expected a torch.Tensor; got int"),
+    ("q_index", torch.randn(3, 4, 128).double(), TypeError, "q_index: expected dtype float8"),
+    ("q_index", torch.randn(3, 0, 128).half(), ValueError, "q_index: expected .* H >= 1"),
+    ("k_index", torch.randn(10, 128), TypeError, "k_index: expected dtype float8_e4m3fn; got fl"),
+    (
+        "k_index",
+        torch.randn(10, 64).to(torch.float8_e4m3fn),
+        ValueError,
+        r"k_index: expected shape \[S_kv, 128\]",
+    ),
+    ("weights", torch.randn(3, 5), ValueError, r"weights: expected shape \[S, H\] = \[3, 4\]"),
+    ("weights", torch.randn(3, 4).half(), TypeError, "weights: expected dtype float32"),
+    ("starts", torch.tensor([0, 0, 0]), TypeError, "starts: expected dtype int32; got int64"),
+    ("starts", _int32(0, 0), ValueError, r"starts: expected shape \[S\] = \[3\]"),
+    ("starts", _int32(0, -1, 0), ValueError, r"starts: expected values in \[0, 10\].*s\[1\] = -1"),
+    ("starts", _int32(0, 0, 11), ValueError, r"starts: expected values in \[0, 10\].*\[2\] = 11"),
+    ("ends", _int32(5, 1, 10), ValueError, r"ends: expected .*ends\[1\] = 1 where it starts at 2"),
+    ("ends", _int32(5, 2, 11), ValueError, r"ends: expected values in \[starts, 10\]"),
+    ("k_scale", None, TypeError, "k_scale: expected the scales of e4m3 keys.*got None"),
+    ("k_scale", torch.rand(9), ValueError, r"k_scale: expected shape \[S_kv\] = \[10\]"),
+    ("topk_indices", torch.zeros(3, 0, dtype=torch.int32), ValueError, "topk_indices: .*topk >= 1"),
+    ("topk_indices", torch.zeros(3, 4), TypeError, "topk_indices: expected dtype int32"),
+    ("backend", "gpu", ValueError, "backend: expected one of"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"), WRONG, ids=[f"{w[0]}-{i}" for i, w in enumerate(WRONG)]
+)
+def test_a_wrong_argument_is_named_and_nothing_is_written(
+    name: str, value: Any, error: type[Exception], message: str
+) -> None:
+    out = torch.full((3, 4), POISON, dtype=torch.int32)
+    arguments = {**_arguments(), "topk_indices": out, name: value}
+    with pytest.raises(error, match=message):
+        flashdsa.dsa_topk_prefill(**arguments)
+    assert (out == POISON).all()
+    if name not in ("topk_indices", "backend"):
+        with pytest.raises(error, match=message):
+            flashdsa.prefill_logits(**{**_arguments(), name: value})
+
+
+def test_keys_without_scales_take_none() -> None:
+    arguments = {**_arguments(torch.bfloat16), "k_scale": torch.rand(10)}
+    with pytest.raises(TypeError, match="k_scale: expected None, as keys of bfloat16"):
+        flashdsa.prefill_logits(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("cu_q", "cu_k", "error", "message"),
+    [
+        (torch.tensor([0.0, 3.0]), None, TypeError, "cu_seqlens_q: expected dtype int32 or int64"),
+        (torch.tensor([[0, 3]]), None, ValueError, r"cu_seqlens_q: expected shape \[B \+ 1\]"),
+        (torch.tensor([0, 3]), torch.tensor([0, 1, 3]), ValueError, "cu_seqlens_k: expected B"),
+        (torch.tensor([], dtype=torch.int32), None, ValueError, "cu_seqlens_q: expected B"),
+    ],
+)
+def test_wrong_offsets_of_sequences(
+    cu_q: torch.Tensor, cu_k: torch.Tensor | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        flashdsa.causal_ranges(cu_q, cu_k)
+
+
+def test_scores_have_no_gradient() -> None:
+    arguments = _arguments(torch.bfloat16)
+    scores = flashdsa.prefill_logits(**{**arguments, "weights": torch.randn(3, 4).requires_grad_()})
+    with pytest.raises(UnsupportedError, match="prefill_logits: no gradient"):
+        scores.nan_to_num(neginf=0).sum().backward()
