@@ -1,4 +1,5 @@
-"""No kernel with P and dS in bf16 keeps the row rule where a dKV row cancels; what it can keep.
+"""What a kernel with P and dS in bf16 cannot keep: the row rule where a dKV row cancels, and dQ's
+norm where few dS make it up; and what it can.
 
 The rule (`||row error||` at most 1e-2 of the row, or 1e-4 of what was summed) is the contract's.
 The model here is the reference, in float64, but for one rounding to bf16 of each P and dS.
@@ -11,18 +12,27 @@ import torch
 from torch import Tensor
 
 from flashdsa import reference
-from flashdsa.verify.cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
+from flashdsa.verify.cases import (
+    SPARSE_MLA_CASES,
+    SparseMlaCase,
+    SparseMlaInputs,
+    make_sparse_mla_inputs,
+)
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
 
 CANCELS = SparseMlaCase("logits near -1e4", 2, 60, 128, 48, logit_shift=-1e4)
+FEW = next(case for case in SPARSE_MLA_CASES if case.name == "topk_length")
 PLAIN = SparseMlaCase("plain", 2, 60, 128, 48)
 
 
 def scores(inputs: SparseMlaInputs, s: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys named by query s (all its slots are valid), and its P and dS `[H, keys]`."""
+    """Keys named by query s, and its P and dS `[H, keys]`."""
     O, lse = (x[s].double() for x in forward_results(inputs))
-    named = inputs.indices[s].long()
+    named = torch.tensor(
+        reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)[s],
+        dtype=torch.int64,
+    )
     keys, q, do = inputs.kv[named].double(), inputs.q[s].double(), inputs.do[s].double()
     p = torch.exp(q @ keys.T * 576**-0.5 - lse[:, None])
     dp = do @ keys[:, :512].T
@@ -94,3 +104,55 @@ def test_the_spread_is_the_root_of_the_sum_of_squares() -> None:
                 ds = p * (do @ key[:4] - O[s, head] @ do) * 0.4
                 wanted[row] += (ds * q).square().sum() + (p * do).square().sum()
     torch.testing.assert_close(spread, wanted.sqrt())
+
+
+def rounded_dq(inputs: SparseMlaInputs, bits: int = 8) -> Tensor:
+    """bf16 dQ of dS with so many significant bits, everything else in float64."""
+    dq = torch.zeros(inputs.q.shape, dtype=torch.float64)
+    for s in range(inputs.case.num_queries):
+        named, _, ds = scores(inputs, s)
+        significand, exponent = torch.frexp(ds)
+        ds = torch.ldexp((significand * 2**bits).round() / 2**bits, exponent)
+        dq[s] = ds @ inputs.kv[named].double()
+    return dq.bfloat16()
+
+
+def test_where_few_ds_make_up_dq_rounding_alone_is_beyond_its_norm() -> None:
+    """And no worse a dS has room in what such a kernel is allowed there."""
+    inputs = make_sparse_mla_inputs(FEW, 0)
+    O, lse = forward_results(inputs)
+    verdicts = {
+        (bits, in_bf16): judge_backward(
+            inputs, O, lse, {"dQ": rounded_dq(inputs, bits)}, bf16_operands=in_bf16
+        )[0]
+        for bits in (7, 8)
+        for in_bf16 in (False, True)
+    }
+    assert 2.5e-3 < verdicts[8, False].norm_error < 2.8e-3
+    passed = {key for key, verdict in verdicts.items() if verdict.passed}
+    assert passed == {(8, True)}, verdicts
+
+
+def test_where_many_ds_make_up_dq_its_limit_is_the_norm_s() -> None:
+    inputs = make_sparse_mla_inputs(PLAIN, 0)
+    O, lse = forward_results(inputs)
+    (verdict,) = judge_backward(inputs, O, lse, {"dQ": rounded_dq(inputs)}, bf16_operands=True)
+    assert verdict.passed and verdict.norm_limit == 2.5e-3
+
+
+def test_what_rounding_does_to_dq_on_average_and_by_chance() -> None:
+    """Against errors drawn many times; a key that is named twice has one error."""
+    case = SparseMlaCase("small", 1, 6, 2, 8, d_qk=5, d_v=4, duplicates=True)
+    inputs = make_sparse_mla_inputs(case, 1)
+    O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=4)
+    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    mean, deviation = reference.mla_bwd_dq_rounding(*operands, sm_scale=0.4)
+    named, q, do = inputs.indices[0].long(), inputs.q[0].double(), inputs.do[0].double()
+    keys = inputs.kv.double()
+    p = torch.exp(0.4 * (q @ keys.T) - lse[0][:, None])
+    ds = p * (do @ keys[:, :4].T - (O[0] * do).sum(-1, keepdim=True)) * 0.4
+    ds *= torch.bincount(named, minlength=6)
+    draws = torch.randn(20_000, *ds.shape, generator=torch.Generator().manual_seed(0)).double()
+    squares = ((draws * ds) @ keys).square().sum(dim=(1, 2))
+    assert abs(float(squares.mean()) / mean - 1) < 0.05
+    assert abs(float(squares.std()) / deviation - 1) < 0.05

@@ -36,6 +36,7 @@ from flashdsa.reference.quant import (
 from flashdsa.reference.sparse_mla import (
     mla_bwd,
     mla_bwd_dkv_spread,
+    mla_bwd_dq_rounding,
     mla_bwd_magnitude,
     mla_bwd_sink_magnitude,
     num_rows,
@@ -59,6 +60,7 @@ __all__ = [
     "indexer_scores",
     "mla_bwd",
     "mla_bwd_dkv_spread",
+    "mla_bwd_dq_rounding",
     "mla_bwd_magnitude",
     "mla_bwd_sink_magnitude",
     "num_rows",

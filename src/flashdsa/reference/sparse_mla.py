@@ -250,6 +250,38 @@ def mla_bwd_dkv_spread(
     return squares.sqrt()
 
 
+def mla_bwd_dq_rounding(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> tuple[float, float]:
+    """What independent relative errors of rms 1 in every dS do to `||dQ error||^2`.
+
+    Slots of a query that name the same key have the same dS, hence the same error.
+
+    -> its mean `sum |dS k|^2`, and no less than its standard deviation,
+    `sqrt(2 sum_ij (dS_i k_i . dS_j k_j)^2)` over the keys of each query and head.
+    """
+    scale = _scale(q, sm_scale)
+    mean = variance = 0.0
+    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
+        _, first, times = one.rows.unique(return_inverse=True, return_counts=True)
+        keys = one.keys.new_zeros(len(times), one.keys.shape[1]).index_copy_(0, first, one.keys)
+        ds = one.p * (one.dp - one.delta[:, None]) * scale
+        squares = ds.new_zeros(len(ds), len(times)).index_add_(1, first, ds).square()
+        gram = keys @ keys.T
+        mean += float((squares @ gram.diagonal()).sum())
+        variance += 2 * float((squares @ gram.square() * squares).sum())
+    return mean, variance**0.5
+
+
 def mla_bwd_sink_magnitude(
     q: Tensor,
     kv: Tensor,

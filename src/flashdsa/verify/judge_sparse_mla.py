@@ -17,6 +17,7 @@ from flashdsa.verify.tolerances import (
     WGMMA_CUT,
     WGMMA_K,
     WGMMA_SUMS,
+    dq_limit,
     tolerance,
 )
 
@@ -119,14 +120,18 @@ def judge_backward(
     ref_dQ, ref_dKV, ref_d_sink = reference.mla_bwd(*operands, **inputs.options)
     dQ_size, dKV_size = reference.mla_bwd_magnitude(*operands, **inputs.options)
     d_kv_dtype = accumulator_dtype(inputs)
+    rounds = bf16_operands and case.dtype == torch.bfloat16
     rounding = None
-    if bf16_operands and case.dtype == torch.bfloat16:
+    if rounds:
         rounding = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
     verdicts = []
     for name, gradient in gradients.items():
         limits = tolerance(operation, name, case.dtype)
         norm = limits.norm if case.judges_norms else None
         if name in ("dQ", "q.grad"):
+            if rounds and norm is not None:
+                of_dq = reference.mla_bwd_dq_rounding(*operands, **inputs.options)
+                norm = dq_limit(norm, float(ref_dQ.norm()), of_dq)
             verdict = compare(
                 name,
                 gradient,

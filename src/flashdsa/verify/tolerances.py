@@ -24,6 +24,11 @@ Where the numbers come from
             by 2 * 2^-8 of the root of the sum of squares of what is summed into the row: the
             roundings are independent, so this is 4.6 times their rms.  One lost contribution among
             16,000 like ones is still seen.
+            The rms of one rounding is r = 1.66e-3: an error even over half an ulp, significands
+            even in their logarithm.  dQ in bf16 is rounded once more, so of ever more dS that matter
+            2.35e-3 is the most: below 2.5e-3.  Where few matter chance takes some cases beyond
+            it: 40 slots of 8 heads and 6 queries had 2.60e-3 with all else in float64.  Such
+            kernels have BF16_CHANCE standard deviations of the error's square: `dq_limit`.
     lse     1e-4 + 4e-7 |ref|: an absolute part for the sum of fp32 exponentials, and a few fp32
             ulps (6e-8) for a logit that is itself a long dot product.
             Hopper's tensor cores (WGMMA_SUMS) cut every partial sum of a dot product off instead of
@@ -36,6 +41,7 @@ Where the numbers come from
             and PRODUCT_TOLERANCE_ANY_DATA is the only bound that holds on any data.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +59,10 @@ BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
+BF16_RMS = 2.0**-8 * math.sqrt((1 - 1 / 4) / (6 * math.log(2)))
+"""Of a number's relative error by one rounding to bf16."""
+BF16_CHANCE = 4.0
+"""Standard deviations by which the square of dQ's error may be above its mean."""
 F16_KEYS = 2.0**-11
 """Of a logit's size, and of 1, a typical one: how far it may be off where packed rows whose scales
 are no powers of two are rounded to f16 for the tensor cores."""
@@ -162,3 +172,16 @@ def tolerance(operation: str, output: str, dtype: torch.dtype) -> Tolerance:
         KeyError: the table has none; nothing is judged by a guess.
     """
     return TOLERANCES[operation, output, dtype]
+
+
+def dq_limit(norm: float, dq: float, rounding: tuple[float, float]) -> float:
+    """`||dQ error|| / ||dQ||` that a kernel with dS in bf16 may have: `norm`, or more where few dS
+    make up dQ.
+
+    Args:
+        dq: `||dQ||`. rounding: `reference.mla_bwd_dq_rounding`.
+    """
+    if dq == 0.0:
+        return norm
+    mean, deviation = rounding
+    return max(norm, BF16_RMS * math.sqrt(dq**2 + mean + BF16_CHANCE * deviation) / dq)
