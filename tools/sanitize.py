@@ -7,8 +7,8 @@ On a machine with the GPU, with the kernels' object built (`make kernels`):
     python tools/sanitize.py --only compaction --tool racecheck --timeout 300
 
 "No hazards" means something only of a tool that finds some. So that it can be asked, mutants of the
-fused kernel and the forward, each with one synchronisation left out, are compiled where CuTe DSL is
-(no GPU there), and racecheck must report every one:
+fused kernel, the forward and the backward, each with one synchronisation left out, are compiled
+where CuTe DSL is (no GPU there), and racecheck must report every one:
 
     python tools/sanitize.py --build-controls controls
     python tools/sanitize.py --controls controls                # and all the rest, on the GPU

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tests.kernels.indexer.exact_inputs import Inputs
 
+from sanitize_backward import Backward
 from sanitize_decode import Decode
 from sanitize_forward import Forward
 
@@ -181,6 +182,10 @@ CASES: dict[str, Callable[[], None]] = {
     "index-K cache": cache,
     "forward": Forward(),
     "grouped forward": Forward(queries=19, topk=140, group=4),
+    "backward": Backward(),
+    "backward, alike": Backward(queries=4, alike=True),
+    "backward, 16 heads": Backward(16, 9),
+    "backward, 8 heads": Backward(8, 17, 70),
     "decode": Decode(),
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),

@@ -1,4 +1,5 @@
-"""Mutants of the fused indexer and the forward that racecheck must report, for tools/sanitize.py.
+"""Mutants of the fused indexer, the forward and the backward, for tools/sanitize.py: racecheck must
+report them.
 
     python tools/sanitize_controls.py build NAME FOLDER
     python tools/sanitize_controls.py run NAME FOLDER
@@ -23,6 +24,7 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+from sanitize_backward import Backward
 from sanitize_cases import DONE, Fused, launch
 from sanitize_forward import Forward, without_wait
 
@@ -52,7 +54,7 @@ class Control:
     """
 
     what: str
-    case: Fused | Forward
+    case: Fused | Forward | Backward
     barrier: tuple[str, int] | None = None
     wait: tuple[str, str] | None = None
     early: Callable[[], AbstractContextManager[None]] | None = None
@@ -68,7 +70,9 @@ class Control:
 
     @property
     def right(self) -> str:
-        """The control of the kernel as it is."""
+        """The control of the kernel as it is; "" where that is the installed one."""
+        if isinstance(self.case, Backward):
+            return ""
         return RIGHT_FORWARD if isinstance(self.case, Forward) else RIGHT
 
     @property
@@ -78,9 +82,7 @@ class Control:
 
     @property
     def plan(self) -> Any:
-        """What the mutant is compiled for."""
-        if isinstance(self.case, Forward):
-            return self.case.plan
+        """What a mutant of the fused indexer is compiled for."""
         from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
         return IndexerPlan(num_heads=self.case.num_heads, topk=self.case.topk)
@@ -90,9 +92,9 @@ class Control:
         from flashdsa.kernels.indexer.sm90.build import compile_indexer
 
         with self.mutate():
-            if isinstance(self.case, Forward):
-                return self.case.compile()
-            return compile_indexer(self.plan)
+            if isinstance(self.case, Fused):
+                return compile_indexer(self.plan)
+            return self.case.compile()
 
 
 BLOCK = re.compile(r"(then|else|while|loop|if|for)_.*\d+$")
@@ -117,25 +119,31 @@ def traced(frame: FrameType | None) -> tuple[str, int]:
 
 @contextmanager
 def without_barrier(function: str, number: int) -> Iterator[None]:
-    """Leave out the function's barrier of that number, in the order of tracing.
+    """Leave out the function's barrier of that number, of some threads or all of the CTA, in the
+    order of tracing.
 
     Raises:
         LookupError: it has none of that number; the kernel has changed.
     """
     from cutlass import cute
 
-    real = cute.arch.barrier
     lines: list[int] = []
 
-    def barrier(*args: Any, **kwargs: Any) -> Any:
-        owner, line = traced(sys._getframe(1))
-        if owner != function:
-            return real(*args, **kwargs)
-        if line not in lines:
-            lines.append(line)
-        return None if lines.index(line) == number else real(*args, **kwargs)
+    def unless_left_out(real: Callable[..., Any]) -> Callable[..., Any]:
+        def barrier(*args: Any, **kwargs: Any) -> Any:
+            owner, line = traced(sys._getframe(1))
+            if owner != function:
+                return real(*args, **kwargs)
+            if line not in lines:
+                lines.append(line)
+            return None if lines.index(line) == number else real(*args, **kwargs)
 
-    with patch.object(cute.arch, "barrier", barrier):
+        return barrier
+
+    kinds = {
+        name: unless_left_out(getattr(cute.arch, name)) for name in ("barrier", "sync_threads")
+    }
+    with patch.multiple(cute.arch, **kinds):
         yield
     if number >= len(lines):
         raise LookupError(f"{function} has {len(lines)} barriers, none of number {number}")
@@ -238,6 +246,31 @@ CONTROLS = {
         Forward(),
         wait=("merge_sums", "left_sums"),
     ),
+    "lists": Control(
+        "backward, lists: the warps' counts are read before all are stored",
+        Backward(16, mutant="mla_bwd_scores"),
+        barrier=("write_range", 0),
+    ),
+    "choice": Control(
+        "backward, choice: the warps' sums are read before all are stored",
+        Backward(queries=2, mutant="mla_bwd_scores"),
+        barrier=("choice_kernel", 0),
+    ),
+    "keys": Control(
+        "backward, scores: keys are multiplied before they are there",
+        Backward(16, 2, 30, mutant="mla_bwd_scores"),
+        wait=("issue_products", "k_full"),
+    ),
+    "stage": Control(
+        "backward, dQ: keys are multiplied before they are there",
+        Backward(16, 2, 30, mutant="mla_bwd_dq"),
+        wait=("multiply_all", "full"),
+    ),
+    "rows": Control(
+        "backward, dKV: Q and dO are multiplied before they are there",
+        Backward(16, 2, 30, mutant="mla_bwd_dkv", ctas=3),
+        wait=("multiply_tile", "rows_full"),
+    ),
 }
 """By name."""
 
@@ -262,7 +295,7 @@ def emulated(function: Any, control: Control) -> list[Any]:
     from ptxemu.cutedsl import emulate
 
     case = control.case
-    if isinstance(case, Forward):
+    if not isinstance(case, Fused):
         return case.emulated(function)
     inputs = case.inputs()
     ids = guarded(inputs.output(case.topk))
@@ -278,7 +311,9 @@ def run(name: str, folder: Path) -> None:
     from flashdsa.jit.shared_object import is_from, load_shared_object
 
     control = CONTROLS[name]
-    for one in dict.fromkeys((control.right, name)):
+    if isinstance(control.case, Backward):
+        print(control.case.wrong(None) or "right")
+    for one in dict.fromkeys(filter(None, (control.right, name))):
         path = object_of(folder, one)
         if not is_from(path, installed_hash("sm90")):
             sys.exit(f"{path}: built from other sources")
@@ -288,7 +323,7 @@ def run(name: str, folder: Path) -> None:
 def launched(function: Any, control: Control) -> str:
     """What became of a launch on the GPU."""
     case = control.case
-    if isinstance(case, Forward):
+    if not isinstance(case, Fused):
         return case.wrong(function) or "right"
     inputs = case.inputs()
     expected = case.expected(inputs)

@@ -115,10 +115,10 @@ def without_wait(function: str, barrier: str) -> Iterator[None]:
     """
     from flashdsa.dsl.pipeline import Barriers
 
-    real = Barriers.wait_for
+    real = Barriers.wait
     left_out: list[str] = []
 
-    def wait_for(self: Any, number: Any) -> None:
+    def wait(self: Any, *args: Any) -> None:
         frame: FrameType | None = sys._getframe(1)
         callers = []
         while frame is not None:
@@ -127,9 +127,9 @@ def without_wait(function: str, barrier: str) -> Iterator[None]:
         if self.planned.name == barrier and function in callers:
             left_out.append(barrier)
         else:
-            real(self, number)
+            real(self, *args)
 
-    with patch.object(Barriers, "wait_for", wait_for):
+    with patch.object(Barriers, "wait", wait):
         yield
     if not left_out:
         raise LookupError(f"{function} does not wait for {barrier}")

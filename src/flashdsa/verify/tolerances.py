@@ -24,9 +24,9 @@ Where the numbers come from
             by 2 * 2^-8 of the root of the sum of squares of what is summed into the row: the
             roundings are independent, so this is 4.6 times their rms.  One lost contribution among
             16,000 like ones is still seen.
-            The rms of one rounding is r = 1.66e-3: an error even over half an ulp, significands
-            even in their logarithm.  dQ in bf16 is rounded once more, so of ever more dS that matter
-            2.35e-3 is the most: below 2.5e-3.  Where few matter chance takes some cases beyond
+            The rms of one rounding is r = 1.66e-3: errors even over half an ulp, significands
+            even in their logarithm.  dQ in bf16 is rounded once more, so of very many dS
+            2.35e-3 is the most: below 2.5e-3.  Where few matter, chance takes some cases beyond
             it: 40 slots of 8 heads and 6 queries had 2.60e-3 with all else in float64.  Such
             kernels have BF16_CHANCE standard deviations of the error's square: `dq_limit`.
     lse     1e-4 + 4e-7 |ref|: an absolute part for the sum of fp32 exponentials, and a few fp32
