@@ -47,6 +47,14 @@ def test_auto_takes_the_able_one_with_the_highest_priority(registry: Registry) -
     assert registry.select(on_cpu).backend == "cpu"
 
 
+def test_what_is_registered_later_is_chosen_though_the_problem_was_seen(
+    registry: Registry,
+) -> None:
+    assert registry.select(PROBLEM).entry == "math:log"
+    registry.register(Implementation(Operation.MLA_BWD, "sm90", "math:cos", SM90, priority=2))
+    assert registry.select(PROBLEM).entry == "math:cos"
+
+
 def test_environment_replaces_auto_only(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,10 @@ class Implementation:
         return partial(_load(self.launch_config), _load(self.runner)(device))
 
 
+MOST_SELECTED = 4096
+"""Problems whose implementation is remembered."""
+
+
 @cache
 def _load(entry: str) -> Callable[..., Any]:
     module, _, function = entry.partition(":")
@@ -75,6 +79,7 @@ class Registry:
     def __init__(self) -> None:
         self._implementations: list[Implementation] = []
         self._announced: set[tuple[Operation, str]] = set()
+        self._selected: dict[tuple[Problem, str], Implementation] = {}
 
     def register(self, implementation: Implementation) -> None:
         """Add one; of two of a backend that can serve a call, the first of equal priority does."""
@@ -84,6 +89,7 @@ class Registry:
                 f"got {implementation.backend!r}"
             )
         self._implementations.append(implementation)
+        self._selected.clear()
 
     def implementations(self, operation: Operation | None = None) -> list[Implementation]:
         """All implementations, or those of one operation."""
@@ -101,6 +107,15 @@ class Registry:
             UnsupportedError: the named backend, or with "auto" every backend, lacks a feature.
         """
         backend = resolve_backend(backend)
+        chosen = self._selected.get((problem, backend))
+        if chosen is None:
+            chosen = self._select(problem, backend)
+            if len(self._selected) >= MOST_SELECTED:
+                self._selected.clear()
+            self._selected[problem, backend] = chosen
+        return chosen
+
+    def _select(self, problem: Problem, backend: str) -> Implementation:
         candidates = self.implementations(problem.operation)
         if backend != "auto":
             named = [i for i in candidates if i.backend == backend]

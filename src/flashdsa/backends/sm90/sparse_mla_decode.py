@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -83,4 +84,10 @@ def launch(
 
 def plan_for(kv: Tensor) -> DecodePlan:
     """By the form of the rows."""
-    return DecodePlan(packed=is_packed(kv))
+    return _plan(is_packed(kv))
+
+
+@cache
+def _plan(packed: bool) -> DecodePlan:
+    """A plan checks its barriers, which takes longer than a launch."""
+    return DecodePlan(packed=packed)

@@ -134,9 +134,10 @@ def _slots(indices: Tensor, attention_mask: Tensor, num_keys: int) -> Tensor:
     mask = attention_mask[:, 0].expand(batch, -1, -1)
     allowed = mask.gather(-1, chosen.clamp_min(0))
     allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
-    first = torch.arange(batch, device=indices.device)[:, None, None] * num_keys
-    slots = torch.where(allowed & (chosen >= 0), chosen + first, -1)
-    return slots.flatten(0, 1).to(torch.int32)
+    if batch > 1:
+        first = torch.arange(batch, device=indices.device)[:, None, None] * num_keys
+        chosen = torch.where(chosen < 0, -1, chosen + first)
+    return torch.where(allowed, chosen, -1).flatten(0, 1).to(torch.int32)
 
 
 def _up_projection(module: torch.nn.Module) -> Tensor:

@@ -1,0 +1,143 @@
+"""Prefill and decode of transformers' DeepSeek-V3.2 with random weights: flashdsa, sdpa and eager.
+
+    python benchmarks/transformers_generate.py --out result.json         # on a GPU
+    python benchmarks/transformers_generate.py --dry-run --out dry.json  # tiny, on the CPU
+
+Two layers with the model's head sizes (H = 128, 512 + 64, 64 index heads, topk 2048), batch 1,
+bf16. A row has one prefill and 16 decoded tokens, each call once for warm-up and once for its time.
+`peak_GiB_above_weights` is what torch allocated beyond what was there. What runs out of memory says
+so in its row. `draw_transformers.py` draws the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from flashdsa.bench.checkout import find_checkout
+from flashdsa.bench.versions import versions
+from flashdsa.integrations.transformers import disable, enable
+
+SCHEMA = "flashdsa-transformers/1"
+DECODED = 16
+VOCABULARY = 1024
+SIZES = {"hidden_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128}
+TINY = {
+    "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 32,
+    "index_topk": 32, "index_n_heads": 4,
+}  # fmt: skip
+INDEXERS = ("fp8", "exact", "model")
+
+
+def build(sizes: dict[str, int], device: str) -> Any:
+    """The model in bf16, with random weights of seed 0."""
+    hidden = sizes["hidden_size"]
+    config = transformers.DeepseekV32Config(
+        vocab_size=VOCABULARY, intermediate_size=2 * hidden, moe_intermediate_size=hidden // 4,
+        num_hidden_layers=2, first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2,
+        n_group=1, topk_group=1, eos_token_id=None, pad_token_id=0,
+        max_position_embeddings=131072, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device):
+        return transformers.DeepseekV32ForCausalLM(config).to(torch.bfloat16).eval()
+
+
+class Clock:
+    """Seconds and memory of `generate` on one prompt."""
+
+    def __init__(self, model: Any, length: int) -> None:
+        self.model = model
+        self.on_gpu = model.device.type == "cuda"
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(1, VOCABULARY, (1, length), generator=generator)
+        self.tokens = tokens.to(model.device)
+
+    def generate(self, tokens: int) -> tuple[float, list[int]]:
+        """Seconds for the prompt and so many new tokens, and the tokens."""
+        start = time.perf_counter()
+        found = self.model.generate(
+            input_ids=self.tokens,
+            attention_mask=torch.ones_like(self.tokens),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+        )
+        new: list[int] = found[0, self.tokens.shape[1] :].tolist()  # waits for the device
+        return time.perf_counter() - start, new
+
+    def row(self) -> dict[str, Any]:
+        """Numbers of one row."""
+        base = 0
+        if self.on_gpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            base = torch.cuda.memory_allocated()
+        self.generate(1)
+        prefill, _ = self.generate(1)
+        whole, new = self.generate(1 + DECODED)
+        peak = torch.cuda.max_memory_allocated() - base if self.on_gpu else 0
+        return {
+            "prefill_ms": 1e3 * prefill,
+            "prefill_tokens_per_s": self.tokens.shape[1] / prefill,
+            "decode_ms_a_token": 1e3 * (whole - prefill) / DECODED,
+            "peak_GiB_above_weights": peak / 2**30,
+            "tokens": new,
+        }
+
+
+def measure(model: Any, name: str, length: int) -> dict[str, Any]:
+    """A row: what `name` takes for a prompt of `length` tokens."""
+    row: dict[str, Any] = {"implementation": name, "length": length}
+    try:
+        with torch.no_grad():
+            return row | Clock(model, length).row()
+    except torch.cuda.OutOfMemoryError as error:
+        return row | {"error": f"out of memory: {str(error).splitlines()[0][:90]}"}
+
+
+def main() -> None:
+    """Measure every implementation at every length; write the JSON after each row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("transformers.json"))
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536])
+    parser.add_argument("--dry-run", action="store_true", help="CPU, a tiny model, 128 tokens")
+    chosen = parser.parse_args()
+    device = "cpu" if chosen.dry_run else "cuda"
+    lengths = [128] if chosen.dry_run else chosen.lengths
+    model = build(TINY if chosen.dry_run else SIZES, device)
+    checkout = find_checkout()
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git": checkout.as_dict() if checkout else None,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "versions": versions() | {"transformers": transformers.__version__},
+        "rows": [],
+    }
+    names = [f"flashdsa, indexer={indexer}" for indexer in INDEXERS] + ["sdpa", "eager"]
+    for length in lengths:
+        for name in names:
+            flashdsa, _, indexer = name.partition(", indexer=")
+            if indexer:
+                enable(model, indexer=indexer)
+            else:
+                model.set_attn_implementation(flashdsa)
+            document["rows"].append(measure(model, name, length))
+            if indexer:
+                disable(model)
+            print(json.dumps(document["rows"][-1]), flush=True)
+            chosen.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
