@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 ROWS = 16
 """Rows of D of one warp."""
+WARPS = 4
+"""Of a warpgroup."""
 WARP_SIZE = 32
 _SIXTEEN = np.uint32(16)
 _LOW_HALF = np.uint32(0xFFFF)
@@ -156,11 +158,11 @@ def _join_warpgroup(operation: WgmmaOperation) -> list[WgmmaOperation]:
     """The operations that are one product of a warpgroup, this one included; its warps' n-th."""
     warp = operation.issuer
     started = _started(warp.cta)
-    key = (warp.index // 4, operation.number)
+    key = (warp.index // WARPS, operation.number)
     found = started.setdefault(key, [])
     found.append(operation)
     operation.steps_taken = found[0].steps_taken
-    if len(found) == 4:
+    if len(found) == WARPS:
         del started[key]
     return found
 
@@ -168,14 +170,18 @@ def _join_warpgroup(operation: WgmmaOperation) -> list[WgmmaOperation]:
 def is_complete(operation: WgmmaOperation) -> bool:
     """Whether the product is complete in all warps of the warpgroup: it is one operation of all.
 
+    Once it is, it stays so.
+
     PTX ISA, "wgmma.mma_async": the four warps execute it together, so that one that has waited for
     it may overwrite what the others' parts read.
     """
-    if not all(part.completed for part in operation.parts):
+    if not all([part.completed for part in operation.parts]):
         return False
-    group, number = operation.issuer.index // 4, operation.number
+    if len(operation.parts) == WARPS:
+        return True
+    group, number = operation.issuer.index // WARPS, operation.number
     return not any(
-        warp.index // 4 == group and warp.groups and wgmma_state(warp).num_issued <= number
+        warp.index // WARPS == group and warp.groups and wgmma_state(warp).num_issued <= number
         for warp in operation.cta.warps
     )
 
@@ -214,7 +220,7 @@ def _execute(
 ) -> None:
     """Read A, B and D, write D."""
     warp = operation.issuer
-    first = ROWS * (warp.index % 4)
+    first = ROWS * (warp.index % WARPS)
     if a is None:
         left = _fragment_a(warp, form)
     elif form.a_major is Major.K:

@@ -54,13 +54,22 @@ def wgmma_wait_group(instruction: Instruction) -> Step:
     keep = _immediate(instruction, instruction.operands[0])
 
     def step(warp: Warp, mask: Mask) -> Blocked:
-        waited = engine.oldest_groups(warp, keep)
-        return Blocked(
-            ready=lambda: all(map(engine.is_complete, waited)),
-            reason=lambda: f"wgmma.wait_group {keep}: {len(waited)} products are under way",
+        left = engine.oldest_groups(warp, keep)
+        count = len(left)
+
+        def ready() -> bool:
+            while left and engine.is_complete(left[-1]):
+                left.pop()
+            if left:  # nothing is over before this one is
+                blocked.until = (left[-1].steps_taken, warp.cta.cluster.lanes_exited)
+            return not left
+
+        blocked = Blocked(
+            ready=ready,
+            reason=lambda: f"wgmma.wait_group {keep}: {count} products are under way",
             resume=lambda: engine.join(warp, keep),
-            until=(*(op.steps_taken for op in waited), warp.cta.cluster.lanes_exited),
         )
+        return blocked
 
     return step
 
