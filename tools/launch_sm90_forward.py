@@ -37,6 +37,7 @@ def main() -> None:
         torch.zeros(ROWS),
         torch.zeros(options.queries, ROWS, D_V, dtype=torch.bfloat16),
         torch.zeros(options.queries, ROWS),
+        torch.zeros(options.queries * ROWS),
     ]
     tensors = [argument.to("cuda") for argument in arguments]
     function(*tensors, D_QK**-0.5, options.ctas)

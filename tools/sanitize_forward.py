@@ -82,9 +82,9 @@ class Forward:
         """Inputs, O and lse."""
         import torch
 
-        from flashdsa.backends.sm90.sparse_mla import launch
+        from flashdsa.backends.sm90.sparse_mla import prepare_plan
         from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS
-        from flashdsa.operands import SparseMlaOperands
+        from flashdsa.operands import SparseMlaOutOperands
         from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 
         case = SparseMlaCase(
@@ -98,11 +98,10 @@ class Forward:
         )
         inputs = make_sparse_mla_inputs(case, 0, device)
         kv = inputs.kv.view(-1, case.d_qk)
-        operands = SparseMlaOperands(inputs.q, kv, inputs.indices, None, None)
         out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
         lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
-        with runner.launching():
-            launch(runner, function, self.plan, operands, out, lse, case.d_qk**-0.5)
+        operands = SparseMlaOutOperands(inputs.q, kv, inputs.indices, out, lse)
+        prepare_plan(runner, function, self.plan, operands, case.d_qk**-0.5)()
         return inputs, out, lse
 
 

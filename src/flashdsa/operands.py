@@ -23,6 +23,30 @@ class SparseMlaOperands(NamedTuple):
     attn_sink: Tensor | None = None
 
 
+class SparseMlaOutOperands(NamedTuple):
+    """Of `sparse_mla_fwd_out`: the forward's, and what it writes: out (S, H, d_v), lse (S, H),
+    max_logits (S, H)."""
+
+    q: Tensor
+    kv: Tensor
+    indices: Tensor
+    out: Tensor
+    lse: Tensor
+    max_logits: Tensor | None = None
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+
+    @property
+    def inputs(self) -> SparseMlaOperands:
+        """Without the outputs."""
+        return SparseMlaOperands(self.q, self.kv, self.indices, self.topk_length, self.attn_sink)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """out, lse and, if asked for, max_logits."""
+        return tuple(x for x in (self.out, self.lse, self.max_logits) if x is not None)
+
+
 class MlaBwdOperands(NamedTuple):
     """Of `mla_bwd`: the forward's, and dO, O (S, H, d_v), lse (S, H)."""
 

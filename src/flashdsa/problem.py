@@ -42,6 +42,7 @@ class Operation(StrEnum):
     """The operations that implementations serve."""
 
     SPARSE_MLA_FWD = "sparse_mla_fwd"
+    SPARSE_MLA_FWD_OUT = "sparse_mla_fwd_out"
     MLA_BWD = "mla_bwd"
     DSA_TOPK_INDEXER = "dsa_topk_indexer"
     INDEXER_LOGITS = "indexer_logits"
@@ -79,6 +80,7 @@ class Problem:
     topk: int | None = None
     attn_sink: bool = False
     topk_length: bool = False
+    max_logits: bool = False
     deterministic: bool = False
     sorted: bool = False
     positions: bool = False

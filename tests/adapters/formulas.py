@@ -32,6 +32,15 @@ def attention(
     return out, lse
 
 
+def largest_logits(q: Tensor, kv: Tensor, rows: Sequence[Sequence[int]], scale: float) -> Tensor:
+    """(S, H), -inf for an empty row."""
+    largest = torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
+    for s, keys in enumerate(rows):
+        if keys:
+            largest[s] = (scale * q[s].double() @ kv[list(keys)].double().T).amax(1)
+    return largest
+
+
 def index_scores(q: Tensor, keys: Tensor, scales: Tensor, weights: Tensor) -> Tensor:
     """(S, n) of q (S, H, 128), keys (n, 128), scales (n,), weights (S, H)."""
     dots = torch.einsum("shd,nd->shn", q.double(), keys.double())

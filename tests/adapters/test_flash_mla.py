@@ -11,7 +11,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa.adapters import flash_mla
 from flashdsa.errors import UnsupportedError
-from tests.adapters.formulas import assert_close, attention
+from tests.adapters.formulas import assert_close, attention, largest_logits
 
 SCALE = 0.07
 
@@ -44,8 +44,9 @@ def test_prefill(base2: bool | None) -> None:
     )
     rows = _valid(indices[:, 0], lengths.tolist(), 40)
     expected, expected_lse = attention(q, kv[:, 0], rows, SCALE, sink=sink)
-    assert max_logits is None and out.dtype == torch.bfloat16
+    assert out.dtype == torch.bfloat16
     assert_close(out, expected, 4e-3)
+    assert_close(max_logits, largest_logits(q, kv[:, 0], rows, SCALE), 1e-5)
     if base2 is False:
         assert lse is None
     else:

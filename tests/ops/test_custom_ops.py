@@ -33,7 +33,7 @@ def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, 
     x = inputs.attention(dtype)
     q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
     length, sink = (x.topk_length, x.attn_sink.requires_grad_(grad)) if optional else (None, None)
-    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu", "cpu")
+    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu", optional, "cpu")
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
@@ -41,6 +41,16 @@ def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_sparse_mla_fwd(dtype: torch.dtype, optional: bool, grad: bool) -> None:
     opcheck(custom_op(table.SPARSE_MLA_FWD), _forward_args(dtype, grad, optional))
+
+
+@pytest.mark.parametrize("optional", [False, True], ids=["plain", "max_logits_and_length"])
+def test_opcheck_sparse_mla_fwd_out(optional: bool) -> None:
+    x = inputs.attention(torch.bfloat16)
+    rows = x.q.shape[:2]
+    out, lse = torch.zeros(*rows, x.d_v, dtype=torch.bfloat16), torch.zeros(rows)
+    further = (torch.zeros(rows), x.topk_length, x.attn_sink) if optional else (None,) * 3
+    args = (x.q, x.kv, x.indices, out, lse, *further, 0.3, "cpu")
+    opcheck(custom_op(table.SPARSE_MLA_FWD_OUT), args)
 
 
 @pytest.mark.parametrize("dkv_dtype", [None, torch.bfloat16], ids=str)

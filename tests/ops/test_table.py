@@ -25,6 +25,8 @@ SIZES = {
     "B": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
+PUBLIC = {Operation.SPARSE_MLA_FWD_OUT: "prepare_sparse_mla_fwd"}
+"""Operations of which the function of their name is not the public one."""
 SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
 
 
@@ -101,9 +103,11 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
         assert [o.optional for o in spec.operands] == [
             optional[name].default is None for name in names
         ]
-        public = inspect.signature(getattr(flashdsa, spec.operation)).parameters
-        # Of the backward that autograd runs, of unchecked launches, and `ids`.
-        hidden = {"deterministic", "backward_backend", "check", "positions"}
+        public = inspect.signature(
+            getattr(flashdsa, PUBLIC.get(spec.operation, spec.operation))
+        ).parameters
+        # Of the backward that autograd runs, of unchecked launches, `ids`, `return_max_logits`.
+        hidden = {"deterministic", "backward_backend", "check", "positions", "max_logits"}
         parameters = {parameter.name for parameter in spec.parameters}
         assert set(names) | parameters - hidden <= set(public)
 
@@ -113,8 +117,8 @@ def test_the_schema_is_written_from_the_table() -> None:
     assert str(custom_op(SPARSE_MLA_FWD)._schema) == written(
         "sparse_mla_fwd(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, "
         "Tensor? attn_sink, int d_v, float sm_scale, bool deterministic, "
-        "str backward_backend, str backend) "
-        "-> (Tensor, Tensor)"
+        "str backward_backend, bool max_logits, str backend) "
+        "-> (Tensor, Tensor, Tensor)"
     )
     for spec in OPERATIONS:
         arguments = custom_op(spec)._schema.arguments

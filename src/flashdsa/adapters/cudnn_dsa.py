@@ -56,10 +56,10 @@ def sparse_attention(
         trusted_compact_metadata: not used: every slot is checked, at no cost.
 
     Returns:
-        out (S, H, 512), max_logits None, lse (S, H) fp32 of the keys without the sink, not
-        differentiable.
+        out (S, H, 512), max_logits and lse (S, H) fp32 of the keys without the sink, natural, not
+        differentiable; -inf and +inf for a query without a valid slot.
     """
-    out, lse = sparse_mla_fwd(
+    out, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
         indices,
@@ -67,8 +67,9 @@ def sparse_attention(
         sm_scale=softmax_scale,
         topk_length=topk_length,
         attn_sink=attn_sink,
+        return_max_logits=True,
     )
-    return TupleDict(out=out, max_logits=None, lse=lse)
+    return TupleDict(out=out, max_logits=max_logits, lse=lse)
 
 
 def sparse_attention_forward_wrapper(
@@ -90,7 +91,7 @@ def sparse_attention_forward_wrapper(
             default. Others: as for `sparse_attention`.
 
     Returns:
-        out, max_logits None, lse, lse_indexer None.
+        out, max_logits, lse, lse_indexer None.
     """
     require_default(
         "sparse_attention_forward_wrapper",

@@ -39,7 +39,7 @@ def flash_mla_sparse_fwd(
     topk_length: Tensor | None = None,
     use_legacy: bool = False,
     return_log2_lse: bool | None = None,
-) -> tuple[Tensor, None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Sparse prefill, by `flashdsa.sparse_mla_fwd`.
 
     Args:
@@ -49,10 +49,10 @@ def flash_mla_sparse_fwd(
         return_log2_lse: True: lse in base 2; False: None in its place.
 
     Returns:
-        out (S, H, d_v), None in the place of max_logits, lse (S, H) fp32, +inf for a query
-        without a valid slot.
+        out (S, H, d_v), max_logits and lse (S, H) fp32, -inf and +inf for a query without a valid
+        slot; max_logits are natural, whatever the base of lse.
     """
-    out, lse = sparse_mla_fwd(
+    out, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
         indices,
@@ -60,10 +60,11 @@ def flash_mla_sparse_fwd(
         sm_scale=sm_scale,
         topk_length=topk_length,
         attn_sink=attn_sink,
+        return_max_logits=True,
     )
     if return_log2_lse is False:
-        return out, None, None
-    return out, None, lse_to_base2(lse) if return_log2_lse else lse
+        return out, max_logits, None
+    return out, max_logits, lse_to_base2(lse) if return_log2_lse else lse
 
 
 def flash_mla_with_kvcache(
@@ -144,7 +145,7 @@ def flash_mla_with_kvcache(
     rows = _packed_pages(k_cache) if is_packed else k_cache
     queries = q.flatten(0, 1).contiguous()
 
-    def attend(kv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(kv: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
         return sparse_mla_fwd(
             queries,
             kv,

@@ -211,6 +211,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
         )
     batch, q_len, num_heads, _ = query.shape
     rows = kv_cache.squeeze(1) if kv_cache.dim() == 4 else kv_cache
+    direct = None
+    if out is not None and out.is_contiguous() and out.dtype == query.dtype:
+        direct = out.view(batch * q_len, num_heads, D_V)
     result, natural = sparse_mla_fwd(
         query.flatten(0, 1),
         rows.reshape(-1, rows.shape[-1]),
@@ -218,8 +221,10 @@ def trtllm_batch_decode_with_kv_cache_mla(
         sm_scale=float(bmm1_scale),
         topk_length=None if sparse_mla_top_k_lens is None else sparse_mla_top_k_lens.flatten(),
         attn_sink=sinks[0] if sinks else None,
+        out=direct,
     )
-    result = copy_into(out, result.view(batch, q_len, num_heads, D_V))
+    result = result.view(batch, q_len, num_heads, D_V)
+    result = copy_into(out, result) if out is None or direct is None else out
     if not return_lse:
         return result
     natural = lse_for_merge(natural)

@@ -8,6 +8,7 @@ from flashdsa.api.attention import (
     sparse_mla,
     sparse_mla_fwd,
 )
+from flashdsa.api.attention_buffers import prepare_sparse_mla_fwd
 from flashdsa.api.indexer import (
     compile_kernel,
     dsa_topk_indexer,
@@ -56,6 +57,7 @@ __all__ = [
     "merge_attention",
     "mla_bwd",
     "prefill_logits",
+    "prepare_sparse_mla_fwd",
     "quantize_index_k",
     "quantize_index_q",
     "quantize_kv",

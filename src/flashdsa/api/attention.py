@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.api.attention_buffers import buffers_for, refuse_gradients
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
 from flashdsa.ops.checks import int32_slots, kv_rows, require_tensor, scale_or_default
 from flashdsa.ops.registration import call
 from flashdsa.ops.rules import refuse_packed
 from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD
+from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT
 from flashdsa.problem import D_V
 
 
-def sparse_mla_fwd(
+def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     q: Tensor,
     kv: Tensor,
     indices: Tensor,
@@ -27,8 +28,11 @@ def sparse_mla_fwd(
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_max_logits: bool = False,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Attention of every query over the kv rows that `indices` names for it.
 
     A slot is valid when ``0 <= indices[s, i] < S_kv`` and ``i < topk_length[s]``. Invalid slots
@@ -47,27 +51,40 @@ def sparse_mla_fwd(
         topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
         attn_sink: (H,) fp32, a logit that takes weight and gives no value: O is scaled by
             ``exp(lse) / (exp(lse) + exp(sink))``; lse is returned without it.
+        out, lse: buffers without gaps for the results, which they become. They share no memory
+            with the inputs; with them there is no gradient. One of them may be missing.
+        return_max_logits: whether the largest logits are returned, too.
         backend: "auto" or the name of one (`flashdsa info` lists them).
 
     Returns:
         O (S, H, d_v) in q's dtype, and lse (S, H) in fp32 (fp64 for fp64 inputs), the natural
-        logarithm ``log sum_i exp(sm_scale * q . kv_i)``. O is differentiable, lse is not.
+        logarithm ``log sum_i exp(sm_scale * q . kv_i)``. O is differentiable, lse is not. With
+        `return_max_logits` also max_logits (S, H) like lse, ``max_i sm_scale * q . kv_i``, -inf
+        for a query without a valid slot; not differentiable.
 
     Raises:
         TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
-        NotImplementedError: no implementation serves the call.
+        NotImplementedError: no implementation serves the call, or buffers are given where a
+            gradient is asked for.
     """
     operands = normalised(SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink))
-    out_and_lse: tuple[Tensor, Tensor] = call(
+    scale = scale_or_default(sm_scale, q)
+    if out is not None or lse is not None:
+        buffers = buffers_for(operands, d_v, out, lse, return_max_logits)
+        refuse_gradients(operands)
+        call(SPARSE_MLA_FWD_OUT, buffers, backend, sm_scale=scale)
+        return buffers.outputs
+    results: tuple[Tensor, Tensor, Tensor] = call(
         SPARSE_MLA_FWD,
         operands,
         backend,
         d_v=d_v,
-        sm_scale=scale_or_default(sm_scale, q),
+        sm_scale=scale,
         deterministic=False,
         backward_backend=backend,
+        max_logits=bool(return_max_logits),
     )
-    return out_and_lse
+    return results if return_max_logits else results[:2]
 
 
 def sparse_mla(
@@ -103,7 +120,7 @@ def sparse_mla(
     """
     operands = normalised(SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink))
     forward, backward = _pair(backend)
-    out_and_lse: tuple[Tensor, Tensor] = call(
+    results: tuple[Tensor, Tensor, Tensor] = call(
         SPARSE_MLA_FWD,
         operands,
         forward,
@@ -111,8 +128,9 @@ def sparse_mla(
         sm_scale=scale_or_default(sm_scale, q),
         deterministic=deterministic,
         backward_backend=backward,
+        max_logits=False,
     )
-    return out_and_lse[0]
+    return results[0]
 
 
 def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments

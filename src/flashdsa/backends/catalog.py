@@ -14,6 +14,7 @@ _CPU_ATTENTION = Features(
     dtypes=("bfloat16", "float16", "float32", "float64"),
     attn_sink=True,
     topk_length=True,
+    max_logits=True,
     deterministic=True,
     packed_kv=True,
 )
@@ -43,6 +44,7 @@ _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=
 
 _CPU = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _CPU_ATTENTION),
+    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _CPU_ATTENTION),
     Operation.MLA_BWD: ("sparse_mla:backward", _CPU_ATTENTION),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _CPU_INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", _CPU_INDEXER),
@@ -83,10 +85,13 @@ _SM90_FORWARD = Features(
     deterministic=True,
     packed_kv=True,
 )
+"""Of any form of rows; `_SM90_MAX_LOGITS` is of bf16 rows only."""
+_SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
 _SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS), deterministic=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=_INDEXER.topk)
 _SM90 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
+    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM90_FORWARD),
     Operation.MLA_BWD: ("mla_bwd:backward", _SM90_BACKWARD),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
@@ -96,6 +101,7 @@ _SM90 = {
     Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
 }
+_FORWARDS = (Operation.SPARSE_MLA_FWD, Operation.SPARSE_MLA_FWD_OUT)
 _SM100_BACKWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
@@ -111,22 +117,47 @@ _SM100 = {
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
 }
+_INDEXER_OF_POSITIONS = (
+    (Operation.DSA_TOPK_INDEXER, ("indexer:topk_indexer", _INDEXER_POSITIONS)),
+)
+_FURTHER = {
+    "sm90": (
+        *_INDEXER_OF_POSITIONS,
+        *((one, (_SM90[one][0], _SM90_MAX_LOGITS)) for one in _FORWARDS),
+    ),
+    "sm100": _INDEXER_OF_POSITIONS,
+}
+"""Second rows of an operation: features that its first row does not have together."""
+_PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
 _LAUNCH_CONFIGS = {
     (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"
     for backend in ("sm90", "sm100")
 }
+
+
+def _prepare(backend: str, operation: Operation) -> str:
+    """What prepares the operation's calls on fixed tensors, if anything does."""
+    function = _PREPARE.get(operation)
+    return f"flashdsa.backends.{backend}.{function}" if function else ""
+
 
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
 for _operation, (_entry, _features) in _CPU.items():
     registry.register(
-        Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_entry}", _features)
+        Implementation(
+            _operation,
+            "cpu",
+            f"flashdsa.backends.cpu.{_entry}",
+            _features,
+            prepare=_prepare("cpu", _operation),
+        )
     )
 for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0), _SM100)):
     for _operation, (_entry, _features) in (
         *_rows.items(),
-        (Operation.DSA_TOPK_INDEXER, ("indexer:topk_indexer", _INDEXER_POSITIONS)),
+        *_FURTHER[_backend],
     ):
         _on_gpu = Implementation(
             _operation,
@@ -135,6 +166,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             replace(_features, devices=("cuda",), capability=_capability),
             runner="flashdsa.backends.gpu.runner:gpu",
             launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
+            prepare=_prepare(_backend, _operation),
         )
         _emulated = replace(
             _on_gpu,

@@ -56,7 +56,15 @@ class MultipleOf:
 
 
 ANY = AtLeast(1)
-_FLAGS = ("attn_sink", "topk_length", "deterministic", "sorted", "positions", "packed_kv")
+_FLAGS = (
+    "attn_sink",
+    "topk_length",
+    "max_logits",
+    "deterministic",
+    "sorted",
+    "positions",
+    "packed_kv",
+)
 """Of a `Problem` and of `Features`: what a call may need."""
 
 
@@ -86,6 +94,7 @@ class Features:
     topk: IntSet = field(default=ANY)
     attn_sink: bool = False
     topk_length: bool = False
+    max_logits: bool = False
     deterministic: bool = False
     sorted: bool = False
     positions: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT
 
 
@@ -11,3 +12,16 @@ def readable(x: Tensor) -> Tensor:
     """`x`, or a copy where it has gaps or an address that a kernel cannot read 16 bytes from."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x
+
+
+def require_writable(name: str, x: Tensor) -> None:
+    """`x`, which has no gaps, has an address that a kernel can write 16 bytes to.
+
+    Raises:
+        ArgumentValueError: says so.
+    """
+    if x.data_ptr() % BULK_ALIGNMENT:
+        raise ArgumentValueError(
+            f"{name}: expected an address that is a multiple of {BULK_ALIGNMENT}; "
+            f"got {x.data_ptr():#x}"
+        )

@@ -31,6 +31,9 @@ class Implementation:
     `launch_config`, where there is one, is "module:function": for a runner and the sizes of a call
     it gives a function and two numbers. Called with the tensors and these it launches, or raises if
     they are not what it was compiled for.
+
+    `prepare`, where there is one, is "module:function": it takes what the entry takes, and gives a
+    function without arguments that serves the call on these very tensors as often as it is called.
     """
 
     operation: Operation
@@ -41,6 +44,7 @@ class Implementation:
     automatic: bool = True
     runner: str = ""
     launch_config: str = ""
+    prepare: str = ""
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
@@ -49,7 +53,13 @@ class Implementation:
     def load(self) -> Callable[..., Any]:
         """The function that serves the operation: it takes the operation's tuple of operands
         (`flashdsa.operands`), which are checked, and its parameters by keyword."""
-        function = _load(self.entry)
+        return self._with_runner(_load(self.entry))
+
+    def load_prepare(self) -> Callable[..., Callable[[], None]]:
+        """The function that `prepare` names, which takes operands and parameters as `load`'s."""
+        return self._with_runner(_load(self.prepare))
+
+    def _with_runner(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.runner:
             return function
         runner_of = _load(self.runner)

@@ -32,13 +32,13 @@ Gradients = dict[str, Tensor | None]
 """By the name of an operand; those that have none are left out."""
 
 
-def _save_attention(ctx: Any, operands: Any, output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*operands, *output)
-    _, lse = output
-    ctx.mark_non_differentiable(lse)
+def _save_attention(ctx: Any, operands: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    out, lse, max_logits = output
+    ctx.save_for_backward(*operands, out, lse)
+    ctx.mark_non_differentiable(lse, max_logits)
 
 
-def _sparse_mla_backward(ctx: Any, dO: Tensor, _: Tensor) -> Gradients:
+def _sparse_mla_backward(ctx: Any, dO: Tensor, *_: Tensor) -> Gradients:
     """Gradients of the forward's inputs: q, kv and attn_sink, in the inputs' dtypes."""
     *operands, out, lse = ctx.saved_tensors
     x = SparseMlaOperands(*operands)

@@ -25,6 +25,7 @@ from flashdsa.operands import (
     MlaBwdOperands,
     PrefillOperands,
     SparseMlaOperands,
+    SparseMlaOutOperands,
     TopkIndexerOperands,
     TopkOperands,
     TopkPrefillOperands,
@@ -33,12 +34,20 @@ from flashdsa.ops.rules import sum_dtype
 from flashdsa.problem import INDEX_HEAD_DIM, Operation
 
 
-def _sparse_mla_fwd(x: SparseMlaOperands, *, d_v: int, **_: Any) -> tuple[Tensor, Tensor]:
+def _sparse_mla_fwd(
+    x: SparseMlaOperands, *, d_v: int, max_logits: bool, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     num_queries, num_heads, _d_qk = x.q.shape
+    sums = sum_dtype(x.q.dtype)
     return (
         x.q.new_empty(num_queries, num_heads, d_v),
-        x.q.new_empty(num_queries, num_heads, dtype=sum_dtype(x.q.dtype)),
+        x.q.new_empty(num_queries, num_heads, dtype=sums),
+        x.q.new_empty((num_queries, num_heads) if max_logits else 0, dtype=sums),
     )
+
+
+def _sparse_mla_fwd_out(_: SparseMlaOutOperands, **__: Any) -> None:
+    return None
 
 
 def _mla_bwd(
@@ -124,6 +133,7 @@ def _indexer_kl_bwd(x: IndexerKlBwdOperands) -> Tensor:
 
 FAKES: Mapping[Operation, Callable[..., Any]] = {
     Operation.SPARSE_MLA_FWD: _sparse_mla_fwd,
+    Operation.SPARSE_MLA_FWD_OUT: _sparse_mla_fwd_out,
     Operation.MLA_BWD: _mla_bwd,
     Operation.DSA_TOPK_INDEXER: _dsa_topk_indexer,
     Operation.INDEXER_LOGITS: _indexer_logits,

@@ -46,13 +46,24 @@ def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
     chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
     results = chosen.load()(operands, **spec.passed(operands, parameters))
     for operand, tensor in zip(spec.operands, operands, strict=True):
-        if operand.written:
+        if operand.written and tensor is not None:
             torch.autograd.graph.increment_version(tensor)
     if chosen.launch_config:
         indexer_launch.keep(
             chosen, operands, (parameters["sorted"], parameters["positions"], backend)
         )
     return results
+
+
+def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Callable[[], None]:
+    """A call that writes to its operands, checked, its backend chosen: it only remains to be run.
+
+    Args: as for `call`; the operation is one that its backends prepare.
+    """
+    require_backend("backend", backend)
+    sizes = spec.check(operands, parameters)
+    chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
+    return chosen.load_prepare()(operands, **spec.passed(operands, parameters))
 
 
 def _implementation(spec: OpSpec) -> Callable[..., Any]:

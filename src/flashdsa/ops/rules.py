@@ -122,6 +122,19 @@ def columns_of_v(name: str, tensor: Tensor, sizes: Sizes) -> None:
         )
 
 
+def without_gaps(name: str, tensor: Tensor, sizes: Sizes) -> None:
+    """A result is written whole; V's columns are of those that kv has."""
+    if not tensor.is_contiguous():
+        raise ArgumentValueError(
+            f"{name}: expected a contiguous tensor to write to; got strides {list(tensor.stride())}"
+        )
+    if not 1 <= sizes.get("d_v", 1) <= sizes["d_qk"]:
+        raise ArgumentValueError(
+            f"{name}: expected a last dimension d_v in [1, {sizes['d_qk']}] (q's last dimension); "
+            f"got {sizes['d_v']}"
+        )
+
+
 def dkv_dtype_fits(name: str, value: torch.dtype | None, operands: MlaBwdOperands) -> None:
     """dKV in the precision of its sums; of bf16 inputs in bf16 too."""
     dtype = operands.q.dtype

@@ -24,6 +24,7 @@ from flashdsa.operands import (
     MlaBwdOperands,
     PrefillOperands,
     SparseMlaOperands,
+    SparseMlaOutOperands,
     TopkIndexerOperands,
     TopkOperands,
     TopkPrefillOperands,
@@ -63,9 +64,27 @@ SPARSE_MLA_FWD = OpSpec(
         _SCALE,
         replace(_DETERMINISTIC, passed=False),  # of the backward that autograd runs, and
         Parameter("backward_backend", "str", passed=False),  # its backend
+        Parameter("max_logits", "bool"),
     ),
-    outputs=("O", "lse"),
+    outputs=("O", "lse", "max_logits"),  # max_logits is empty where it is not asked for
     autocast=("q", "kv"),
+)
+_LSE = Operand("lse", "S H", rules.lse_dtypes)
+_RESULT = Operand("", "", rules.lse_dtypes, written=True, rule=rules.without_gaps)
+SPARSE_MLA_FWD_OUT = OpSpec(
+    Operation.SPARSE_MLA_FWD_OUT,
+    SparseMlaOutOperands,
+    operands=(
+        _Q,
+        _KV_OR_PACKED,
+        _INDICES,
+        replace(_RESULT, name="out", shape="S H d_v", dtypes=rules.same_dtype),
+        replace(_RESULT, name="lse", shape="S H"),
+        replace(_RESULT, name="max_logits", shape="S H", optional=True),
+        _TOPK_LENGTH,
+        _ATTN_SINK,
+    ),
+    parameters=(_SCALE,),
 )
 MLA_BWD = OpSpec(
     Operation.MLA_BWD,
@@ -74,7 +93,7 @@ MLA_BWD = OpSpec(
         _Q,
         _KV,
         Operand("dO", "S H d_v", rules.same_dtype, rule=rules.columns_of_v),
-        Operand("lse", "S H", rules.lse_dtypes),
+        _LSE,
         Operand("O", "S H d_v", rules.same_dtype, why=" (d_v is dO's; one of the two is wrong)"),
         _INDICES,
         _TOPK_LENGTH,
@@ -228,7 +247,7 @@ ATTENTION_TARGET = OpSpec(
     operands=(
         _Q,
         _KV,
-        Operand("lse", "S H", rules.lse_dtypes),
+        _LSE,
         _INDICES,
         _TOPK_LENGTH,
         _ATTN_SINK,
@@ -294,6 +313,7 @@ INDEXER_KL_BWD = OpSpec(
 
 OPERATIONS = (
     SPARSE_MLA_FWD,
+    SPARSE_MLA_FWD_OUT,
     MLA_BWD,
     DSA_TOPK_INDEXER,
     INDEXER_LOGITS,

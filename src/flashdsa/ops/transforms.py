@@ -24,8 +24,8 @@ def one_by_one(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """The operation under vmap: a call for each element of the batch, its results stacked."""
 
     def run(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        for operand, dim in zip(spec.operands, in_dims, strict=False):
-            if operand.written and dim is None:
+        for operand, dim, value in zip(spec.operands, in_dims, arguments, strict=False):
+            if operand.written and dim is None and value is not None:
                 raise UnsupportedError(
                     f"{operand.name}: {spec.operation} under vmap writes it once an element of the "
                     "batch; it must have the batch's dimension"

@@ -42,6 +42,7 @@ from flashdsa.reference.sparse_mla import (
     num_rows,
     sparse_mla_fwd,
     sparse_mla_fwd_magnitude,
+    sparse_mla_max_logits,
     valid_slots,
 )
 
@@ -73,6 +74,7 @@ __all__ = [
     "read_index_k_cache",
     "sparse_mla_fwd",
     "sparse_mla_fwd_magnitude",
+    "sparse_mla_max_logits",
     "topk_indices",
     "unpack_kv",
     "valid_slots",

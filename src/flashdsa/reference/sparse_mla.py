@@ -85,6 +85,23 @@ def sparse_mla_fwd_magnitude(
     return _forward(q, kv, indices, d_v, sm_scale, topk_length, attn_sink, absolute=True)[0]
 
 
+def sparse_mla_max_logits(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+) -> Tensor:
+    """`[S, H]` float64: the largest logit over each query's valid slots, -inf where it has none."""
+    scale = _scale(q, sm_scale)
+    largest = torch.full((q.shape[0], q.shape[1]), -torch.inf, dtype=torch.float64)
+    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
+        if rows:
+            largest[s] = (scale * (_f64(q[s]) @ _named_rows(kv, rows).T)).amax(dim=-1)
+    return largest
+
+
 def _forward(
     q: Tensor,
     kv: Tensor,

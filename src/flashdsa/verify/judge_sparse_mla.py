@@ -49,10 +49,12 @@ def judge_forward(
     inputs: SparseMlaInputs,
     O: Tensor,
     lse: Tensor,
+    max_logits: Tensor | None = None,
+    *,
     operation: str = "sparse_mla_fwd",
     backend: str = "",
 ) -> list[Comparison]:
-    """The verdicts on O `[S, H, d_v]` and lse `[S, H]`.
+    """The verdicts on O `[S, H, d_v]`, lse `[S, H]` and, where the case asks for them, max_logits.
 
     Args:
         backend: whose results they are; "": one that adds up in fp32 as IEEE 754 says.
@@ -65,7 +67,9 @@ def judge_forward(
     assert lse_limits.absolute is not None and lse_limits.relative is not None
     cut = WGMMA_CUT * math.ceil(case.d_qk / WGMMA_K) if backend in WGMMA_SUMS else 0.0
     rounded = F16_KEYS if backend in WGMMA_SUMS and case.packed == "fp32" else 0.0
-    return [
+    absolute = lse_limits.absolute + rounded
+    relative = lse_limits.relative + cut + rounded
+    verdicts = [
         compare(
             "O",
             O,
@@ -80,11 +84,26 @@ def judge_forward(
             "lse",
             lse,
             ref_lse,
-            absolute=lse_limits.absolute + rounded,
-            relative=lse_limits.relative + cut + rounded,
+            absolute=absolute,
+            relative=relative,
             dtype=accumulator_dtype(inputs),
         ),
     ]
+    if case.max_logits:
+        assert max_logits is not None, "max_logits: asked for, not there"
+        verdicts.append(
+            compare_lse(
+                "max_logits",
+                max_logits,
+                reference.sparse_mla_max_logits(
+                    *operands, sm_scale=case.sm_scale, topk_length=inputs.topk_length
+                ),
+                absolute=absolute,
+                relative=relative,
+                dtype=accumulator_dtype(inputs),
+            )
+        )
+    return verdicts
 
 
 def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
@@ -169,15 +188,16 @@ def judge_backward(
 
 def check_forward(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
     """Run and judge `sparse_mla_fwd`."""
-    O, lse = flashdsa.sparse_mla_fwd(
+    results = flashdsa.sparse_mla_fwd(
         inputs.q,
         inputs.kv,
         inputs.indices,
         d_v=inputs.case.d_v,
+        return_max_logits=inputs.case.max_logits,
         backend=backend,
         **inputs.options,
     )
-    return judge_forward(inputs, O, lse, backend=backend)
+    return judge_forward(inputs, *results, backend=backend)
 
 
 def check_backward(

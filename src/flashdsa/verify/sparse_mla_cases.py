@@ -47,6 +47,8 @@ class SparseMlaCase:
     """Every third query, from the first on, has no valid slot."""
     topk_length: bool = False
     """Lengths go round `length_values`."""
+    max_logits: bool = False
+    """The forward is asked for its largest logits, too."""
     attn_sink: str | None = None
     """None, "finite" (near the lse, so that it matters) or "infinite" (+inf, -inf, finite, ...)."""
     logit_scale: float = 1.0
@@ -283,6 +285,8 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("5000 slots, every feature", 6, 3000, 4, 5000, d_qk=72, d_v=64, **_ALL_FEATURES),
     SparseMlaCase("450 queries", 450, 300, 4, 64, topk_length=True, attn_sink="finite"),
     SparseMlaCase("every feature", 10, 130, 16, 70, **_ALL_FEATURES),
+    SparseMlaCase("largest logits", 6, 130, 16, 70, max_logits=True, **_ALL_FEATURES),
+    SparseMlaCase("largest logits to 1e4", 6, 500, 32, 128, max_logits=True, logit_scale=1e4),
     SparseMlaCase("small dims", 4, 40, 5, 24, d_qk=24, d_v=16),
     SparseMlaCase("d_qk = d_v + 1", 4, 40, 5, 24, d_qk=17, d_v=16),
     SparseMlaCase("fp32", 4, 150, 16, 96, dtype=_FP32),
@@ -292,6 +296,8 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("fp64", 4, 150, 16, 96, dtype=_FP64),
     SparseMlaCase("fp64, every feature", 10, 130, 6, 70, dtype=_FP64, **_ALL_FEATURES),
     SparseMlaCase("fp64, logits to 1e4", 5, 150, 16, 64, dtype=_FP64, logit_scale=1e4),
+    SparseMlaCase("fp64, largest logits", 4, 150, 4, 96, dtype=_FP64, max_logits=True,
+                  sm_scale=-0.3, empty_rows=True),
 ]
 PACKED_CASES: list[SparseMlaCase] = [
     # name, S, S_kv, H, topk: packed rows, of which there is no backward

@@ -12,10 +12,10 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm90.sparse_mla import launch
+from flashdsa.backends.sm90.sparse_mla import prepare_plan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.operands import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -23,8 +23,12 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from ptxemu import Policy
 
-TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
-GROUP = SparseMlaCase("a group and a half", 5, 90, 16, 70, invalid=True, topk_length=True)
+TWO_STEPS = SparseMlaCase(
+    "two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True, max_logits=True
+)
+GROUP = SparseMlaCase(
+    "a group and a half", 5, 90, 16, 70, invalid=True, topk_length=True, max_logits=True
+)
 EVERY_FEATURE = SparseMlaCase(
     "every feature",
     3,
@@ -40,27 +44,30 @@ EVERY_FEATURE = SparseMlaCase(
     strided=True,
     kv_3d=True,
     indices_3d=True,
+    max_logits=True,
 )
 
 
 def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emulator:
     """The case by that plan; its results are judged, and nothing may be found."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    operands = SparseMlaOperands(
+    emulator = Emulator(policy=policy, on_finding="collect")
+    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
+    operands = SparseMlaOutOperands(
         inputs.q,
         inputs.kv.view(-1, case.d_qk),
         inputs.indices.reshape(case.num_queries, case.topk),
+        out,
+        lse,
+        largest if case.max_logits else None,
         inputs.topk_length,
         inputs.attn_sink,
     )
-    emulator = Emulator(policy=policy, on_finding="collect")
-    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse = emulator.empty(*inputs.q.shape[:2], dtype=torch.float32)
     function = emulator.function(SPARSE_MLA_FWD, plan)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
-    with emulator.launching():
-        launch(emulator, function, plan, operands, out, lse, scale)
-    assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
+    prepare_plan(emulator, function, plan, operands, scale)()
+    assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator
 
@@ -77,7 +84,10 @@ def test_every_feature() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -0.05])
 def test_any_finite_scale(scale: float) -> None:
-    run(SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True), FwdPlan())
+    run(
+        SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True, max_logits=True),
+        FwdPlan(),
+    )
 
 
 def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.sm90.sparse_mla import launch, plan_for
+from flashdsa.backends.sm90.sparse_mla import plan_for, prepare_plan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.operands import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
@@ -145,20 +145,22 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     runner = Guarded()
     lengths, sink = inputs.topk_length, inputs.attn_sink
-    operands = SparseMlaOperands(
+    out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse, largest = (runner.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
+    operands = SparseMlaOutOperands(
         runner.guarded(inputs.q),
         runner.guarded(inputs.kv.view(-1, case.d_qk)),
         runner.guarded(inputs.indices),
+        out,
+        lse,
+        largest,
         None if lengths is None else runner.guarded(lengths),
         None if sink is None else runner.guarded(sink),
     )
-    out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
     plan = plan_for(*inputs.q.shape[:2], runner.num_sms)
     function = runner.function(SPARSE_MLA_FWD, plan)
-    with runner.launching():
-        launch(runner, function, plan, operands, out, lse, case.d_qk**-0.5)
-    assert failures(judge_forward(inputs, out, lse, backend="sm90")) == []
+    prepare_plan(runner, function, plan, operands, case.d_qk**-0.5)()
+    assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
     assert runner.touched() == []
 
 

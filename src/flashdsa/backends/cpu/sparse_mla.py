@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.gather import gather_rows
 from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
-from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
+from flashdsa.operands import MlaBwdOperands, SparseMlaOperands, SparseMlaOutOperands
 
 LARGE_LOGIT = 64.0
 """From here on the rounding of an fp32 dot product, some 1e-6 of it, would show in exp(s)."""
 
 
-def forward(operands: SparseMlaOperands, *, d_v: int, sm_scale: float) -> tuple[Tensor, Tensor]:
-    """O (S, H, d_v) in q's dtype and lse (S, H) in fp32 (fp64 for fp64 inputs).
+def forward(
+    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
     Args:
         d_v: columns of kv that are V.
         sm_scale: factor of the logits.
+        max_logits: whether they are asked for; else they have no element.
     """
     q, kv, indices, topk_length, attn_sink = operands
+    rows, dtype = q.shape[:2], compute_dtype(q)
+    out, lse = torch.empty(*rows, d_v, dtype=q.dtype), torch.empty(rows, dtype=dtype)
+    largest = torch.empty(rows if max_logits else 0, dtype=dtype)
+    asked = largest if max_logits else None
+    forward_out(
+        SparseMlaOutOperands(q, kv, indices, out, lse, asked, topk_length, attn_sink),
+        sm_scale=sm_scale,
+    )
+    return out, lse, largest
+
+
+def prepare(operands: SparseMlaOutOperands, *, sm_scale: float) -> Callable[[], None]:
+    """`forward_out` of these tensors, to be called any number of times."""
+    return partial(forward_out, operands, sm_scale=sm_scale)
+
+
+def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
+    """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
+    q, kv, indices, out, lse, max_logits, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
-    topk = indices.shape[1]
+    d_v, topk = out.shape[2], indices.shape[1]
     dtype = compute_dtype(q)
-    out = torch.zeros(num_queries, num_heads, d_v, dtype=q.dtype)
-    lse = torch.full((num_queries, num_heads), math.inf, dtype=dtype)
     if kv.shape[0] == 0:
-        return out, lse
+        write_without_keys(operands)
+        return
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
     for tile in query_tiles(num_queries, topk, bytes_per_key):
         rows = slice(tile.first, tile.last)
@@ -52,7 +75,16 @@ def forward(operands: SparseMlaOperands, *, d_v: int, sm_scale: float) -> tuple[
             acc.masked_fill_((attn_sink == math.inf)[:, None], 0)
         out[rows] = acc.to(q.dtype)
         lse[rows] = tile_lse.masked_fill(empty, math.inf)
-    return out, lse
+        if max_logits is not None:
+            max_logits[rows] = row_max
+
+
+def write_without_keys(operands: SparseMlaOutOperands) -> None:
+    """The results where no query has a valid slot."""
+    operands.out.zero_()
+    operands.lse.fill_(math.inf)
+    if operands.max_logits is not None:
+        operands.max_logits.fill_(-math.inf)
 
 
 def _attend(

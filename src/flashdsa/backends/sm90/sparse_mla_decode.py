@@ -15,7 +15,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -36,16 +36,23 @@ def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
     return min(fitting, key=lambda size: (-(-steps // size), size))
 
 
-def run(
-    runner: Runner, operands: SparseMlaOperands, out: Tensor, lse: Tensor, sm_scale: float
-) -> None:
-    """One launch; there is a query and a kv row. out, lse: written, without gaps."""
+def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> Callable[[], None]:
+    """One launch of these tensors; there is a query and a kv row, and no max_logits are asked for.
+
+    Args:
+        operands: out and lse are written, without gaps.
+    """
     plan = plan_for(operands.kv)
     function = runner.function(SPARSE_MLA_DECODE, plan)
     capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
     size = cluster_size_for(capacity, items_of(operands.q), operands.indices.shape[1])
-    with runner.launching():
-        launch(runner, function, size, operands, out, lse, sm_scale)
+    results = operands.out, operands.lse
+
+    def run() -> None:
+        with runner.launching():
+            launch(runner, function, size, operands.inputs, *results, sm_scale)
+
+    return run
 
 
 def launch(

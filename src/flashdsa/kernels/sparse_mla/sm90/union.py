@@ -294,6 +294,9 @@ def union_kernel(
     """One group; arguments as in `launch_union`."""
     number, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile)
+    # The indices have been written, and nobody reads the lists that come into this memory.
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
     x = Slots(indices, topk_length, num_keys, number * group, group, tile)
     if cutlass.const_expr(choice is None):
         make_list(x, shared, lists)
@@ -358,5 +361,5 @@ def launch_union(
         choice: lists are made where it says SECOND, see `choice.py`; None: they are made.
     """
     union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
-        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )

@@ -20,11 +20,11 @@ def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> 
 def compile_forward(plan: FwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, kv, indices, topk_length, attn_sink, out, lse, sm_scale, num_ctas), or of a group
-    (..., lse, rows, members, counts, sm_scale, num_ctas); see `launch_forward` and
+    (q, kv, indices, topk_length, attn_sink, out, lse, max_logits, sm_scale, num_ctas), or of a
+    group (..., max_logits, rows, members, counts, sm_scale, num_ctas); see `launch_forward` and
     `launch_grouped_forward`.
     """
-    queries, heads, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(6))
+    queries, heads, keys, topk, lengths, sinks, maxima = (cute.sym_int32() for _ in range(7))
     lists = []
     if plan.group > 1:
         heads = plan.group_heads
@@ -43,6 +43,7 @@ def compile_forward(plan: FwdPlan) -> Any:
         _tensor(Float32, (sinks,), 4),
         _tensor(BFloat16, (queries, heads, D_V)),
         _tensor(Float32, (queries, heads), 4),
+        _tensor(Float32, (maxima,), 4),
         *lists,
         Float32(1.0),
         Int32(1),

@@ -33,6 +33,7 @@ class Output(NamedTuple):
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
+    max_logits: cute.Tensor  # (S * H,) fp32, or (0,): not asked for
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: Scale
 
@@ -65,7 +66,7 @@ def place_of(w: Output, item: Int32) -> Place:
 def write_item(
     w: Output, out: cute.Tensor, rows: Rows, items: Int32, side: cutlass.Constexpr
 ) -> None:
-    """A consumer's half of O, divided by the rows' sums; side 0 writes lse besides.
+    """A consumer's half of O, divided by the rows' sums; side 0 writes lse and maxima besides.
 
     Args:
         items: that the CTA has ended before.
@@ -91,7 +92,12 @@ def write_item(
                     factor = Float32(0.0)  # of a sum that is NaN too
         if cutlass.const_expr(side == 0):
             if present and ctx.thread % 4 == 0:
-                (w.lse.iterator + (place.first + place.row + 8 * h)).store(lse)
+                number = place.first + place.row + 8 * h
+                (w.lse.iterator + number).store(lse)
+                if w.max_logits.shape[0] > 0:
+                    others = ctx.arena.array("largest", Float32, ROWS)[place.row + 8 * h]
+                    largest = cute.arch.fmax(rows.largest[h], others) * w.scale.factor
+                    (w.max_logits.iterator + number).store(largest * LN_2)
         factors.append(factor)
     multiply_rows(out, factors)
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
@@ -126,6 +132,8 @@ def merge_sums(
         for h in cutlass.range_constexpr(THREAD_ROWS):
             shared[(side * 2) * ROWS + row + 8 * h] = own[h]
             shared[(side * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
+            if cutlass.const_expr(side == 1 and rows.largest is not None):
+                ctx.arena.array("largest", Float32, ROWS)[row + 8 * h] = rows.largest[h]
     ctx.barriers(own_sums).arrive()
     ctx.barriers(other_sums).wait_for(items)
     sums = []

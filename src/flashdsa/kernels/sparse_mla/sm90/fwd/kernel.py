@@ -44,6 +44,7 @@ def forward_kernel(
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     sm_scale: Float32,
     plan: cutlass.Constexpr,
 ):
@@ -57,17 +58,22 @@ def forward_kernel(
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(lse, arena)
+        # What the launch before wrote is there, and what it reads may be written: the consumers
+        # read and write behind rows that this role brings.
+        cute.arch.griddepcontrol_wait()
         gather_all(Gatherer(ctx, q_map.get_ptr(), kv, slots, num_slots, members))
+        # All rows are asked for: what follows may take the SMs that are free.
+        cute.arch.griddepcontrol_launch_dependents()
     elif group == LEFT:
         cute.arch.setmaxregister_increase(plan.left.registers)
         ctx = locate(lse, arena)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        consume_left(Left(ctx, Output(ctx, out, lse, max_logits, attn_sink, scale), scale))
     else:
         cute.arch.setmaxregister_increase(plan.right.registers)
         ctx = locate(lse, arena)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        consume_right(Right(ctx, Output(ctx, out, lse, max_logits, attn_sink, scale), scale))
 
 
 @cute.jit
@@ -96,6 +102,7 @@ def launch_forward(
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     sm_scale: Float32,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
@@ -108,6 +115,7 @@ def launch_forward(
         topk_length: (S,) int32, or (0,): every slot counts.
         attn_sink: (H,) fp32, or (0,): none.
         out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
+        max_logits: (S * H,) fp32, written, or (0,): not asked for.
         num_ctas: at most the work items, S * ceil(H / 64); best so many as run at once.
     """
     q_map = tensor_map.create_tensor_map_tiled_from_view(
@@ -117,8 +125,14 @@ def launch_forward(
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
     forward_kernel(
-        q_map, kv, indices, topk_length, None, attn_sink, out, lse, sm_scale, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+        q_map, kv, indices, topk_length, None, attn_sink, out, lse, max_logits, sm_scale, plan
+    ).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
 
 
 @cute.jit
@@ -130,6 +144,7 @@ def launch_grouped_forward(
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     rows: cute.Tensor,
     members: cute.Tensor,
     counts: cute.Tensor,
@@ -154,6 +169,12 @@ def launch_grouped_forward(
     q_map = tensor_map.create_tensor_map_tiled_from_view(
         flat, box_dims=(ROWS, CHUNK), swizzle=tensor_map.TensorMapSwizzle.s128b
     )
-    forward_kernel(q_map, kv, rows, counts, members, attn_sink, out, lse, sm_scale, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    forward_kernel(
+        q_map, kv, rows, counts, members, attn_sink, out, lse, max_logits, sm_scale, plan
+    ).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
     )

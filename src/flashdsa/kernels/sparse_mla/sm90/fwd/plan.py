@@ -107,6 +107,7 @@ class FwdPlan:
             SmemRegion("flags", TILES * 4, 8, "what follows the step, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
+            SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys"),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
 

@@ -44,6 +44,7 @@ class Rows(NamedTuple):
     row_max: cute.Tensor  # (2,) fp32, a score: that row_sum is against
     row_sum: cute.Tensor  # (2,) fp32: over this thread's columns of this consumer's tiles
     out_max: cute.Tensor  # (2,) fp32, a score: that O is against
+    largest: Any = None  # (2,) fp32: the largest score of this consumer's tiles; None: not asked
 
 
 def make_scale(sm_scale: Float32) -> Scale:
@@ -52,9 +53,10 @@ def make_scale(sm_scale: Float32) -> Scale:
     return Scale(cute.arch.fmax(magnitude, Float32(LEAST_SCALE)), sm_scale < 0.0)
 
 
-def new_rows() -> Rows:
+def new_rows(with_largest: bool = False) -> Rows:
     """Rows without a key."""
-    rows = Rows(*(cute.make_rmem_tensor(THREAD_ROWS, Float32) for _ in Rows._fields))
+    count = len(Rows._fields) if with_largest else len(Rows._fields) - 1
+    rows = Rows(*(cute.make_rmem_tensor(THREAD_ROWS, Float32) for _ in range(count)))
     restart(rows)
     return rows
 
@@ -64,6 +66,8 @@ def restart(rows: Rows) -> None:
     rows.row_max.fill(LEAST)
     rows.row_sum.fill(0.0)
     rows.out_max.fill(LEAST)
+    if rows.largest is not None:
+        rows.largest.fill(NO_KEY)
 
 
 def row_of_thread(thread: Any) -> Any:
@@ -142,6 +146,8 @@ def exponentiate(
         for i in of_row[1:]:
             top = cute.arch.fmax(top, s[i])
         top = quad_reduce(top, cute.arch.fmax)
+        if cutlass.const_expr(rows.largest is not None):
+            rows.largest[h] = cute.arch.fmax(rows.largest[h], top)
         old = rows.row_max[h]
         new = top if (top - old) * scale.factor > lazy_log2 else old
         total = rows.row_sum[h] * exp2((old - new) * scale.factor)
