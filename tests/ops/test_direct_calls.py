@@ -115,6 +115,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     )
     loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}
     monkeypatch.setattr(registry, "_implementations", [implementation])
+    monkeypatch.setattr(registry, "_selected", {})
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
     LAUNCHES.clear()
     yield pretended
