@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -68,6 +68,11 @@ mutate: $(READY)  ## Break the CPU backend, and kernels' synchronisation: is it 
 docs: $(READY)  ## Build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
+
+docs-version: $(READY)  ## Add this version's documentation to those on the local branch gh-pages
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mike deploy --update-aliases "$$($(BIN)/python -c 'import flashdsa as f; print(f.__version__.rpartition(".")[0])')" latest
+	$(BIN)/mike set-default latest
 
 constraints: $(READY)  ## Pin what .venv holds now in constraints.txt
 	tools/pin_constraints.sh $(VENV)
