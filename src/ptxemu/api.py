@@ -23,6 +23,7 @@ from ptxemu.machine.grid import Launch, Machine
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.program import Program
 from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.sched.collector import rare_collections
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.scheduler import Scheduler
 from ptxemu.syntax.ast import Function, Parameter
@@ -176,7 +177,7 @@ class Module:
         program = self.program(kernel)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), rare_collections():
                 Scheduler(machine, policy, on_progress=on_progress).run()
         except ExecutionError as error:
             error.findings = checker.findings if checker is not None else []

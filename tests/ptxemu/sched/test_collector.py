@@ -1,0 +1,35 @@
+"""During a run Python's collector looks rarely, and afterwards it is as it was."""
+
+import gc
+
+import pytest
+
+from ptxemu.sched.collector import THRESHOLDS, rare_collections
+
+
+def test_thresholds_and_generations_come_back():
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with rare_collections():
+        assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_freeze_count() > frozen
+        with rare_collections():  # a launch that an observer makes
+            assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_freeze_count() > frozen
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, frozen)
+
+
+def test_an_error_brings_them_back_too():
+    before = gc.get_threshold()
+    with pytest.raises(ValueError), rare_collections():
+        raise ValueError
+    assert gc.get_threshold() == before
+
+
+def test_a_collector_that_is_off_stays_off():
+    gc.disable()
+    try:
+        with rare_collections():
+            assert not gc.isenabled()
+            assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
