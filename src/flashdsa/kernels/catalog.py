@@ -18,6 +18,7 @@ from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
@@ -210,6 +211,20 @@ MLA_BWD_DKV = KernelSpec(
         "multiply": ("multiply.py", "add.py"),
     },
 )
+MLA_BWD_FUSED = KernelSpec(
+    name="mla_bwd_fused",
+    arch=SM90.name,
+    operations=(Operation.MLA_BWD,),
+    plans=tuple(fused.FusedPlan(queries) for queries in fused.QUERIES),
+    build=f"{_SM90_BWD}.fused.build:compile_fused",
+    entry="fused_kernel",
+    sources={
+        "gather": ("gather.py",),
+        "score": ("score.py",),
+        "right": ("right.py", "rows.py"),
+        "dkv": ("dkv.py", "add.py"),
+    },
+)
 SPARSE_MLA_DECODE = KernelSpec(
     name="mla_decode",
     arch=SM90.name,
@@ -236,6 +251,7 @@ KERNELS = (
     MLA_BWD_SCORES,
     MLA_BWD_DQ,
     MLA_BWD_DKV,
+    MLA_BWD_FUSED,
     SPARSE_MLA_DECODE,
     MLA_BWD,
 )

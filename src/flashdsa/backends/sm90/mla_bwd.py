@@ -11,6 +11,8 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.mla_bwd_fused import is_fused, launch_fused
+from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
@@ -46,7 +48,7 @@ class Grouping(NamedTuple):
     @property
     def capacity(self) -> int:
         """Of a group's list: room for all its slots."""
-        return -(-self.queries * self.topk // TILE_KEYS) * TILE_KEYS
+        return capacity_of(self.queries, self.topk)
 
     @property
     def groupings(self) -> tuple[Grouping, ...]:
@@ -65,20 +67,6 @@ class Grouping(NamedTuple):
     def groups_at_a_time(self) -> int:
         """That have room in a launch's workspace."""
         return max(1, MOST_WORKSPACE_BYTES // self.group_bytes)
-
-
-class Lists(NamedTuple):
-    """Of a grouping's groups, see `spool.py`, and what the queries of each name, one by one."""
-
-    rows: Tensor
-    members: Tensor
-    counts: Tensor
-    present: Tensor
-    named: Tensor
-
-    def of(self, groups: int) -> Lists:
-        """Of the first groups."""
-        return Lists(*(x[:groups] for x in self))
 
 
 class Workspace(NamedTuple):
@@ -150,8 +138,11 @@ def backward(
         indices.contiguous(),
         every if topk_length is None else topk_length.contiguous(),
     )
-    grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
-    launch(runner, whole, grouping, delta, dq, dkv, sm_scale)
+    if is_fused(num_heads):
+        launch_fused(runner, whole, delta, dq, dkv, sm_scale)
+    else:
+        grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
+        launch(runner, whole, grouping, delta, dq, dkv, sm_scale)
     d_sink = torch.zeros(0, dtype=torch.float32, device=q.device)
     if attn_sink is not None:
         d_sink = sink_backward(lse, attn_sink, delta)[1]
@@ -188,13 +179,10 @@ def plans_of(grouping: Grouping, num_heads: int) -> tuple[ScoresPlan, list[DqPla
 
 def allocate(runner: Runner, grouping: Grouping, groups: int) -> Workspace:
     """Room for so many groups at a time."""
-    every = []
-    for one in grouping.groupings:
-        shape = groups * grouping.queries // one.queries, one.capacity
-        member = torch.uint8 if members_bits(one.queries) == 8 else torch.uint16
-        numbers = (runner.empty(shape[0], dtype=torch.int32) for _ in range(3))
-        rows = runner.empty(*shape, dtype=torch.int32)
-        every.append(Lists(rows, runner.empty(*shape, dtype=member), *numbers))
+    every = [
+        allocate_lists(runner, groups * grouping.queries // one.queries, one.queries, one.capacity)
+        for one in grouping.groupings
+    ]
     spool = spool_bytes(groups, grouping.row_blocks, grouping.capacity)
     return Workspace(
         runner.empty(spool, dtype=torch.uint8),

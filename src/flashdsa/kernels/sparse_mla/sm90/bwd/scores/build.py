@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, cute
+from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
+from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import launch_scores, launch_scores_of_two
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import D_QK, D_V, ScoresPlan
-from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
@@ -25,7 +24,7 @@ def compile_scores(plan: ScoresPlan) -> Any:
     spool_bytes = cute.sym_int64()
     second = []
     if plan.fewer:
-        second = [*_lists(plan.fewer), fake_tensor(Int32, (1,), 4), Float32(1.0)]
+        second = [*fake_lists(plan.fewer), fake_tensor(Int32, (1,), 4), Float32(1.0)]
     return cute.compile(
         launch_scores_of_two if plan.fewer else launch_scores,
         fake_tensor(BFloat16, (rows, D_QK)),
@@ -36,7 +35,7 @@ def compile_scores(plan: ScoresPlan) -> Any:
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
         fake_tensor(Float32, (rows,), 4),
-        *_lists(plan.queries),
+        *fake_lists(plan.queries),
         fake_tensor(Uint8, (spool_bytes,)),
         Int32(1),
         Float32(1.0),
@@ -46,14 +45,3 @@ def compile_scores(plan: ScoresPlan) -> Any:
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",
     )
-
-
-def _lists(queries: int) -> list[Any]:
-    """rows, members, counts, present and named of groups of so many queries."""
-    groups, capacity = cute.sym_int32(), cute.sym_int32()
-    member = Uint8 if members_bits(queries) == Uint8.width else Uint16
-    return [
-        fake_tensor(Int32, (groups, capacity), 4),
-        fake_tensor(member, (groups, capacity), member.width // 8),
-        *(fake_tensor(Int32, (groups,), 4) for _ in range(3)),
-    ]

@@ -1,0 +1,39 @@
+"""Memory for the lists of the Hopper backward's groups of queries."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.runner import Runner
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS
+from flashdsa.kernels.sparse_mla.sm90.members import members_bits
+
+
+class Lists(NamedTuple):
+    """Of a grouping's groups, see `spool.py`, and what the queries of each name, one by one."""
+
+    rows: Tensor
+    members: Tensor
+    counts: Tensor
+    present: Tensor
+    named: Tensor
+
+    def of(self, groups: int) -> Lists:
+        """Of the first groups."""
+        return Lists(*(x[:groups] for x in self))
+
+
+def capacity_of(queries: int, topk: int) -> int:
+    """Of a group's list: room for all its slots, in whole tiles."""
+    return -(-queries * topk // TILE_KEYS) * TILE_KEYS
+
+
+def allocate_lists(runner: Runner, groups: int, queries: int, capacity: int) -> Lists:
+    """Of so many groups, of so many queries each."""
+    member = torch.uint8 if members_bits(queries) == 8 else torch.uint16
+    rows = runner.empty(groups, capacity, dtype=torch.int32)
+    numbers = (runner.empty(groups, dtype=torch.int32) for _ in range(3))
+    return Lists(rows, runner.empty(groups, capacity, dtype=member), *numbers)

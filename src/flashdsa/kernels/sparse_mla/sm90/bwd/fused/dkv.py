@@ -1,0 +1,221 @@
+"""Role dkv: dS^T Q + P^T dO of each tile, 32 dims at a time, and its addition to dKV.
+
+Keys are M. P and dS of a tile are in registers, so that their images are free at once. Of two
+accumulators one is added while the other one's products run.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.wgmma import mma_async
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import add_four
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import (
+    Context,
+    Tiles,
+    tile_behind,
+    tiles_of,
+)
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import (
+    HALF_BYTES,
+    ROPE_PLACE,
+    ROWS_CHUNK_BYTES,
+    V_CHUNKS,
+)
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_n, descriptor
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
+
+LINE_DIMS = 32
+"""Of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""
+OF_LINE = LINE_DIMS // 2
+OPCODE = f"wgmma.mma_async.sync.aligned.m64n{LINE_DIMS}k{MMA_K}.f32.bf16.bf16"
+STEPS = BLOCK_ROWS // MMA_K
+STEP_BYTES = MMA_K * CHUNK * BF16
+A_WORDS = 4
+LINES = D_QK // LINE_DIMS
+V_LINES = V_CHUNKS * CHUNK // LINE_DIMS
+KEYS = 2
+"""Of a thread, 8 apart."""
+
+
+class Dkv(NamedTuple):
+    """Reads p, ds and rows; adds to dKV. Signals scores_free, rows_free."""
+
+    ctx: Context
+    dkv: cute.Tensor  # (S_kv, 576) fp32
+
+
+class Line(NamedTuple):
+    """32 dims: low words of the descriptors of Q and dO there, and bytes between their halves."""
+
+    rows: Any
+    has_v: bool
+    half_bytes: int
+
+
+def line_at(chunk: Any, half: int, has_v: bool = True) -> Line:
+    """A half of the chunk of Q, and dO, at a shared memory address."""
+    rows = along_n(chunk + half * LINE_DIMS * BF16)
+    return Line(rows, has_v, 2 * HALF_BYTES if has_v else HALF_BYTES)
+
+
+@cute.jit
+def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
+    """This thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
+    lane = thread % WARP_SIZE
+    key = thread // WARP_SIZE * MMA_ROWS + lane % 16
+    for step in cutlass.range_constexpr(STEPS):
+        at = image + swizzled_128(key, 2 * step + lane // 16)
+        got = cute.arch.inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * A_WORDS,
+            read_only_args=[at],
+        )
+        for i in cutlass.range_constexpr(A_WORDS):
+            words[A_WORDS * step + i] = got[i]
+
+
+def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
+    """acc = dS^T Q + P^T dO of 32 dims, as one group."""
+    warpgroup.fence()
+    rows = opaque(line.rows)
+    operands = [(ds, 0)] + ([(p, HALF_BYTES)] if line.has_v else [])
+    for words, place in operands:
+        for step in range(STEPS):
+            half, in_half = divmod(step, STEPS // 2)
+            offset = place + half * line.half_bytes + in_half * STEP_BYTES
+            values = mma_async(
+                OPCODE,
+                [acc[i] for i in range(OF_LINE)],
+                [words[A_WORDS * step + i] for i in range(A_WORDS)],
+                descriptor(rows, offset),
+                accumulate=bool(place or step),
+                transposes=(1,),
+            )
+            for i in range(OF_LINE):
+                acc[i] = values[i]
+    warpgroup.commit_group()
+
+
+@cute.jit
+def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
+    """dKV of this thread's keys += the accumulators; a negative key has no row.
+
+    A lane has two neighbouring dims of each 8. It exchanges with the lane beside it, so that it has
+    four, and the row's four lanes 64 bytes; and these with the four lanes of the next row, so that
+    all eight have 128 bytes of one row, and then of the other.
+
+    Args:
+        at: of row 0 of dKV, the dim from which on the lane adds.
+    """
+    odd, is_next = lane % 2 == 1, lane // 4 % 2 == 1
+    for h in cutlass.range_constexpr(KEYS):
+        left = four_dims(acc, 0, h, odd)
+        right = four_dims(acc, 1, h, odd)
+        got = [cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], 4) for i in range(4)]
+        of_row = [got[i] if is_next else left[i] for i in range(4)]
+        of_next = [right[i] if is_next else got[i] for i in range(4)]
+        key, next_key = keys[2 * h], keys[2 * h + 1]
+        add_four(at + Int64(key) * D_QK, of_row, key)
+        add_four(at + Int64(next_key) * D_QK, of_next, next_key)
+
+
+@cute.jit
+def four_dims(acc: Any, pair: cutlass.Constexpr, h: cutlass.Constexpr, odd: Boolean) -> list[Any]:
+    """Of a row and 16 dims four neighbours: even lanes those of the first 8, odd lanes of the
+    others."""
+    first = [acc[8 * pair + 2 * h + e] for e in range(2)]
+    second = [acc[8 * pair + 4 + 2 * h + e] for e in range(2)]
+    got = [cute.arch.shuffle_sync_bfly(first[e] if odd else second[e], 1) for e in range(2)]
+    low = [got[e] if odd else first[e] for e in range(2)]
+    high = [second[e] if odd else got[e] for e in range(2)]
+    return [*low, *high]
+
+
+@cute.jit
+def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[Int32]:
+    """Rows of dKV of this thread's two keys of a tile; -1 behind the list."""
+    ctx = role.ctx
+    keys = [Int32(-1)] * KEYS
+    first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    for h in cutlass.range_constexpr(KEYS):
+        if first + 8 * h < tiles.keys:
+            keys[h] = (line + (first + 8 * h)).load()
+    return keys
+
+
+@cute.jit
+def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
+    """For each key the row that this lane adds to first, and then: both of a pair of rows."""
+    is_next = lane // 4 % 2 == 1
+    pairs = []
+    for key in keys:
+        other = cute.arch.shuffle_sync_bfly(key, 4)
+        pairs += [other if is_next else key, key if is_next else other]
+    return pairs
+
+
+@cute.jit
+def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
+    """dKV of a tile += dS^T Q + P^T dO."""
+    ctx = role.ctx
+    lane = ctx.thread % WARP_SIZE
+    dim = lane // 4 % 2 * 16 + lane % 2 * 8 + lane % 4 // 2 * 4
+    at = role.dkv.iterator + dim
+    rows = ctx.arena.address("rows")
+    issue_line(accs[0], p, ds, line_at(rows, 0))
+    issue_line(accs[1], p, ds, line_at(rows, 1))
+    for chunk in cutlass.range_constexpr(V_CHUNKS - 1):
+        ahead = rows + (chunk + 1) * ROWS_CHUNK_BYTES
+        for i in cutlass.range_constexpr(2):
+            warpgroup.wait_group(1)
+            add_line(accs[i], at + i * LINE_DIMS, keys, lane)
+            issue_line(accs[i], p, ds, line_at(ahead, i))
+        at = at + CHUNK
+    for i in cutlass.range_constexpr(2):
+        warpgroup.wait_group(1)
+        add_line(accs[i], at + i * LINE_DIMS, keys, lane)
+        issue_line(accs[i], p, ds, line_at(rows + ROPE_PLACE, i, False))
+    for i in cutlass.range_constexpr(2):
+        warpgroup.wait_group(1 - i)
+        add_line(accs[i], at + (CHUNK + i * LINE_DIMS), keys, lane)
+
+
+@cute.jit
+def dkv_all(role: Dkv) -> None:
+    """Every tile of the CTA's items."""
+    ctx = role.ctx
+    accs = [cute.make_rmem_tensor(OF_LINE, Float32) for _ in range(2)]
+    p = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
+    ds = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
+    number, items = Int32(0), Int32(0)
+    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        tiles = tiles_of(ctx, item)
+        line = ctx.line_of(ctx.lists.rows, item)
+        tile = tiles.first
+        keys = read_keys(role, line, tiles, tile)
+        if tiles.count > 0:
+            ctx.barriers("rows_full").wait_round(items)
+            # Q and dO have been copied by threads; the fence shows them to wgmma.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            items += 1
+        for _ in cutlass.range(tiles.count, unroll=1):
+            tile = tile_behind(tile, tiles.count)
+            ahead = read_keys(role, line, tiles, tile)
+            ctx.barriers("scores_full").wait_round(number)
+            load_image(ctx.arena.address("p"), p, ctx.thread)
+            load_image(ctx.arena.address("ds"), ds, ctx.thread)
+            arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
+            add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
+            keys = ahead
+            number += 1
+        if tiles.count > 0:
+            arrive_warp(ctx.barriers("rows_free"), 0, ctx.thread)

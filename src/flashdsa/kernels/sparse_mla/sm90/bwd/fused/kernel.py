@@ -1,0 +1,120 @@
+"""The backward of 64 rows of Q in one kernel: P and dS never leave the streaming multiprocessor.
+
+gather         | score                | right              | dkv
+-------------- | -------------------- | ------------------ | -------------------------
+               |                      | Q and dO           |
+keys of tile 0 |                      |                    |
+               | S, dP, P, dS         |                    |
+               | dQ += dS K, left     | dQ += dS K, right  | P, dS to registers
+keys of tile 1 |                      |                    | products, additions to dKV
+               | S, dP, P, dS         |                    | ...
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.delta import launch_delta
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.dkv import Dkv, dkv_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.gather import Gatherer, gather_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.right import Right, right_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.score import Scorer, score_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
+from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
+
+
+@cute.kernel
+def fused_kernel(
+    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+    lse: cute.Tensor,
+    delta: cute.Tensor,
+    lists: Lists,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    heads: Int32,
+    sm_scale: Float32,
+    spread: Int32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_fused`. operands: q, kv, do."""
+    q, kv, do = operands
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    initialise_barriers(arena, thread)
+    cute.arch.sync_threads()
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role finds its place for itself: what all share would be live in every role.
+    if group == 0:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        gather_all(Gatherer(locate(arena, lists, heads, dq, spread), kv))
+    elif group == 1:
+        cute.arch.setmaxregister_increase(plan.score.registers)
+        ctx = locate(arena, lists, heads, dq, spread)
+        score_all(Scorer(ctx, lse, delta, dq, sm_scale))
+    elif group == 2:
+        cute.arch.setmaxregister_increase(plan.right.registers)
+        right_all(Right(locate(arena, lists, heads, dq, spread), q, do, dq))
+    else:
+        cute.arch.setmaxregister_decrease(plan.dkv.registers)
+        dkv_all(Dkv(locate(arena, lists, heads, dq, spread), dkv))
+
+
+@cute.jit
+def locate(arena: Arena, lists: Lists, heads: Int32, dq: cute.Tensor, spread: Int32) -> Context:
+    """This thread's context."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    num_items = (Int32(dq.shape[0]) + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    row_blocks = cutlass.max(heads // BLOCK_ROWS, Int32(1))
+    own = thread % WARPGROUP_SIZE
+    return Context(arena, lists, row_blocks, cta, num_ctas, num_items, spread, own)
+
+
+@cute.jit
+def launch_fused(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    do: cute.Tensor,
+    lse: cute.Tensor,
+    out: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    delta: cute.Tensor,
+    rows: cute.Tensor,
+    members: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    named: cute.Tensor,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    heads: Int32,
+    sm_scale: Float32,
+    spread: Int32,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch delta, the lists and the backward on `stream`.
+
+    Args:
+        q: (S * H, 576) bf16. kv: (S_kv, 576) bf16. do, out: (S * H, 512) bf16.
+        lse: (S * H,) fp32, natural, sinks in it. indices: (S, topk) int32.
+        topk_length: (S,) int32, or (0,): every slot counts.
+        delta: (S * H,) fp32, written.
+        rows, ...: the lists of `spool.py` of groups of plan.queries queries, written.
+        dq: (S * H, 576) bf16, written. dkv: (S_kv, 576) fp32, added to.
+        heads: H, one of spool.HEADS; plan.queries * H is 64, or 128.
+        spread: see `Context`.
+        num_ctas: at most the row blocks, S * H / 64; best so many as run at once.
+    """
+    launch_delta(do, out, delta, stream)
+    lists = Lists(rows, members, counts, present, named)
+    launch_union(indices, topk_length, lists, Int32(kv.shape[0]), plan.queries, stream, TILE_KEYS)
+    fused_kernel((q, kv, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )

@@ -1,0 +1,169 @@
+"""Tiles, budgets, barriers and roles of the fused backward, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, IMAGE_BYTES
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, CHUNKS, D_V
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemPlan,
+    SmemRegion,
+    check_barriers,
+    check_registers,
+    plan_smem,
+)
+
+QUERIES = (1, 2, 4, 8)
+HALF_ROWS = BLOCK_ROWS // 2
+"""Rows of which S and dP are one wgmma: N is so many rows of Q and as many of dO."""
+HALF_BYTES = HALF_ROWS * CHUNK * BF16
+"""Of Q, or of dO: 64 columns of 32 rows."""
+V_CHUNKS = D_V // CHUNK
+ROWS_CHUNK_BYTES = 4 * HALF_BYTES
+"""64 columns: Q and dO of the first 32 rows, then of the others."""
+ROPE_PLACE = V_CHUNKS * ROWS_CHUNK_BYTES
+"""Bytes from the rows' first to the columns that only Q has: of the first 32 rows, and behind them
+of the others."""
+ROWS_BYTES = ROPE_PLACE + 2 * HALF_BYTES
+LEFT_CHUNKS = 4
+"""Chunks of 64 dims of dQ that role score multiplies; role right has the others."""
+ORDER = (0, 1, 4, 5, 2, 3, 6, 7, 8)
+"""In which a tile's chunks become free, and so come and are multiplied."""
+STATISTICS = 2
+"""fp32 a row: lse and delta, both scaled."""
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """One compiled kernel: choices first, then what follows from them.
+
+    Attributes:
+        queries: of a group: 64 / H, at least 1.
+        gather_registers, consumer_registers, dkv_registers: of a thread.
+    """
+
+    queries: int = 1
+    gather_registers: int = 32
+    consumer_registers: int = 192
+    dkv_registers: int = 96
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.queries not in QUERIES:
+            raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
+        check_registers(self.roles, SM90.registers)
+        check_barriers(self.barriers, self.roles)
+        _ = self.smem
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"mla_bwd_fused_group{self.queries}"
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+        return [
+            SmemRegion("rows", ROWS_BYTES, 1024, "Q and dO of 64 rows, by chunks and halves"),
+            SmemRegion("k", CHUNKS * CHUNK_BYTES, 1024, "keys of a tile, 9 x [64, 64] SW128"),
+            SmemRegion("p", IMAGE_BYTES, 1024, "P, [key][row] SW128"),
+            SmemRegion("ds", IMAGE_BYTES, 1024, "dS, [key][row] SW128"),
+            SmemRegion("statistics", BLOCK_ROWS * STATISTICS * 4, 16, "lse and delta of the rows"),
+            SmemRegion("barriers", barriers, 8, "mbarriers"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile")
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def score(self) -> Role:
+        """Warpgroup 1."""
+        does = "S, dP, P, dS, and dims 0-255 of dQ"
+        return Role("score", WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def right(self) -> Role:
+        """Warpgroup 2."""
+        does = "Q and dO of each item, dims 256-575 of dQ"
+        return Role("right", WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def dkv(self) -> Role:
+        """Warpgroup 3."""
+        return Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition")
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warpgroups, in the order of their threads."""
+        return self.gather, self.score, self.right, self.dkv
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region.
+
+        Those of rows complete a phase an item that has keys, the others one a tile.
+        """
+        gather, score, right, dkv = self.roles
+        return (
+            Barrier(
+                "k_full", CHUNKS, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
+            ),
+            Barrier(
+                "k_free_left", LEFT_CHUNKS, score, Arrives.EVERY_WARP, gather, 0,
+                "a chunk of dims 0-255 has been read",
+            ),
+            Barrier(
+                "k_free_right", CHUNKS - LEFT_CHUNKS, right, Arrives.EVERY_WARP, gather, 0,
+                "a chunk of dims 256-575 has been read",
+            ),
+            Barrier(
+                "scores_full", 1, score, Arrives.EVERY_WARP, right, 0, "P and dS are there",
+                also_awaited_by=(score, dkv),
+            ),
+            Barrier(
+                "scores_free", 1, right, Arrives.EVERY_WARP, score, 0, "P and dS have been read",
+                also_produced_by=dkv,
+            ),
+            Barrier(
+                "rows_full", 1, right, Arrives.EVERY_THREAD, score, 0, "Q and dO are there",
+                also_awaited_by=(dkv,),
+            ),
+            Barrier(
+                "rows_free", 1, score, Arrives.EVERY_WARP, right, 0, "Q and dO have been read",
+                also_produced_by=dkv,
+            ),
+        )  # fmt: skip

@@ -1,0 +1,46 @@
+"""dQ of 64 rows from a warpgroup's accumulators to device memory."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import BLOCK_DIMS, transpose_quad
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS, THREAD_ROWS, pack
+
+
+@cute.jit
+def store_dq(
+    dq: cute.Tensor,
+    acc: Any,
+    item: Int32,
+    thread: Int32,
+    first_dim: cutlass.Constexpr,
+    columns: cutlass.Constexpr,
+) -> None:
+    """Columns of dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has
+    8 dims. Rows behind the last one are not written.
+
+    Args:
+        dq: (S * H, 576) bf16. acc: this thread's columns / 2 fp32. thread: in its warpgroup.
+    """
+    lane = thread % WARP_SIZE
+    quad = lane % 4
+    odd, upper = quad % 2 == 1, quad // 2 == 1
+    first = Int64(item) * BLOCK_ROWS + (thread // WARP_SIZE * MMA_ROWS + lane // 4)
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        row = first + 8 * h
+        at = dq.iterator + (row * D_QK + quad * 8)
+        present = row < dq.shape[0]
+        for block in cutlass.range_constexpr(columns // BLOCK_DIMS):
+            values = [acc[16 * block + 2 * h + 4 * i + e] for i in range(4) for e in range(2)]
+            words = [pack(values[2 * i], values[2 * i + 1]) for i in range(4)]
+            words = transpose_quad(words, odd, upper)
+            if present:
+                cute.arch.inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[at + (first_dim + block * BLOCK_DIMS), *words],
+                )
