@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +20,8 @@ class Backward:
         num_heads: 64 and more have two groupings; the device chooses. alike: queries name the same
             keys, so that the larger groups are chosen.
         ctas: so few that each has several work items.
-        mutant: the name of the kernel of which a control leaves something out; see `compile`.
+        mutant: the name of the kernel of which a control leaves something out; see `compile`. The
+            kernels with a spool are launched then, however many heads there are.
     """
 
     num_heads: int = 128
@@ -109,13 +112,16 @@ class Backward:
         operands = MlaBwdOperands(
             inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices, inputs.topk_length
         )
-        dq, dkv, _ = backward(
-            runner,
-            operands,
-            sm_scale=case.d_qk**-0.5,
-            deterministic=False,
-            dkv_dtype=torch.float32,
-        )
+        with contextlib.ExitStack() as stack:
+            if self.mutant:
+                stack.enter_context(patch(f"{backward.__module__}.is_fused", return_value=False))
+            dq, dkv, _ = backward(
+                runner,
+                operands,
+                sm_scale=case.d_qk**-0.5,
+                deterministic=False,
+                dkv_dtype=torch.float32,
+            )
         return inputs, O, lse, {"dQ": dq, "dKV": dkv}
 
 

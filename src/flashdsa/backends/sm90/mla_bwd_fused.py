@@ -13,7 +13,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import FusedPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
 from flashdsa.operands import MlaBwdOperands
 
-MOST_HEADS = 64
+MOST_HEADS = 32
 SPREAD = 5
 """Tiles by which CTAs begin one behind the other, so that they do not add to the same rows."""
 NEAR_ROWS = 12_288

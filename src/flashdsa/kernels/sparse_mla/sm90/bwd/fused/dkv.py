@@ -184,8 +184,8 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
         warpgroup.wait_group(1)
         add_line(accs[i], at + i * LINE_DIMS, keys, lane)
         issue_line(accs[i], p, ds, line_at(rows + ROPE_PLACE, i, False))
-    for i in cutlass.range_constexpr(2):
-        warpgroup.wait_group(1 - i)
+    for i, in_flight in enumerate((1, 0)):
+        warpgroup.wait_group(in_flight)
         add_line(accs[i], at + (CHUNK + i * LINE_DIMS), keys, lane)
 
 

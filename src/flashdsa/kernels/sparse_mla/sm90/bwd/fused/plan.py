@@ -19,7 +19,7 @@ from flashdsa.plan import (
     plan_smem,
 )
 
-QUERIES = (1, 2, 4, 8)
+QUERIES = (2, 4, 8)
 HALF_ROWS = BLOCK_ROWS // 2
 """Rows of which S and dP are one wgmma: N is so many rows of Q and as many of dO."""
 HALF_BYTES = HALF_ROWS * CHUNK * BF16
@@ -44,11 +44,11 @@ class FusedPlan:
     """One compiled kernel: choices first, then what follows from them.
 
     Attributes:
-        queries: of a group: 64 / H, at least 1.
+        queries: of a group: 64 / H.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """
 
-    queries: int = 1
+    queries: int = 2
     gather_registers: int = 32
     consumer_registers: int = 192
     dkv_registers: int = 96
