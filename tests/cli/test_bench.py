@@ -64,7 +64,8 @@ def test_without_a_gpu_one_line_says_what_is_missing(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("all",), "measures only the target indexer"),
+        (("all",), "measures indexer and sparse_mla_fwd in this version; got all"),
+        (("sparse_mla_fwd", "--repeats", "3"), "--repeats: the cases of --backend sm90 are fixed"),
         (("indexer", "--s-kv", "64"), "--s-kv: the cases of --backend sm90 are fixed"),
     ],
 )

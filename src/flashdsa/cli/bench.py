@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from flashdsa.cli.bench_forward import bench_forward
 from flashdsa.cli.bench_gpu import bench_gpu
 from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
 from flashdsa.settings import BACKENDS
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 TARGETS = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk", "memory", "all")
 DTYPES = ("float32", "bfloat16", "float64")
-GPU_BACKENDS = ("sm90", "sm100")
+GPU_TARGETS = {"sm90": ("indexer", "sparse_mla_fwd"), "sm100": ("indexer",)}
+"""What is measured on a GPU, by backend."""
 _SIZES = ("s", "s_kv", "h", "topk", "dtype")
 _SIZE = click.IntRange(min=1)
 _MIB = 1 << 20
@@ -72,6 +74,8 @@ def bench(
     On a Hopper GPU `bench indexer --backend sm90` times fixed shapes, ragged batches and
     adversarial scores, checks every result, and compares with DeepGEMM + a top-k of cuDNN Frontend
     or torch where they are installed. It prints which of the project's lines are met.
+    `bench sparse_mla_fwd --backend sm90` times prefills of 4,096 queries, in bursts and back to
+    back, judges O, and compares with FlashMLA where sgl-flash-mla is installed.
 
     \b
     Columns
@@ -88,6 +92,7 @@ def bench(
       flashdsa bench memory              does the peak stay flat when S grows?
       flashdsa bench all --out out/mine.json
       flashdsa bench indexer --backend sm90        on an H100 or H200, a minute
+      flashdsa bench sparse_mla_fwd --backend sm90        likewise
     """
     from flashdsa.bench.chart import draw_chart
     from flashdsa.bench.result import write_result
@@ -95,9 +100,12 @@ def bench(
     from flashdsa.cli.availability import require_runnable
 
     require_runnable(backend)
-    if backend in GPU_BACKENDS:
+    if backend in GPU_TARGETS:
         _require_gpu_target(context, target, backend)
-        bench_gpu(quick, choices["repeats"], out, as_json)
+        if target == "sparse_mla_fwd":
+            bench_forward(quick, out, as_json)
+        else:
+            bench_gpu(quick, choices["repeats"], out, as_json)
         return
     options = _options(target, quick, backend=backend, **choices)
     with progress_bar() as on_progress:
@@ -114,11 +122,13 @@ def bench(
 
 
 def _require_gpu_target(context: click.Context, target: str, backend: str) -> None:
-    if target != "indexer":
+    targets = GPU_TARGETS[backend]
+    if target not in targets:
         raise click.UsageError(
-            f"--backend {backend} measures only the target indexer in this version; got {target}"
+            f"--backend {backend} measures {' and '.join(targets)} in this version; got {target}"
         )
-    for name in _SIZES:
+    fixed = _SIZES if target == "indexer" else (*_SIZES, "repeats")
+    for name in fixed:
         if context.get_parameter_source(name) != ParameterSource.DEFAULT:
             option = "--" + name.replace("_", "-")
             raise click.UsageError(f"{option}: the cases of --backend {backend} are fixed")

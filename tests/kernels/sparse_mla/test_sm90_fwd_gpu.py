@@ -67,6 +67,51 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
     assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))
 
 
+@pytest.mark.parametrize(("queries", "heads"), [(402, 16), (402, 128), (2, 64)])
+def test_a_prepared_launch_allocates_nothing_and_a_graph_captures_it(
+    queries: int, heads: int
+) -> None:
+    """By groups, by single queries, and by the decode, which has no largest logits."""
+    case = SparseMlaCase("prepared", queries, 300, heads, 64, max_logits=queries > 2)
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    out = torch.empty(queries, heads, 512, dtype=torch.bfloat16, device="cuda")
+    lse, largest = torch.empty(2, queries, heads, device="cuda")
+    run = flashdsa.prepare_sparse_mla_fwd(
+        inputs.q,
+        inputs.kv,
+        inputs.indices,
+        out,
+        lse,
+        max_logits=largest if case.max_logits else None,
+        backend="sm90",
+    )
+    run()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    inputs.q.copy_(inputs.q.flip(0))
+    graph.replay()
+    assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
+
+
+def test_results_in_buffers_are_those_without() -> None:
+    case = SparseMlaCase("buffers", 200, 300, 64, 64, invalid=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    arguments = (inputs.q, inputs.kv, inputs.indices)
+    expected = flashdsa.sparse_mla_fwd(*arguments, return_max_logits=True)
+    out, lse = torch.empty_like(expected[0]), torch.empty_like(expected[1])
+    got = flashdsa.sparse_mla_fwd(*arguments, out=out, lse=lse, return_max_logits=True)
+    assert got[0] is out and got[1] is lse
+    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    odd = torch.empty(out.numel() + 1, dtype=out.dtype, device="cuda")[1:].view(out.shape)
+    with pytest.raises(ValueError, match="out: expected an address that is a multiple of 16"):
+        flashdsa.sparse_mla_fwd(*arguments, out=odd)
+
+
 FUZZED = 500
 BATCH = 50
 """Shapes of one test."""
@@ -93,6 +138,7 @@ def drawn(draw: random.Random, number: int) -> SparseMlaCase:
         attn_sink=draw.choice([None, "finite", "infinite"]),
         poison=draw.random() < 0.3,
         strided=draw.random() < 0.3,
+        max_logits=draw.random() < 0.3,
     )
 
 
