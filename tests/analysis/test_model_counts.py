@@ -15,7 +15,7 @@ import torch
 from flashdsa import reference
 from flashdsa.analysis.model import backward_sm100, indexer_sm90
 from flashdsa.backends.emulated.runner import compiled
-from flashdsa.backends.sm100.sparse_mla import run
+from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
 from flashdsa.operands import MlaBwdOperands

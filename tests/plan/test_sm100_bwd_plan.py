@@ -122,7 +122,7 @@ def watched() -> Watcher:
     import torch
 
     from flashdsa.backends.emulated.runner import compiled
-    from flashdsa.backends.sm100.sparse_mla import run
+    from flashdsa.backends.sm100.mla_bwd import run
     from flashdsa.kernels.catalog import MLA_BWD
     from flashdsa.operands import MlaBwdOperands
     from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs

@@ -7,6 +7,7 @@ from dataclasses import replace
 from flashdsa.backends.features import ANY, Features, OneOf
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
+from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, Operation
 
 _CPU_ATTENTION = Features(
@@ -112,8 +113,10 @@ _SM100_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
+_SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS))
 _SM100 = {
-    Operation.MLA_BWD: ("sparse_mla:backward", _SM100_BACKWARD),
+    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM100_FORWARD),
+    Operation.MLA_BWD: ("mla_bwd:backward", _SM100_BACKWARD),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
 }

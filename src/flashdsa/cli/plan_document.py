@@ -109,6 +109,8 @@ def _describe_barrier(barrier: Barrier) -> dict[str, Any]:
         producer += f", {barrier.also_produced_by.name}"
     if barrier.from_peer:
         producer = f"peer's {producer}"
+    if barrier.ctas > 1:
+        producer = f"{producer} of {barrier.ctas} CTAs"
     return {
         "name": barrier.name,
         "stages": barrier.stages,

@@ -76,11 +76,16 @@ class Barriers(NamedTuple):
         """One arrival at the same barrier of another CTA of the cluster; `peer`: its rank."""
         arrive_at_peer(self.at(stage), peer)
 
+    def arrive_at_peer_for_shared(self, peer: Any, stage: Any = 0) -> None:
+        """The same, of what this thread did to the shared memory of its own CTA only."""
+        arrive_at_peer_for_shared(self.at(stage), peer)
+
     def wait(self, phase: Any, stage: Any = 0) -> None:
         """Wait until the phase of that parity is complete: an acquire, at cluster scope where the
         plan has arrivals or bytes from other CTAs."""
         planned = self.planned
-        if planned.from_peer or planned.bytes_from_peer or planned.arrives is Arrives.EVERY_CTA:
+        others = planned.from_peer or planned.bytes_from_peer or planned.ctas > 1
+        if others or planned.arrives is Arrives.EVERY_CTA:
             wait_at_cluster_scope(self.at(stage), phase)
         else:
             cute.arch.mbarrier_wait(self.at(stage), phase)
@@ -101,6 +106,22 @@ class Barriers(NamedTuple):
 def arrive_at_peer(barrier: Any, peer: Any) -> None:
     """Arrive at the same barrier of another CTA of the cluster: a release at cluster scope."""
     cute.arch.mbarrier_arrive(barrier, peer, scope=nvvm.MemScopeKind.CLUSTER)
+
+
+@cute.jit
+def arrive_at_peer_for_shared(barrier: Any, peer: Any) -> None:
+    """Arrive at the same barrier of another CTA of the cluster: a release at cluster scope of what
+    this thread did to the shared memory of its own CTA, and of nothing else.
+
+    PTX ISA, "fence", .sync_restrict::shared::cta. A release of everything becomes a
+    MEMBAR.ALL.GPU, which waits for the thread's st.async and writes to device memory too.
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {$r0}, {$r1}; "
+        "fence.release.sync_restrict::shared::cta.cluster; "
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote]; }",
+        read_only_args=[Int32(barrier.toint()), Int32(peer)],
+    )
 
 
 @cute.jit
@@ -208,6 +229,12 @@ def advanced(
         stage -= stages
         phase = phase ^ 1
     return PipelineState(stage, phase)
+
+
+def rotated_state(number: Any, first: int, stages: int) -> PipelineState:
+    """Where use `number` of a ring falls whose use 0 is of stage `first`, and each round the last
+    of the stage before it."""
+    return PipelineState((number + first) % stages, (number // stages) & 1)
 
 
 def state_in_turn(state: PipelineState, place: int, turn: int, stages: int) -> PipelineState:

@@ -13,15 +13,21 @@ LANE_SHIFT = 16
 WARP_LANES_SHIFT = LANE_SHIFT + WARP_SIZE.bit_length() - 1
 
 
-def allocate(hold: Any, columns: int) -> None:
-    """One warp: columns for this CTA; their address goes to `hold`, pointer to shared memory."""
-    prims.tcgen05_alloc(hold.to_llvm_ptr(), columns, group="cta_1")
-    prims.tcgen05_relinquish_alloc_permit(group="cta_1")
+def allocate(hold: Any, columns: int, cta_group: int = 1) -> None:
+    """One warp: columns for this CTA; their address goes to `hold`, pointer to shared memory.
+
+    Args:
+        cta_group: 2: a warp of either CTA of the pair calls, and both get the same columns.
+    """
+    prims.tcgen05_alloc(hold.to_llvm_ptr(), columns, group=f"cta_{cta_group}")
+    prims.tcgen05_relinquish_alloc_permit(group=f"cta_{cta_group}")
 
 
-def free(address: Any, columns: int) -> None:
+def free(address: Any, columns: int, cta_group: int = 1) -> None:
     """The warp that allocated them: what `allocate` gave, back."""
-    prims.tcgen05_dealloc(prims.make_tmem_ptr(address, Int32), columns, group="cta_1")
+    prims.tcgen05_dealloc(
+        prims.make_tmem_ptr(address, Int32), columns, group=f"cta_{cta_group}"
+    )
 
 
 def before_sync() -> None:

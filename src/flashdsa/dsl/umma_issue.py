@@ -15,6 +15,8 @@ from flashdsa.dsl.umma import UmmaProduct
 ADDRESS_BITS = (1 << 18) - 1
 """Of shared memory, in a descriptor (PTX ISA, "Shared memory descriptor")."""
 LOW_BITS = (1 << 32) - 1
+BOTH_CTAS = 0b11
+"""Ranks in a cluster of two, a bit each."""
 
 
 @cute.jit
@@ -68,3 +70,9 @@ def descriptor(base: Any, relative: int) -> Any:
 def commit(barriers: Barriers, stage: Any = 0) -> None:
     """Arrive when every MMA that this thread has issued so far is done; CTAs on their own."""
     prims.tcgen05_commit(barriers.at(stage).to_llvm_ptr(), group="cta_1")
+
+
+def commit_to_pair(barriers: Barriers, stage: Any = 0) -> None:
+    """Arrive at the barrier of either CTA of the pair when every MMA that this thread has issued so
+    far is done."""
+    prims.tcgen05_commit(barriers.at(stage).to_llvm_ptr(), multicast_mask=BOTH_CTAS, group="cta_2")

@@ -24,6 +24,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.sparse_mla.sm100.fwd import plan as sm100_fwd
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
 
@@ -174,6 +175,19 @@ SPARSE_MLA_FWD = KernelSpec(
     entry="forward_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), "left": ("left.py",), "right": ("right.py",)},
 )
+SPARSE_MLA_FWD_SM100 = KernelSpec(
+    name="mla_fwd",
+    arch=SM100.name,
+    operations=(Operation.SPARSE_MLA_FWD,),
+    plans=tuple(sm100_fwd.FwdPlan(group) for group in sm100_fwd.GROUPS),
+    build="flashdsa.kernels.sparse_mla.sm100.fwd.build:compile_forward",
+    entry="forward_kernel",
+    sources={
+        "softmax": ("softmax.py", "query.py", "epilogue.py"),
+        "load": ("load.py", "gather4.py"),
+        "mma": ("mma.py", "products.py", "umma_issue.py"),
+    },
+)
 _SM90_BWD = "flashdsa.kernels.sparse_mla.sm90.bwd"
 
 MLA_BWD_SCORES = KernelSpec(
@@ -254,6 +268,7 @@ KERNELS = (
     MLA_BWD_FUSED,
     SPARSE_MLA_DECODE,
     MLA_BWD,
+    SPARSE_MLA_FWD_SM100,
 )
 """All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's
 dq.py say, are in none of them."""

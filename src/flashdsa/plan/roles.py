@@ -61,6 +61,7 @@ class Barrier:
         also_awaited_by: who waits besides.
         from_peer: the producer is the role of the cluster's other CTA. bytes_from_peer: the
             producer arrives in its own CTA, and the other one writes the bytes.
+        ctas: of the cluster in which the producers arrive, all at the barrier of the first one.
     """
 
     name: str
@@ -75,11 +76,12 @@ class Barrier:
     from_peer: bool = False
     bytes_from_peer: bool = False
     also_arrives: Arrives | None = None
+    ctas: int = 1
 
     @property
     def arrivals(self) -> int:
         """Arrivals that complete a phase: the count that the barrier is initialised with."""
-        return sum(_arrivals_of(role, arrives) for role, arrives in self.arriving)
+        return self.ctas * sum(_arrivals_of(role, arrives) for role, arrives in self.arriving)
 
     @property
     def arriving(self) -> tuple[tuple[Role, Arrives], ...]:

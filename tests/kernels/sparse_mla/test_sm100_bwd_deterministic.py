@@ -41,7 +41,7 @@ def _dsl() -> None:
 def gradients(deterministic: bool, policy: Policy) -> tuple[Tensor, Tensor]:
     """dQ and dKV of FEW_KEYS, judged; nothing may be found."""
     from flashdsa.backends.emulated.runner import Emulator
-    from flashdsa.backends.sm100.sparse_mla import backward
+    from flashdsa.backends.sm100.mla_bwd import backward
 
     inputs = make_sparse_mla_inputs(FEW_KEYS, 0, "cpu")
     O, lse = forward_results(inputs)
@@ -93,7 +93,7 @@ def test_nor_on_how_many_queries_there_is_room_for(
         parts.append(len(indices))
         return ordered(indices, *rest)
 
-    monkeypatch.setattr("flashdsa.backends.sm100.sparse_mla.slot_order", counted)
+    monkeypatch.setattr("flashdsa.backends.sm100.mla_bwd.slot_order", counted)
     _, dKV = gradients(True, ORDERS[0])
     assert parts == [1, 1]
     assert torch.equal(dKV, once[1])

@@ -13,13 +13,16 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
+from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm100.sparse_mla import launch_raw, run
+from flashdsa.backends.sm100.mla_bwd import launch_raw, run
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.operands import MlaBwdOperands
 from flashdsa.plan import Barrier
+from flashdsa.plan.kernel_spec import find_kernel
+from flashdsa.toolchain.nvdisasm import find_disassembler
 from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -223,3 +226,15 @@ def test_autograd_does_not_reach_it_yet() -> None:
     inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
     with pytest.raises(UnsupportedError, match="no implementation"):
         flashdsa.sparse_mla(inputs.q, inputs.kv, inputs.indices, backend="emulate-sm100")
+
+
+def test_the_softmax_chain_waits_for_no_memory_of_the_gpu() -> None:
+    """MEMBAR.ALL.GPU, some 1,500 clocks, stands at the two cluster barriers and nowhere else: what
+    the exchange releases lies in shared memory."""
+    disassembler = find_disassembler()
+    if disassembler is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    (kept,) = compile_and_keep(find_kernel(KERNELS, "mla_bwd", "sm_100a"))
+    code = disassembler.text(kept.cubin, "-c")
+    of_barriers = re.findall(r"MEMBAR\.ALL\.GPU(?:.*\n){1,4}?.*UCGABAR_ARV", code)
+    assert (code.count("MEMBAR.ALL.GPU"), len(of_barriers)) == (2, 2)

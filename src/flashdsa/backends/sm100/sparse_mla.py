@@ -1,183 +1,82 @@
-"""The backward of sparse MLA on Blackwell GPUs."""
+"""The forward of sparse MLA on Blackwell GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
-from flashdsa.errors import ArgumentValueError
-from flashdsa.hw import BULK_ALIGNMENT
-from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
+from flashdsa.kernels.sparse_mla.sm100.fwd.plan import PAIR_ROWS, FwdPlan
+from flashdsa.operands import SparseMlaOperands
 
-PLANS = {plan.deterministic: plan for plan in MLA_BWD.plans}
-
-Launch = Callable[..., Any]
-"""A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
+UNION_BYTES = 5
+"""Of a slot in the groups' lists: a row number and the queries that name it."""
+MOST_UNION_BYTES = 256 << 20
+"""Of the lists of one launch; queries that need more are launched in parts."""
 
 
-def backward(
-    runner: Runner,
-    operands: MlaBwdOperands,
-    *,
-    sm_scale: float,
-    deterministic: bool,
-    dkv_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
-    function = runner.function(MLA_BWD, PLANS[deterministic])
-    with runner.launching():
-        return run(
-            function,
-            operands,
-            sm_scale=sm_scale,
-            deterministic=deterministic,
-            dkv_dtype=dkv_dtype,
-        )
-
-
-def run(
-    launch: Launch,
-    operands: MlaBwdOperands,
-    *,
-    sm_scale: float,
-    deterministic: bool,
-    dkv_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operation by a compiled function, on the operands' device.
-
-    Args:
-        launch: compiled for what `deterministic` says.
-        operands: indices are padded here with -1 to a multiple of B_TOPK.
-    """
-    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+def forward(
+    runner: Runner, operands: SparseMlaOperands, *, d_v: int, sm_scale: float
+) -> tuple[Tensor, Tensor]:
+    """O (S, H, d_v) in q's dtype and lse (S, H) fp32."""
+    q, kv = operands.q, operands.kv
     num_queries, num_heads, _ = q.shape
-    topk = indices.shape[1]
-    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    dkv = torch.zeros(kv.shape, dtype=torch.float32, device=q.device)
-    sink_size = 0 if attn_sink is None else num_heads
-    d_sink = torch.zeros(sink_size, dtype=torch.float32, device=q.device)
-    if num_queries and kv.shape[0]:
-        with_sink = lse if attn_sink is None else torch.logaddexp(lse, attn_sink.expand_as(lse))
-        if topk_length is None:
-            topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
-        padded = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
-        delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
-        launch_all = launch_in_parts if deterministic else launch_raw
-        launch_all(
-            launch,
-            readable(q),
-            readable(kv),
-            readable(dO),
-            with_sink.contiguous(),
-            readable(O),
-            padded.contiguous(),
-            topk_length.contiguous(),
-            delta,
-            dq,
-            dkv,
-            sm_scale,
-        )
-        if attn_sink is not None:
-            d_sink = sink_backward(lse, attn_sink, delta)[1]
-    return dq, dkv.to(dkv_dtype), d_sink
+    out = runner.empty(num_queries, num_heads, d_v, dtype=q.dtype)
+    lse = runner.empty(num_queries, num_heads, dtype=torch.float32)
+    if not num_queries or not kv.shape[0]:
+        return out.zero_(), lse.fill_(math.inf)
+    plan = FwdPlan(group=PAIR_ROWS // num_heads)
+    function = runner.function(SPARSE_MLA_FWD_SM100, plan)
+    with runner.launching():
+        launch(runner, function, plan, operands, out, lse, sm_scale)
+    return out, lse
 
 
-def launch_in_parts(
-    launch: Launch,
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
+def launch(
+    runner: Runner,
+    function: Any,
+    plan: FwdPlan,
+    operands: SparseMlaOperands,
+    out: Tensor,
     lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    topk_length: Tensor,
-    *outputs_and_scale: Any,
+    sm_scale: float,
 ) -> None:
-    """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
+    """The compiled function of `plan` on the operands, some of which are copied for it.
 
     Args:
-        outputs_and_scale: as for `launch_raw`.
+        out, lse: written, without gaps.
     """
-    delta, dq, dkv, sm_scale = outputs_and_scale
+    q, kv, indices, topk_length, attn_sink = operands
     num_queries, topk = indices.shape
-    at_a_time = queries_at_a_time(num_queries, topk)
-    slots = torch.empty(at_a_time * topk, kv.shape[1], dtype=torch.float32, device=q.device)
-    for first in range(0, num_queries, at_a_time):
-        part = slice(first, first + at_a_time)
-        order, starts = slot_order(indices[part], topk_length[part], kv.shape[0])
-        launch_raw(
-            launch,
+    q, kv, indices = readable(q), readable(kv), indices.contiguous()
+    every = runner.empty(0, dtype=torch.int32)
+    lengths = every if topk_length is None else topk_length.contiguous()
+    sink = runner.empty(0, dtype=torch.float32)
+    if attn_sink is not None:
+        sink = attn_sink.to(torch.float32).contiguous()
+    if plan.group == 1:
+        function(q, kv, indices, lengths, sink, out, lse, sm_scale)
+        return
+    most = plan.group * topk
+    groups_at_a_time = max(1, MOST_UNION_BYTES // max(1, UNION_BYTES * most))
+    for first in range(0, num_queries, plan.group * groups_at_a_time):
+        part = slice(first, first + plan.group * groups_at_a_time)
+        groups = -(-q[part].shape[0] // plan.group)
+        function(
             q[part],
             kv,
-            dO[part],
-            lse[part],
-            O[part],
             indices[part],
-            topk_length[part],
-            delta[part],
-            dq[part],
-            dkv,
-            slots[: order.shape[0]],
-            order,
-            starts,
+            lengths[part],
+            sink,
+            out[part],
+            lse[part],
+            runner.empty(groups, most, dtype=torch.int32),
+            runner.empty(groups, most, dtype=torch.uint8),
+            runner.empty(groups, dtype=torch.int32),
             sm_scale,
         )
-
-
-def launch_raw(
-    launch: Launch,
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    topk_length: Tensor,
-    *outputs_and_scale: Any,
-) -> None:
-    """The kernel's own rules, then the kernel: tensors without gaps, topk a multiple of B_TOPK.
-
-    Args:
-        outputs_and_scale: delta (S, H) and dq, written; dkv, added to; where the kernel is
-            deterministic its slots, their order and starts; sm_scale.
-
-    Raises:
-        ArgumentValueError: names the argument that does not fit.
-    """
-    topk = indices.shape[1]
-    if topk % B_TOPK:
-        raise ArgumentValueError(
-            f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
-        )
-    delta, dq, *dkv_and_slots, sm_scale = outputs_and_scale
-    dkv = dkv_and_slots[0]
-    for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
-        if not tensor.is_contiguous() or tensor.data_ptr() % BULK_ALIGNMENT:
-            raise ArgumentValueError(
-                f"{name}: the Blackwell kernel needs tensors without gaps at addresses aligned to "
-                f"{BULK_ALIGNMENT} bytes (TMA and bulk reduce-add); got strides "
-                f"{list(tensor.stride())} at {tensor.data_ptr():#x}"
-            )
-    rows = q.shape[0] * q.shape[1]
-    launch(
-        q.view(rows, -1),
-        kv,
-        dO.view(rows, -1),
-        lse,
-        O.view(rows, -1),
-        indices,
-        topk_length,
-        delta,
-        dq.view(rows, -1),
-        *dkv_and_slots,
-        sm_scale,
-    )

@@ -99,12 +99,11 @@ def backward_kernel(
             num_slots,
             Int32(dkv.shape[0]),
         )
-        if ctx.thread // WARP_SIZE == 0:
-            load_blocks(loader)
         if ctx.thread // WARP_SIZE == 1:
             if prims.elect_sync():
                 load_query(loader)
             cute.arch.sync_warp()
+        load_blocks(loader)
     elif group == REDUCE:
         cute.arch.setmaxregister_increase(plan.reduce.registers)
         ctx, _ = locate(topk_length, indices, arena)

@@ -8,11 +8,13 @@ from cutlass import Int32, Int64, cute
 from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.dsl.tma import load_box
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, BOX_DIMS, D_V
 
 ROWS_A_GATHER = 4
+QUADS = B_TOPK // ROWS_A_GATHER // (WARPGROUP_SIZE // WARP_SIZE)
+"""Groups of four rows that a warp gathers of a block."""
 
 
 class Loader(NamedTuple):
@@ -61,7 +63,7 @@ def load_query(role: Loader) -> None:
 
 @cute.jit
 def load_blocks(role: Loader) -> None:
-    """One warp, lane = key: every block of the query."""
+    """Every warp, lane = key: every block of the query."""
     ctx = role.ctx
     for block in cutlass.range(ctx.num_blocks, unroll=1):
         load_block(role, block)
@@ -69,9 +71,10 @@ def load_blocks(role: Loader) -> None:
 
 @cute.jit
 def load_block(role: Loader, block: Int32) -> None:
-    """Which rows a block names, for the other roles; then the rows themselves."""
+    """Which rows a block names, by the first warp for the other roles; then the rows themselves, a
+    quarter of them a warp: only one lane of a warp issues at a time."""
     ctx, plan = role.ctx, role.ctx.plan
-    lane = ctx.thread % WARP_SIZE
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     slot = block * B_TOPK + lane
     row = Int32(-1)
     if slot < role.num_slots:
@@ -80,26 +83,29 @@ def load_block(role: Loader, block: Int32) -> None:
         row = Int32(-1)
     if row < 0:
         row = Int32(-1)
-    to = role.rows.state(block)
-    # rows_free, of the block before in this stage: softmax and reduce have read its numbers, so
-    # these may overwrite them.
-    role.rows.acquire(to)
-    rows = ctx.arena.pointer("rows", Int32)
-    (rows + to.stage * B_TOPK + lane).store(row)
-    # rows_full: every lane arrives behind its own store.
-    role.rows.commit(to.stage)
+    if warp == 0:
+        to = role.rows.state(block)
+        # rows_free, of the block before in this stage: softmax and reduce have read its numbers, so
+        # these may overwrite them.
+        role.rows.acquire(to)
+        rows = ctx.arena.pointer("rows", Int32)
+        (rows + to.stage * B_TOPK + lane).store(row)
+        # rows_full: every lane arrives behind its own store.
+        role.rows.commit(to.stage)
 
     to = role.keys.state(block)
-    # kv_free, of the block before in this stage: dQ, the last MMA that reads it, is done.
+    # kv_free, of the block before in this stage: dQ, the last MMA that reads it, is done. The phase
+    # of kv_full ends only behind the first warp's arrival, whichever warp's rows come first.
     role.keys.acquire(to)
     full = role.keys.full.at(to.stage)
-    if lane == 0:
+    if ctx.thread == 0:
         role.keys.expect(to.stage)
     cute.arch.sync_warp()
-    four = [cute.arch.shuffle_sync(row, (lane * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
-    if lane < B_TOPK // ROWS_A_GATHER:
+    quad = warp * QUADS + lane
+    four = [cute.arch.shuffle_sync(row, (quad * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
+    if lane < QUADS:
         start = ctx.arena.address("kv") + to.stage * plan.kv_bytes
-        at = start + lane * (ROWS_A_GATHER * BOX_DIMS * 2)
+        at = start + quad * (ROWS_A_GATHER * BOX_DIMS * 2)
         for box in cutlass.range_constexpr(plan.dims // BOX_DIMS):
             gather4(
                 at + box * (B_TOPK * BOX_DIMS * 2),
@@ -109,7 +115,7 @@ def load_block(role: Loader, block: Int32) -> None:
                 full,
             )
         gather4(
-            start + plan.kv_value_bytes + lane * (ROWS_A_GATHER * plan.own_rope_dims * 2),
+            start + plan.kv_value_bytes + quad * (ROWS_A_GATHER * plan.own_rope_dims * 2),
             role.kv_rope_map,
             D_V + ctx.cta_rank * plan.own_rope_dims,
             four,

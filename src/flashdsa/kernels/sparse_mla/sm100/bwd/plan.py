@@ -258,7 +258,7 @@ class BwdPlan:
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
         """Warpgroup 1."""
-        does = "row numbers and their gather (warp 0), Q and dO (warp 1)"
+        does = "row numbers (warp 0) and their gather; Q and dO (warp 1)"
         return Role("load", WARPGROUP_SIZE, self.load_registers, does)
 
     @property

@@ -29,6 +29,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
 )
 
 NAMED_BARRIER = 2
+WARPS = WARPGROUP_SIZE // WARP_SIZE
 
 
 class Reducer(NamedTuple):
@@ -64,31 +65,34 @@ def store_do(ctx: Context) -> None:
 def send_slice(
     role: Reducer, slot: Int32, block: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
 ) -> None:
-    """The first warp: a slice's rows, lane = key, each with one bulk copy or reduce-add."""
+    """A slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
+
+    Only one lane of a warp issues at a time, so four warps take a quarter of the time.
+    """
     ctx = role.ctx
-    key = ctx.thread % WARP_SIZE
-    if ctx.thread < WARP_SIZE:
-        if key < keys:
-            rows = ctx.arena.pointer("rows", Int32)
-            row = (rows + role.rows.state(block).stage * B_TOPK + first_key + key).load()
-            if row >= 0:
-                ring = ctx.arena.bytes("ring")
-                if cutlass.const_expr(role.slots is None):
-                    prims.cp_reduce_async_bulk_global_shared_cta(
-                        (role.dkv.iterator + Int64(row) * D_QK + first_dim).to_llvm_ptr(),
-                        (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
-                        dims * FP32,
-                        op=prims.CpReduceOp.ADD,
-                        type=prims.CpReduceType.F32,
-                    )
-                else:
-                    own = Int64(block * B_TOPK + first_key + key)
-                    prims.cp_async_bulk_global_shared_cta(
-                        (role.slots + own * D_QK + first_dim).to_llvm_ptr(),
-                        (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
-                        dims * FP32,
-                    )
-        cute.arch.cp_async_bulk_commit_group()
+    lane = ctx.thread % WARP_SIZE
+    key = ctx.thread // WARP_SIZE * (keys // WARPS) + lane
+    if lane < keys // WARPS:
+        rows = ctx.arena.pointer("rows", Int32)
+        row = (rows + role.rows.state(block).stage * B_TOPK + first_key + key).load()
+        if row >= 0:
+            ring = ctx.arena.bytes("ring")
+            if cutlass.const_expr(role.slots is None):
+                prims.cp_reduce_async_bulk_global_shared_cta(
+                    (role.dkv.iterator + Int64(row) * D_QK + first_dim).to_llvm_ptr(),
+                    (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
+                    dims * FP32,
+                    op=prims.CpReduceOp.ADD,
+                    type=prims.CpReduceType.F32,
+                )
+            else:
+                own = Int64(block * B_TOPK + first_key + key)
+                prims.cp_async_bulk_global_shared_cta(
+                    (role.slots + own * D_QK + first_dim).to_llvm_ptr(),
+                    (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
+                    dims * FP32,
+                )
+    cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
@@ -122,10 +126,10 @@ def send_part(
                 store_float(at + key * (dims * FP32), values[first_key + key])
         # generic writes above -> the bulk copy reads through the async proxy
         cute.arch.fence_proxy("async.shared", space="cta")
-        # All slices but the latest ring_slots - 2 have left the ring, so the slot behind this
-        # one is free; the barrier tells the other warps, and that this slot is complete.
-        if ctx.thread < WARP_SIZE:
-            cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
+        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; behind
+        # the barrier every lane's have, so the slot behind this one is free, and this slot is
+        # complete.
+        cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
         cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
         send_slice(role, slot, block, first_key, keys, dims, first_dim)
         slot = next_stage(slot, plan.ring_slots)
@@ -159,5 +163,4 @@ def reduce_all(role: Reducer) -> None:
 @cute.jit
 def finish(role: Reducer) -> None:
     """Before the CTA ends: what it added has been added."""
-    if role.ctx.thread < WARP_SIZE:
-        cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.cp_async_bulk_wait_group(0)

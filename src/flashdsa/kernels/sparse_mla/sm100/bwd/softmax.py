@@ -65,7 +65,8 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
     for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
         got = load_words(ctx.arena.address("partial") + swizzled_128(ctx.thread, unit), Float32)
         sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
-    ctx.barriers("partial_free").arrive_at_peer(ctx.cta_rank ^ 1)
+    # What the peer may write again lies in this CTA's shared memory: nothing else is released.
+    ctx.barriers("partial_free").arrive_at_peer_for_shared(ctx.cta_rank ^ 1)
     return sums
 
 

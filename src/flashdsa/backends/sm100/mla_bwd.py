@@ -1,0 +1,183 @@
+"""The backward of sparse MLA on Blackwell GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.sparse_mla import sink_backward
+from flashdsa.backends.memory import readable
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
+from flashdsa.errors import ArgumentValueError
+from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
+from flashdsa.operands import MlaBwdOperands
+
+PLANS = {plan.deterministic: plan for plan in MLA_BWD.plans}
+
+Launch = Callable[..., Any]
+"""A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
+
+
+def backward(
+    runner: Runner,
+    operands: MlaBwdOperands,
+    *,
+    sm_scale: float,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
+    function = runner.function(MLA_BWD, PLANS[deterministic])
+    with runner.launching():
+        return run(
+            function,
+            operands,
+            sm_scale=sm_scale,
+            deterministic=deterministic,
+            dkv_dtype=dkv_dtype,
+        )
+
+
+def run(
+    launch: Launch,
+    operands: MlaBwdOperands,
+    *,
+    sm_scale: float,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The operation by a compiled function, on the operands' device.
+
+    Args:
+        launch: compiled for what `deterministic` says.
+        operands: indices are padded here with -1 to a multiple of B_TOPK.
+    """
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+    num_queries, num_heads, _ = q.shape
+    topk = indices.shape[1]
+    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    dkv = torch.zeros(kv.shape, dtype=torch.float32, device=q.device)
+    sink_size = 0 if attn_sink is None else num_heads
+    d_sink = torch.zeros(sink_size, dtype=torch.float32, device=q.device)
+    if num_queries and kv.shape[0]:
+        with_sink = lse if attn_sink is None else torch.logaddexp(lse, attn_sink.expand_as(lse))
+        if topk_length is None:
+            topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
+        padded = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
+        delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
+        launch_all = launch_in_parts if deterministic else launch_raw
+        launch_all(
+            launch,
+            readable(q),
+            readable(kv),
+            readable(dO),
+            with_sink.contiguous(),
+            readable(O),
+            padded.contiguous(),
+            topk_length.contiguous(),
+            delta,
+            dq,
+            dkv,
+            sm_scale,
+        )
+        if attn_sink is not None:
+            d_sink = sink_backward(lse, attn_sink, delta)[1]
+    return dq, dkv.to(dkv_dtype), d_sink
+
+
+def launch_in_parts(
+    launch: Launch,
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    topk_length: Tensor,
+    *outputs_and_scale: Any,
+) -> None:
+    """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
+
+    Args:
+        outputs_and_scale: as for `launch_raw`.
+    """
+    delta, dq, dkv, sm_scale = outputs_and_scale
+    num_queries, topk = indices.shape
+    at_a_time = queries_at_a_time(num_queries, topk)
+    slots = torch.empty(at_a_time * topk, kv.shape[1], dtype=torch.float32, device=q.device)
+    for first in range(0, num_queries, at_a_time):
+        part = slice(first, first + at_a_time)
+        order, starts = slot_order(indices[part], topk_length[part], kv.shape[0])
+        launch_raw(
+            launch,
+            q[part],
+            kv,
+            dO[part],
+            lse[part],
+            O[part],
+            indices[part],
+            topk_length[part],
+            delta[part],
+            dq[part],
+            dkv,
+            slots[: order.shape[0]],
+            order,
+            starts,
+            sm_scale,
+        )
+
+
+def launch_raw(
+    launch: Launch,
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    topk_length: Tensor,
+    *outputs_and_scale: Any,
+) -> None:
+    """The kernel's own rules, then the kernel: tensors without gaps, topk a multiple of B_TOPK.
+
+    Args:
+        outputs_and_scale: delta (S, H) and dq, written; dkv, added to; where the kernel is
+            deterministic its slots, their order and starts; sm_scale.
+
+    Raises:
+        ArgumentValueError: names the argument that does not fit.
+    """
+    topk = indices.shape[1]
+    if topk % B_TOPK:
+        raise ArgumentValueError(
+            f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
+        )
+    delta, dq, *dkv_and_slots, sm_scale = outputs_and_scale
+    dkv = dkv_and_slots[0]
+    for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
+        if not tensor.is_contiguous() or tensor.data_ptr() % BULK_ALIGNMENT:
+            raise ArgumentValueError(
+                f"{name}: the Blackwell kernel needs tensors without gaps at addresses aligned to "
+                f"{BULK_ALIGNMENT} bytes (TMA and bulk reduce-add); got strides "
+                f"{list(tensor.stride())} at {tensor.data_ptr():#x}"
+            )
+    rows = q.shape[0] * q.shape[1]
+    launch(
+        q.view(rows, -1),
+        kv,
+        dO.view(rows, -1),
+        lse,
+        O.view(rows, -1),
+        indices,
+        topk_length,
+        delta,
+        dq.view(rows, -1),
+        *dkv_and_slots,
+        sm_scale,
+    )

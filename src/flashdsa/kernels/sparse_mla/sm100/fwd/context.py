@@ -1,0 +1,38 @@
+"""What every role knows: where things lie in both memories, and which rows it works on."""
+
+from typing import Any, NamedTuple
+
+from cutlass import Int32
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import Barriers, PipelineState, rotated_state
+from flashdsa.kernels.sparse_mla.sm100.fwd.plan import FwdPlan
+
+LEADER = 0
+"""Rank of the CTA that issues the MMAs."""
+
+
+class Context(NamedTuple):
+    """One CTA's place in the launch."""
+
+    arena: Arena  # shared memory
+    tmem: Int32  # TMEM address of the allocation
+    cta_rank: Int32  # in the pair: which rows of Q and O, and which half of the dims of the keys
+    item: Int32  # the pair's 128 rows of Q: a query's, or a group's
+    num_slots: Int32  # slots of the item that may be valid
+    num_tiles: Int32  # of TILE_KEYS keys, at least 1
+    thread: Int32  # in its warpgroup, which is also its TMEM lane
+
+    @property
+    def plan(self) -> FwdPlan:
+        """The budgets, known when the kernel is compiled."""
+        return self.arena.plan
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+    def keys_at(self, tile: Any) -> PipelineState:
+        """Where a tile of keys comes. The first ones leave out the stages that hold Q, and those
+        are the last of each round."""
+        return rotated_state(tile, self.plan.q_stages, self.plan.kv_stages)
