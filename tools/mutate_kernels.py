@@ -69,6 +69,12 @@ KERNELS = {
         (("--queries", "3", "--topk", "128"),),
         limit=36,
     ),
+    "mla-fwd-sm_100a": Launches(
+        "sm_100a",
+        "tools/launch_sm100_forward.py",
+        "forward_kernel",
+        (("--topk", "448"),),  # seven tiles: every ring goes round
+    ),
     "indexer-sm_100a": Launches(
         "sm_100a",
         "tools/launch_sm100_indexer.py",

@@ -61,7 +61,7 @@ def test_products_of_a_tile_are_those_of_the_forward() -> None:
 
 
 def test_where_scores_and_o_come_to_lie() -> None:
-    """A row's two halves of a score in lanes m and m + 64; O's dims 256 to 511 in the upper lanes."""
+    """Halves of a score in lanes m and m + 64; dims 256 to 511 of O in the upper lanes."""
     p, column = products_of(PLAN), PLAN.tmem.column
     assert p.qk.cell(5, column("s") + 7) == (5, 7)
     assert p.qk.cell(5 + 64, column("s") + 7) == (5, 64 + 7)

@@ -113,9 +113,10 @@ _SM100_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
-_SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS))
+_SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS), max_logits=True)
 _SM100 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM100_FORWARD),
+    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM100_FORWARD),
     Operation.MLA_BWD: ("mla_bwd:backward", _SM100_BACKWARD),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),

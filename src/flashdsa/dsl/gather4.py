@@ -5,7 +5,6 @@ from typing import Any
 
 from cutlass import Int32, cute
 
-
 FIRST_OF_PAIR = ~(1 << 24)
 """Of a shared::cluster address: the same place in the CTA of the pair whose rank is even."""
 

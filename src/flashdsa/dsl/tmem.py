@@ -25,9 +25,7 @@ def allocate(hold: Any, columns: int, cta_group: int = 1) -> None:
 
 def free(address: Any, columns: int, cta_group: int = 1) -> None:
     """The warp that allocated them: what `allocate` gave, back."""
-    prims.tcgen05_dealloc(
-        prims.make_tmem_ptr(address, Int32), columns, group=f"cta_{cta_group}"
-    )
+    prims.tcgen05_dealloc(prims.make_tmem_ptr(address, Int32), columns, group=f"cta_{cta_group}")
 
 
 def before_sync() -> None:

@@ -12,7 +12,6 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
-import flashdsa
 from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm100.mla_bwd import launch_raw, run
@@ -219,13 +218,6 @@ def test_the_order_of_warps_does_not_matter() -> None:
     case = SparseMlaCase("three blocks", 1, 90, HEADS, 96, duplicates=True, invalid=True)
     for seed in range(5):
         launch(case, policy=Policy(seed=seed))
-
-
-def test_autograd_does_not_reach_it_yet() -> None:
-    """sparse_mla needs a forward of the same backend; there is none, and that is said."""
-    inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
-    with pytest.raises(UnsupportedError, match="no implementation"):
-        flashdsa.sparse_mla(inputs.q, inputs.kv, inputs.indices, backend="emulate-sm100")
 
 
 def test_the_softmax_chain_waits_for_no_memory_of_the_gpu() -> None:

@@ -20,10 +20,11 @@ def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> 
 def compile_forward(plan: FwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, kv, indices, topk_length, attn_sink, out, lse, sm_scale), or of a group
-    (..., lse, rows, members, counts, sm_scale); see `launch_forward` and `launch_grouped_forward`.
+    (q, kv, indices, topk_length, attn_sink, out, lse, max_logits, sm_scale), or of a group
+    (..., max_logits, rows, members, counts, sm_scale); see `launch_forward` and
+    `launch_grouped_forward`.
     """
-    queries, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(5))
+    queries, keys, topk, lengths, sinks, maxima = (cute.sym_int32() for _ in range(6))
     lists = []
     if plan.group > 1:
         groups, most = cute.sym_int32(), cute.sym_int32()
@@ -41,6 +42,7 @@ def compile_forward(plan: FwdPlan) -> Any:
         _tensor(Float32, (sinks,), 4),
         _tensor(BFloat16, (queries, plan.group_heads, D_V)),
         _tensor(Float32, (queries, plan.group_heads), 4),
+        _tensor(Float32, (maxima,), 4),
         *lists,
         Float32(1.0),
         plan,

@@ -1,4 +1,4 @@
-"""The end of role softmax: O over the rows' sums, and lse, to device memory."""
+"""The end of role softmax: O over the rows' sums, lse and maxima, to device memory."""
 
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Output(NamedTuple):
     ctx: Context
     out_map: Any  # (S * H, 512) bf16, boxes of 64 x 64
     lse: cute.Tensor  # (S, H) fp32
+    max_logits: cute.Tensor  # (S * H,) fp32, or (0,): not asked for
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: Scale
 
@@ -52,7 +53,8 @@ def whole_sum(ctx: Context, own: Float32) -> Float32:
 
 @cute.jit
 def finish_row(w: Output, row: Row) -> Float32:
-    """What O is multiplied with, 0 where the row has no key; one of the row's threads stores lse."""
+    """What O is multiplied with, 0 where the row has no key; one of the row's threads stores lse
+    and, where it is asked for, the largest logit."""
     ctx = w.ctx
     total = whole_sum(ctx, row.row_sum)
     of_item = ctx.cta_rank * ROWS + ctx.thread % ROWS
@@ -70,6 +72,9 @@ def finish_row(w: Output, row: Row) -> Float32:
                 factor = Float32(0.0)  # of a sum that is NaN too
     if present and ctx.thread < ROWS:
         (w.lse.iterator + number).store(lse)
+        if w.max_logits.shape[0] > 0:
+            largest = row.largest * w.scale.factor * LN_2
+            (w.max_logits.iterator + number).store(largest)
     return factor
 
 

@@ -1,4 +1,4 @@
-"""The forward of sparse MLA for Blackwell: a pair of CTAs takes 128 rows of Q, over tiles of 64 keys.
+"""The forward of sparse MLA for Blackwell: a pair of CTAs takes 128 rows of Q, 64 keys at a time.
 
 load                  | mma (first CTA)           | softmax
 --------------------- | ------------------------- | -------------------------------------------
@@ -57,6 +57,7 @@ def forward_kernel(
     members: Any,
     attn_sink: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     sm_scale: Float32,
     plan: cutlass.Constexpr,
 ):
@@ -83,7 +84,7 @@ def forward_kernel(
         scale = make_scale(sm_scale * LOG2_E)
         store_query(ctx)
         row = softmax_all(Softmax(ctx, scale))
-        write_rows(Output(ctx, out_map.get_ptr(), lse, attn_sink, scale), row)
+        write_rows(Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row)
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
         ctx = locate(slots, num_slots, arena)
@@ -147,6 +148,7 @@ def launch_pairs(
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     sm_scale: Float32,
     plan: cutlass.Constexpr,
     stream: Any,
@@ -159,6 +161,7 @@ def launch_pairs(
         members: (items, any) uint8, bit i: query i of the item names the slot's row; None: the item
             is one query. attn_sink: (H,) fp32, or (0,): none.
         out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
+        max_logits: (S * H,) fp32, written, or (0,): not asked for.
     """
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
@@ -176,6 +179,7 @@ def launch_pairs(
         members,
         attn_sink,
         lse,
+        max_logits,
         sm_scale,
         plan,
     ).launch(
@@ -196,6 +200,7 @@ def launch_forward(
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     sm_scale: Float32,
     plan: cutlass.Constexpr,
     stream: Any,
@@ -207,7 +212,7 @@ def launch_forward(
             in `launch_pairs`.
     """
     launch_pairs(
-        q, kv, indices, topk_length, None, attn_sink, out, lse, sm_scale, plan, stream
+        q, kv, indices, topk_length, None, attn_sink, out, lse, max_logits, sm_scale, plan, stream
     )
 
 
@@ -220,6 +225,7 @@ def launch_grouped_forward(
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     lse: cute.Tensor,
+    max_logits: cute.Tensor,
     rows: cute.Tensor,
     members: cute.Tensor,
     counts: cute.Tensor,
@@ -230,10 +236,12 @@ def launch_grouped_forward(
     """Launch the kernel for the groups' unions, then the forward, on `stream`.
 
     Args:
-        rows, members: (groups, plan.group * topk) int32 and uint8, written. counts: (groups,) int32,
-            written. The others as in `launch_forward`.
+        rows, members: (groups, plan.group * topk) int32 and uint8, written.
+        counts: (groups,) int32, written. The others as in `launch_forward`.
     """
     launch_union(
         indices, topk_length, Lists(rows, members, counts), Int32(kv.shape[0]), plan.group, stream
     )
-    launch_pairs(q, kv, rows, counts, members, attn_sink, out, lse, sm_scale, plan, stream)
+    launch_pairs(
+        q, kv, rows, counts, members, attn_sink, out, lse, max_logits, sm_scale, plan, stream
+    )

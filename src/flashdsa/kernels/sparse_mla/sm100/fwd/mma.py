@@ -3,7 +3,7 @@
 Tile i, in the order of issue: Q K^T of tile i+1 | P V of tile i
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, cute

@@ -207,23 +207,22 @@ class FwdPlan:
         """
         softmax, load, mma = self.roles
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP
-        both = {"ctas": CLUSTER}
         return (
             Barrier(
                 "q_full", 1, load, one, softmax, Q_BOXES * BOX_BYTES, "Q is in shared memory"
             ),
             Barrier("q_read", 1, softmax, warps, load, 0, "keys may overwrite Q"),
-            Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", **both),
+            Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", ctas=CLUSTER),
             Barrier(
                 "kv_full", self.kv_stages, load, one, mma, CLUSTER * self.kv_bytes,
                 "both CTAs' halves of the keys are there", bytes_from_peer=True,
             ),
             Barrier("kv_free", self.kv_stages, mma, commit, load, 0, "P V has read the keys"),
             Barrier("s_ready", 1, mma, commit, softmax, 0, "the scores' halves are in TMEM"),
-            Barrier("s_free", 1, softmax, warps, mma, 0, "they have been read", **both),
+            Barrier("s_free", 1, softmax, warps, mma, 0, "they have been read", ctas=CLUSTER),
             Barrier(
                 "p_ready", P_STAGES, softmax, warps, mma, 0,
-                "P is in shared memory, O is scaled", **both,
+                "P is in shared memory, O is scaled", ctas=CLUSTER,
             ),
             Barrier("p_free", P_STAGES, mma, commit, softmax, 0, "P V is added to O"),
             Barrier(

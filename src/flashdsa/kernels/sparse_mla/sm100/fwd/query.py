@@ -1,4 +1,4 @@
-"""The start of role softmax: Q from shared memory into tensor memory, where every Q K^T reads it."""
+"""The start of role softmax: Q from shared memory to tensor memory, where Q K^T reads it."""
 
 from typing import Any
 

@@ -2,14 +2,15 @@
 
 Thread t and thread t ^ 64 have the same row in their lanes of tensor memory, over the dims of the
 first and of the second CTA. Each sends the other one its scores of the other one's keys, and adds
-what comes. A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that O
-is rarely rescaled: P is at most that, and what was left out cancels between O and the row's sum.
+what comes. A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that
+O is rarely rescaled: P is at most that, and what was left out cancels between O and the row's
+sum.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Boolean, Float32, Int32, Vector, cute
+from cutlass import BFloat16, Float32, Int32, Vector, cute
 
 from flashdsa.dsl import tmem
 from flashdsa.dsl.smem import VECTOR, load_words, store_words
@@ -51,6 +52,7 @@ class Row(NamedTuple):
 
     row_max: Float32  # a score, that O and row_sum are against; the same in both threads
     row_sum: Float32  # of P, over this thread's keys
+    largest: Float32  # score so far, NO_KEY at first; the same in both threads
 
 
 class Softmax(NamedTuple):
@@ -201,13 +203,13 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
     rescale(ctx, tile, factor)
     # p_ready, time i: P and O of this warp's lanes are ready for P V.
     arrive_at_leader(ctx, "p_ready", tile % P_STAGES)
-    return Row(new, total)
+    return Row(new, total, cute.arch.fmax(row.largest, top))
 
 
 @cute.jit
 def softmax_all(role: Softmax) -> Row:
     """Every tile of the item."""
-    row = Row(Float32(LEAST), Float32(0.0))
+    row = Row(Float32(LEAST), Float32(0.0), Float32(NO_KEY))
     for tile in cutlass.range(role.ctx.num_tiles, unroll=1):
         row = softmax_tile(role, tile, row)
     return row
