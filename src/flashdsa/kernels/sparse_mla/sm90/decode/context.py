@@ -26,7 +26,7 @@ class Context(NamedTuple):
     num_ctas: Int32  # of the cluster
     num_slots: Int32  # of the query that may be valid
     first_step: Int32  # of this CTA
-    num_steps: Int32  # with what may be empty steps at the end, until `extent` is known
+    num_steps: Int32  # at most: what is behind the last valid slot counts
     thread: Int32  # in its warpgroup
 
     @property
@@ -80,11 +80,17 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
     )
 
 
-@cute.jit
-def wait_for_extent(ctx: Context) -> Context:
-    """A consumer: the context with the CTA's number of steps, up to the last valid slot."""
+def wait_for_extent(ctx: Context) -> Int32:
+    """A consumer: the CTA's steps up to the last one with a valid slot."""
     ctx.barriers("extent_full").wait(0)
-    return ctx._replace(num_steps=ctx.arena.array("extent", Int32, 1)[0])
+    return ctx.arena.array("extent", Int32, 1)[0]
+
+
+@cute.jit
+def meet_consumers(barrier: cutlass.Constexpr) -> None:
+    """All threads of both consumers. Warps reach a named barrier as one: branches are over."""
+    cute.arch.sync_warp()
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=2 * WARPGROUP_SIZE)
 
 
 def kind_of_piece(ctx: Context, piece: int, last: int) -> Any:

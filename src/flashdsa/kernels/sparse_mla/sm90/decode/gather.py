@@ -100,13 +100,19 @@ def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
 
 @cute.jit
 def load_query(role: Gatherer) -> None:
-    """One thread: the item's rows of Q; those behind the last head come as zeros."""
+    """The item's rows of Q, before anything else; those behind the last head come as zeros.
+
+    Not where the CTA has no slot. Where it has none that is valid nobody multiplies Q, but both
+    consumers wait for it.
+    """
     ctx = role.ctx
-    barrier = ctx.barriers("q_full")
-    barrier.arrive_and_expect_tx()
-    for chunk in cutlass.range_constexpr(CHUNKS):
-        to = ctx.arena.bytes("q") + chunk * CHUNK_BYTES
-        load_box(to, role.q_map, [Int32(chunk * CHUNK), ctx.head, ctx.query], barrier.at())
+    if ctx.num_steps > 0 and ctx.thread == 0:
+        barrier = ctx.barriers("q_full")
+        barrier.arrive_and_expect_tx()
+        for chunk in cutlass.range_constexpr(CHUNKS):
+            to = ctx.arena.bytes("q") + chunk * CHUNK_BYTES
+            load_box(to, role.q_map, [Int32(chunk * CHUNK), ctx.head, ctx.query], barrier.at())
+    cute.arch.sync_warp()
 
 
 def acquire(ctx: Context, free: str, tile: int, step: Any) -> None:
@@ -123,11 +129,9 @@ def gather_rows(role: Gatherer) -> None:
     lane = ctx.thread % WARP_SIZE
     unit, number = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.arena.address("k") + swizzled_128(number, unit)
+    load_query(role)
     slots = read_slots(role, Int32(0), lane)
     num_steps = find_extent(role, lane)
-    if num_steps > 0 and ctx.thread == 0:
-        load_query(role)
-    cute.arch.sync_warp()
     for step in cutlass.range(num_steps, unroll=1):
         rows = [row_of_turn(slots, turn, number) for turn in range(TILES * TURNS)]
         ahead = read_slots(role, step + 1, lane)

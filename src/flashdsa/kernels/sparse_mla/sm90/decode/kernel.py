@@ -23,17 +23,12 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output
-from flashdsa.kernels.sparse_mla.sm90.decode.context import (
-    Context,
-    locate,
-    wait_for_extent,
-)
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, locate
 from flashdsa.kernels.sparse_mla.sm90.decode.expand import gather_packed_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import Gatherer, gather_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.left import Left, consume_left
 from flashdsa.kernels.sparse_mla.sm90.decode.right import Right, consume_right
-from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E, Output
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import make_scale
 
@@ -69,12 +64,12 @@ def decode_kernel(
         gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
     elif group == LEFT:
         cute.arch.setmaxregister_increase(plan.left.registers)
-        ctx = wait_for_extent(locate(arena, lse, indices, topk_length))
+        ctx = locate(arena, lse, indices, topk_length)
         scale = make_scale(sm_scale * LOG2_E)
         consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
     else:
         cute.arch.setmaxregister_increase(plan.right.registers)
-        ctx = wait_for_extent(locate(arena, lse, indices, topk_length))
+        ctx = locate(arena, lse, indices, topk_length)
         scale = make_scale(sm_scale * LOG2_E)
         consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
 

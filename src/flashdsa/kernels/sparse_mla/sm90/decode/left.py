@@ -7,14 +7,18 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output, write_share
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, kind_of_piece
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
+from flashdsa.kernels.sparse_mla.sm90.decode.context import (
+    Context,
+    kind_of_piece,
+    wait_for_extent,
+)
 from flashdsa.kernels.sparse_mla.sm90.decode.query import (
-    convert_query,
-    units_of_rows,
+    take_query,
     unscale,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import P_FREE, SCORES_DONE, arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNK_BYTES,
     CHUNKS,
@@ -60,7 +64,6 @@ class Registers(NamedTuple):
     p: cute.Tensor
     out: cute.Tensor
     rows: Rows
-    units: list[Float32]  # of this thread's rows of S where kv is packed
 
 
 @cute.jit
@@ -92,13 +95,13 @@ def take_step(role: Left, r: Registers, step: Int32, last: cutlass.Constexpr) ->
     k0 = ctx.arena.address("k")
     v0, v1 = along_n(k0), along_n(k0 + TILE_BYTES)
     if cutlass.const_expr(ctx.plan.packed):
-        unscale(r.s, r.units)
+        unscale(ctx, r.s)
     mask_scores(ctx, r.s, role.scale, 0)
     exponentiate(r.s, r.p, r.rows, role.scale, ctx.plan.lazy_log2, ctx.kind)
     # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
     cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
     store_p(ctx, r.p, r.rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
-    arrive_warp(ctx, "p0_full")
+    ctx.barriers("p0_full").arrive()
     rescale_to_own(r.out, r.rows, role.scale)
     multiply_own(r.out, r.p, v0, ctx.kind)
     warpgroup.wait_group(0)
@@ -126,17 +129,14 @@ def consume_left(role: Left) -> None:
     out = cute.make_rmem_tensor(OF_OUT, Float32)
     out.fill(0.0)
     rows = new_rows()
-    if ctx.num_steps > 0:
-        ctx.barriers("q_full").wait(0)
-        units = []
-        if cutlass.const_expr(ctx.plan.packed):
-            convert_query(ctx, 0)
-            units = units_of_rows(ctx)
-        r = Registers(s, p, out, rows, units)
+    take_query(ctx, 0)
+    num_steps = wait_for_extent(ctx)
+    if num_steps > 0:
+        r = Registers(s, p, out, rows)
         issue_scores(role, s, Int32(0), LEFT_PIECES + RIGHT_PIECES)
         warpgroup.wait_group(0)
         finish_scores(ctx, Int32(0))
-        for step in cutlass.range(ctx.num_steps - 1, unroll=1):
+        for step in cutlass.range(num_steps - 1, unroll=1):
             take_step(role, r, step, False)
-        take_step(role, r, ctx.num_steps - 1, True)
+        take_step(role, r, num_steps - 1, True)
     write_share(role.output, out, rows, 0)

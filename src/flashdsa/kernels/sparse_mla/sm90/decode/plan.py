@@ -46,13 +46,16 @@ class DecodePlan:
 
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
-        gather_registers, consumer_registers: of a thread.
+        held_parts: of packed rows, 1 to 4: parts of a tile that a thread of the gather holds.
+        gather_registers, left_registers, right_registers: of a thread.
         lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
     """
 
     packed: bool = False
-    gather_registers: int = 88
-    consumer_registers: int = 208
+    held_parts: int = 3
+    gather_registers: int = 104
+    left_registers: int = 208
+    right_registers: int = 192
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
@@ -129,14 +132,14 @@ class DecodePlan:
     def left(self) -> Role:
         """Warpgroup 1."""
         does = "S and P of tile 0, O's dims 0-255; then a share of O, lse"
-        return Role("left", WARPGROUP_SIZE, self.consumer_registers, does)
+        return Role("left", WARPGROUP_SIZE, self.left_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def right(self) -> Role:
         """Warpgroup 2."""
         does = "S and P of tile 1, O's dims 256-511; then a share of O"
-        return Role("right", WARPGROUP_SIZE, self.consumer_registers, does)
+        return Role("right", WARPGROUP_SIZE, self.right_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -164,9 +167,10 @@ class DecodePlan:
                     "a tile's right half has been read"),
             Barrier("q_full", 1, gather, one, left, TILE_BYTES, "Q is there",
                     also_awaited_by=(right,)),
-            Barrier("p0_full", 1, left, warps, right, 0, "P of tile 0 and its maxima are there"),
-            Barrier("p1_full", 1, right, warps, left, 0, "P of tile 1 and its maxima are there"),
-            Barrier("left_sums", 1, left, every, right, 0, "left's sums of the item are there"),
+            Barrier("p0_full", 1, left, every, right, 0, "P of tile 0 and its maxima are there"),
+            Barrier("p1_full", 1, right, every, left, 0, "P of tile 1 and its maxima are there"),
+            Barrier("left_sums", 1, left, every, right, 0, "left's sums of the item are there",
+                    also_awaited_by=(left,)),
             Barrier("right_sums", 1, right, every, left, 0, "right's sums of the item are there"),
             Barrier("o_full", 1, left, one, left, 0, "all CTAs' O and statistics are there",
                     also_awaited_by=(right,), bytes_from_peer=True),

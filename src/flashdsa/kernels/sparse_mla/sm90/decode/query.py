@@ -12,7 +12,11 @@ from cutlass import Float32, Int32, cute
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Q_READY, Context
+from flashdsa.kernels.sparse_mla.sm90.decode.context import (
+    Q_READY,
+    Context,
+    meet_consumers,
+)
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK_BYTES, CHUNKS, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import THREAD_ROWS, quad_reduce, row_of_thread
 
@@ -22,6 +26,10 @@ UNITS = 8
 """16-byte units of a row of a chunk."""
 LATENT_CHUNKS = (CHUNKS - 1) // QUARTERS
 """Chunks of a thread."""
+BATCH = 4
+"""Units that a thread has under way."""
+BATCHES = UNITS // BATCH
+"""Of a chunk."""
 TOP_EXPONENT = 14
 BIAS = 127
 MOST_POWER = 126
@@ -33,29 +41,45 @@ def one_word(ptx: str, *words: Any) -> Any:
 
 
 @cute.jit
+def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
+    """Both consumers: Q has come, in the form that the products take, if the CTA has slots."""
+    if ctx.num_steps > 0:
+        ctx.barriers("q_full").wait(0)
+        if cutlass.const_expr(ctx.plan.packed):
+            convert_query(ctx, side)
+
+
+def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any]:
+    """Of a thread's units of that batch; a row's four threads are at units with other banks."""
+    base = ctx.arena.address("q") + (quarter * LATENT_CHUNKS + batch // BATCHES) * CHUNK_BYTES
+    first = batch % BATCHES * BATCH
+    return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
+
+
+@cute.jit
 def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
-    """Both consumers together, once; Q has come. All of them have it in the new form behind."""
+    """Both consumers together, once. All of them have it in the new form behind.
+
+    In loops, as code that runs once costs most: it is fetched.
+    """
     thread = ctx.thread + side * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS
-    base = ctx.arena.address("q") + quarter * (LATENT_CHUNKS * CHUNK_BYTES)
-    # The four threads of a row begin with other units: eight lanes touch all banks.
-    places = [
-        base + chunk * CHUNK_BYTES + swizzled_128(row, (2 * quarter) ^ i)
-        for chunk in range(LATENT_CHUNKS)
-        for i in range(UNITS)
-    ]
-    units = [load_words(place, Int32) for place in places]
-    sizes = [one_word("abs.bf16x2 {$w0}, {$r0};", unit[w]) for unit in units for w in range(4)]
-    top = sizes[0]
-    for size in sizes[1:]:
-        top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+    top = Int32(0)
+    for batch in cutlass.range(LATENT_CHUNKS * BATCHES, unroll=1):
+        for place in unit_addresses(ctx, row, quarter, batch):
+            words = load_words(place, Int32)
+            for w in range(4):
+                size = one_word("abs.bf16x2 {$w0}, {$r0};", words[w])
+                top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
     top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
     top = quad_reduce(top, cutlass.max)
     power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
-    for place, unit in zip(places, units, strict=True):
-        store_words(place, [to_f16(scaled(unit[w], factor)) for w in range(4)])
+    for batch in cutlass.range(LATENT_CHUNKS * BATCHES, unroll=1):
+        for place in unit_addresses(ctx, row, quarter, batch):
+            words = load_words(place, Int32)
+            store_words(place, [to_f16(scaled(words[w], factor)) for w in range(4)])
     for i in cutlass.range_constexpr(UNITS // QUARTERS):
         unit = (UNITS // QUARTERS) * quarter + i
         place = ctx.arena.address("q") + (CHUNKS - 1) * CHUNK_BYTES + swizzled_128(row, unit)
@@ -69,7 +93,7 @@ def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
         )
         ctx.arena.array("row_unit", Float32, ROWS)[row] = unit_of_row
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=Q_READY, number_of_threads=2 * WARPGROUP_SIZE)
+    meet_consumers(Q_READY)
 
 
 def scaled(word: Any, factor: Any) -> Any:
@@ -86,13 +110,9 @@ def to_f16(word: Any) -> Any:
     )
 
 
-def units_of_rows(ctx: Context) -> list[Any]:
-    """What this thread's rows of scores are to be multiplied by."""
-    units = ctx.arena.array("row_unit", Float32, ROWS)
-    return [units[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
-
-
-def unscale(s: Any, units: list[Any]) -> None:
+def unscale(ctx: Context, s: Any) -> None:
     """Scores of Q as it was given."""
+    shared = ctx.arena.array("row_unit", Float32, ROWS)
+    units = [shared[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
     for i in range(cute.size(s)):
         s[i] = s[i] * units[i // 2 % THREAD_ROWS]

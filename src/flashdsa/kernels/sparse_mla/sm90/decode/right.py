@@ -7,14 +7,18 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.combine import Output, write_share
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, kind_of_piece
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
+from flashdsa.kernels.sparse_mla.sm90.decode.context import (
+    Context,
+    kind_of_piece,
+    wait_for_extent,
+)
 from flashdsa.kernels.sparse_mla.sm90.decode.query import (
-    convert_query,
-    units_of_rows,
+    take_query,
     unscale,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import SCORES_DONE, arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNK_BYTES,
     CHUNKS,
@@ -83,13 +87,10 @@ def consume_right(role: Right) -> None:
     out = cute.make_rmem_tensor(OF_OUT, Float32)
     out.fill(0.0)
     rows = new_rows()
-    if ctx.num_steps > 0:
-        ctx.barriers("q_full").wait(0)
-        units = []
-        if cutlass.const_expr(ctx.plan.packed):
-            convert_query(ctx, 1)
-            units = units_of_rows(ctx)
-        for step in cutlass.range(ctx.num_steps, unroll=1):
+    take_query(ctx, 1)
+    num_steps = wait_for_extent(ctx)
+    if num_steps > 0:
+        for step in cutlass.range(num_steps, unroll=1):
             # Tile 0's scores come first, so that its softmax runs under these.
             cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
             compute_scores(role, s, step)
@@ -98,12 +99,12 @@ def consume_right(role: Right) -> None:
             rescale_to_others(ctx, out, rows, role.scale, 0)
             multiply_others(out, p0, v0, ctx.kind)
             if cutlass.const_expr(ctx.plan.packed):
-                unscale(s, units)
+                unscale(ctx, s)
             mask_scores(ctx, s, role.scale, 1)
             exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2, ctx.kind)
             # P of the step before: the other consumer was done with it before p0_full of this one.
             store_p(ctx, p, rows, ctx.arena.address("p"), 1)
-            arrive_warp(ctx, "p1_full")
+            ctx.barriers("p1_full").arrive()
             warpgroup.wait_group(0)
             arrive_warp(ctx, "right_free", 0)
             rescale_to_own(out, rows, role.scale)

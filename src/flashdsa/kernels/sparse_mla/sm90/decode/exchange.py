@@ -1,0 +1,130 @@
+"""What the CTAs of a cluster tell and send each other; a CTA alone has nothing to say.
+
+When all others have said that they read neither keys nor Q any more, a CTA sends each the dims that
+are that one's, into the place of its keys, and its statistics into that of Q: two bulk copies.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import DIM_GROUPS, GROUP_BYTES, MOST_CTAS
+from flashdsa.kernels.sparse_mla.sm90.decode.stage import (
+    OF_CTA,
+    STAGED_AT,
+    STATISTICS_BYTES,
+    rows_of_item,
+    staged_rows,
+)
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output
+
+TOKENS = ("ready", "done")
+TOKEN_BYTES = 4
+
+
+class Share(NamedTuple):
+    """The groups of dims that are one CTA's."""
+
+    first: Int32
+    count: Int32
+
+
+def share_of(ctx: Context, rank: Any) -> Share:
+    """A CTA's share."""
+    first = rank * DIM_GROUPS // ctx.num_ctas
+    return Share(first, (rank + 1) * DIM_GROUPS // ctx.num_ctas - first)
+
+
+@cute.jit
+def announce(w: Output, side: cutlass.Constexpr) -> None:
+    """This CTA reads neither keys nor Q any more; one thread expects what the others will send.
+
+    The other consumer's sums have come.
+    """
+    ctx = w.ctx
+    if cutlass.const_expr(side == 0):
+        # left_sums: nor do the other warps of this one.
+        ctx.barriers("left_sums").wait(0)
+        if ctx.thread == 0:
+            others = ctx.num_ctas - 1
+            dims_bytes = share_of(ctx, ctx.rank).count * staged_rows(w) * GROUP_BYTES
+            expected = others * (dims_bytes + rows_of_item(w) * STATISTICS_BYTES)
+            ctx.barriers("o_full").arrive_and_expect_tx(expected)
+            for name in TOKENS:
+                ctx.barriers(name).arrive_and_expect_tx(others * TOKEN_BYTES)
+        cute.arch.sync_warp()
+        tell_others(ctx, "ready")
+
+
+@cute.jit
+def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
+    """A word to every other CTA: what came before it has been done.
+
+    A barrier of the cluster with release semantics would be a fence of the whole GPU besides.
+    """
+    if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
+        peer = (ctx.rank + ctx.thread) % ctx.num_ctas
+        place = TOKENS.index(name) * MOST_CTAS * TOKEN_BYTES
+        token = ctx.arena.address("tokens") + (place + ctx.rank * TOKEN_BYTES)
+        barrier = Int32(ctx.barriers(name).at().toint())
+        store_async(peer_address(token, peer), [ctx.rank], peer_address(barrier, peer))
+
+
+@cute.jit
+def exchange(w: Output, side: cutlass.Constexpr) -> None:
+    """O is staged: it goes out by a thread for each other CTA, and that of all others comes in."""
+    ctx = w.ctx
+    if cutlass.const_expr(side == 0):
+        if ctx.thread < WARP_SIZE:
+            # ready: no other CTA reads keys any more, where O is to come, or Q.
+            ctx.barriers("ready").wait(0)
+            if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
+                send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
+            cute.arch.sync_warp()
+    # o_full: all other CTAs' dims and statistics have come.
+    ctx.barriers("o_full").wait(0)
+    if cutlass.const_expr(side == 0):
+        tell_others(ctx, "done")
+
+
+@cute.jit
+def send_to(w: Output, peer: Int32) -> None:
+    """One thread: two bulk copies to a CTA."""
+    ctx = w.ctx
+    share, rows = share_of(ctx, peer), staged_rows(w)
+    keys, q = ctx.arena.address("k"), ctx.arena.address("q")
+    arrived = peer_address(Int32(ctx.barriers("o_full").at().toint()), peer)
+    dims_bytes = rows * share.count * GROUP_BYTES
+    copy_to_peer(
+        peer_address(keys + ctx.rank * dims_bytes, peer),
+        keys + (STAGED_AT + share.first * rows * GROUP_BYTES),
+        dims_bytes,
+        arrived,
+    )
+    statistics = q + ctx.rank * OF_CTA
+    copy_to_peer(
+        peer_address(statistics, peer), statistics, rows_of_item(w) * STATISTICS_BYTES, arrived
+    )
+
+
+@cute.jit
+def leave(ctx: Context, side: cutlass.Constexpr) -> None:
+    """What this CTA sent has come, and it may end."""
+    if cutlass.const_expr(side == 0):
+        if ctx.thread < WARP_SIZE:
+            ctx.barriers("done").wait(0)
+
+
+@cute.jit
+def place_of_dims(w: Output, rank: Any) -> Any:
+    """Where a CTA's O of this one's dims begins."""
+    ctx = w.ctx
+    share, rows = share_of(ctx, ctx.rank), staged_rows(w)
+    place = rank * (share.count * rows * GROUP_BYTES)
+    if rank == ctx.rank:
+        place = STAGED_AT + share.first * rows * GROUP_BYTES
+    return ctx.arena.address("k") + place
