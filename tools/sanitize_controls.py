@@ -1,4 +1,4 @@
-"""Mutants of the fused indexer, the forward and the backward, for tools/sanitize.py: racecheck must
+"""Mutants of the fused indexer, forward, decode and backward, for tools/sanitize.py: racecheck must
 report them.
 
     python tools/sanitize_controls.py build NAME FOLDER
@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 from sanitize_backward import Backward
 from sanitize_cases import DONE, Fused, launch
+from sanitize_decode import Decode
 from sanitize_forward import Forward, without_wait
 
 SHARED = Fused((700,), (1, 2, 1), num_heads=16, topk=512)
@@ -38,6 +39,7 @@ NO_WORD = -12345678
 """Neither a count nor a weight."""
 RIGHT = "right"
 RIGHT_FORWARD = "right forward"
+RIGHT_DECODE = "right decode"
 """The controls that are no mutants: nothing may be reported of them."""
 
 
@@ -54,7 +56,7 @@ class Control:
     """
 
     what: str
-    case: Fused | Forward | Backward
+    case: Fused | Forward | Decode | Backward
     barrier: tuple[str, int] | None = None
     wait: tuple[str, str] | None = None
     early: Callable[[], AbstractContextManager[None]] | None = None
@@ -73,6 +75,8 @@ class Control:
         """The control of the kernel as it is; "" where that is the installed one."""
         if isinstance(self.case, Backward):
             return ""
+        if isinstance(self.case, Decode):
+            return RIGHT_DECODE
         return RIGHT_FORWARD if isinstance(self.case, Forward) else RIGHT
 
     @property
@@ -270,6 +274,17 @@ CONTROLS = {
         "backward, dKV: Q and dO are multiplied before they are there",
         Backward(16, 2, 30, mutant="mla_bwd_dkv", ctas=3),
         wait=("multiply_tile", "rows_full"),
+    ),
+    RIGHT_DECODE: Control("nothing", Decode("ue8m0", 1)),
+    "decode P": Control(
+        "decode: the left tile's maxima are read before all are stored",
+        Decode("ue8m0", 1),
+        wait=("consume_right", "p0_full"),
+    ),
+    "decode O": Control(
+        "decode: O is read before all of it is staged",
+        Decode("ue8m0", 1),
+        wait=("write_share", "staged"),
     ),
 }
 """By name."""

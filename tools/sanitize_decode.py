@@ -1,9 +1,15 @@
-"""Small calls of the Hopper decode for tools/sanitize.py."""
+"""Small calls of the Hopper decode for tools/sanitize.py, and of its mutants."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 
 
 @dataclass(frozen=True)
@@ -19,31 +25,62 @@ class Decode:
     num_heads: int = 20
     topk: int = 400
 
+    @property
+    def plan(self) -> DecodePlan:
+        """What it is compiled for."""
+        from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
+
+        return DecodePlan(packed=bool(self.packed))
+
+    def compile(self) -> Any:
+        """The kernel's function."""
+        from flashdsa.jit.loader import compile_plan
+        from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
+
+        return compile_plan(SPARSE_MLA_DECODE, self.plan)
+
     def __call__(self) -> None:
         """Launch once, and judge."""
-        import torch
-
-        from flashdsa.backends.gpu.runner import Gpu
-        from flashdsa.backends.sm90.sparse_mla_decode import launch, plan_for
         from flashdsa.jit.loader import load
         from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
-        from flashdsa.operands import SparseMlaOperands
-        from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+
+        wrong = self.wrong(load(SPARSE_MLA_DECODE, self.plan))
+        if wrong:
+            sys.exit(wrong)
+
+    def emulated(self, function: Any) -> list[Any]:
+        """ptxemu's findings."""
+        from flashdsa.backends.emulated.runner import Emulator
+
+        emulator = Emulator(on_finding="collect")
+        self._launch(function, emulator, "cpu")
+        return emulator.findings
+
+    def wrong(self, function: Any) -> str:
+        """What is wrong with the results on the GPU; "" if nothing is."""
+        from flashdsa.backends.gpu.runner import Gpu
         from flashdsa.verify.compare import failures
         from flashdsa.verify.judge_sparse_mla import judge_forward
+
+        launched = self._launch(function, Gpu(0), "cuda")
+        return "; ".join(failures(judge_forward(*launched, backend="sm90")))
+
+    def _launch(self, function: Any, runner: Any, device: str) -> tuple[Any, Tensor, Tensor]:
+        """Inputs, O and lse."""
+        import torch
+
+        from flashdsa.backends.sm90.sparse_mla_decode import launch
+        from flashdsa.operands import SparseMlaOperands
+        from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 
         case = SparseMlaCase(
             "sanitized", 2, 90, self.num_heads, self.topk, packed=self.packed, invalid=True,
             duplicates=True, topk_length=True,
         )  # fmt: skip
-        inputs = make_sparse_mla_inputs(case, 0, "cuda")
+        inputs = make_sparse_mla_inputs(case, 0, device)
         operands = SparseMlaOperands(inputs.q, inputs.kv, inputs.indices, inputs.topk_length, None)
-        gpu = Gpu(0)
-        out = gpu.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-        lse = gpu.empty(*inputs.q.shape[:2], dtype=torch.float32)
-        function = load(SPARSE_MLA_DECODE, plan_for(inputs.kv))
-        with gpu.launching():
-            launch(gpu, function, self.cluster_size, operands, out, lse, case.d_qk**-0.5)
-        wrong = failures(judge_forward(inputs, out, lse, backend="sm90"))
-        if wrong:
-            sys.exit("; ".join(wrong))
+        out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+        lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
+        with runner.launching():
+            launch(runner, function, self.cluster_size, operands, out, lse, case.d_qk**-0.5)
+        return inputs, out, lse

@@ -167,18 +167,25 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType
     assert [one for one in lacking if one[1] >= len(found.get(one[0], ()))] == []
 
 
-@pytest.mark.parametrize("name", ["left P", "right P", "sums"])
+@pytest.mark.parametrize("name", ["left P", "right P", "sums", "decode P", "decode O"])
 def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType, name: str) -> None:
-    """By its source: compiling the three takes as long as all tests of this file."""
+    """By its source: compiling them takes as long as all tests of this file."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, of which the kernel's sources are")
-    from flashdsa.kernels.sparse_mla.sm90.fwd import epilogue, left, right
-    from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+    from flashdsa.kernels.sparse_mla.sm90 import decode, fwd
+    from flashdsa.kernels.sparse_mla.sm90.decode import combine  # noqa: F401
+    from flashdsa.kernels.sparse_mla.sm90.decode import right as _  # noqa: F401
+    from flashdsa.kernels.sparse_mla.sm90.fwd import epilogue, left, right  # noqa: F401
 
-    function, barrier = sanitize.CONTROLS[name].wait
-    (owner,) = (m for m in (epilogue, left, right) if hasattr(m, function))
+    control = sanitize.CONTROLS[name]
+    function, barrier = control.wait
+    kernel = decode if control.right == "right decode" else fwd
+    parts = [getattr(kernel, part, None) for part in ("combine", "epilogue", "left", "right")]
+    owner = next(m for m in parts if hasattr(m, function))
     source = inspect.getsource(getattr(owner, function))
-    assert f'"{barrier}").wait_for(' in source or "other_sums).wait_for(" in source
-    assert barrier in {one.name for one in FwdPlan().barriers}
+    assert (
+        f'"{barrier}").wait' in source or "other_sums).wait" in source or f'"{barrier}")' in source
+    )
+    assert barrier in {one.name for one in control.case.plan.barriers}
 
 
 def test_results_are_written(sanitize: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

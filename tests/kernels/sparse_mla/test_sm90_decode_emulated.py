@@ -109,7 +109,7 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_newest_assembler_takes_it_and_hardly_spills(tmp_path: Path, packed: bool) -> None:
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, packed: bool) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
     found = find_assembler()
     if found is None:
@@ -124,5 +124,5 @@ def test_the_newest_assembler_takes_it_and_hardly_spills(tmp_path: Path, packed:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     spills = re.findall(r"(\d+) bytes spill stores", done.stderr)
-    assert spills and all(int(stored) <= (64 if packed else 0) for stored in spills)
+    assert spills and all(int(stored) == 0 for stored in spills)
     assert "wgmma" not in done.stderr

@@ -64,6 +64,8 @@ def test_what_a_cluster_sends_fits_into_a_tile(size: int) -> None:
     assert size * ROWS * largest * 16 <= TILE_BYTES
 
 
-def test_plans_are_held_against_the_architecture() -> None:
+@pytest.mark.parametrize("registers", [240, 216])
+def test_plans_are_held_against_the_architecture(registers: int) -> None:
+    """216 would fit into the SM, not into what the CTA has at its launch."""
     with pytest.raises(BudgetError, match="registers"):
-        DecodePlan(consumer_registers=240)
+        DecodePlan(left_registers=registers)

@@ -11,7 +11,7 @@ from cutlass import Float32, Int32, Int64, cute
 
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.context import SUMMED, meet_consumers
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Output, meet_consumers
 from flashdsa.kernels.sparse_mla.sm90.decode.exchange import (
     announce,
     exchange,
@@ -35,7 +35,6 @@ from flashdsa.kernels.sparse_mla.sm90.decode.stage import (
 from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import (
     LN_2,
     LOG2_E,
-    Output,
     merge_sums,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_V, FP32, HALF_DIMS, ROWS
@@ -64,8 +63,8 @@ def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
     stage(w, out, rows, sums, side)
     # The bulk copies read what threads have staged.
     cute.arch.fence_proxy("async.shared", space="cta")
-    # SUMMED: both halves of this CTA's O are staged.
-    meet_consumers(SUMMED)
+    # staged: both halves of this CTA's O are staged.
+    meet_consumers(ctx, "staged")
     if ctx.num_ctas > 1:
         exchange(w, side)
     lane = ctx.thread % WARP_SIZE

@@ -11,9 +11,7 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
-
-Q_READY, SUMMED = 4, 5
-"""Named barriers beside the forward's."""
+from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import Scale
 
 
 class Context(NamedTuple):
@@ -46,6 +44,16 @@ class Context(NamedTuple):
     def phase(self, step: Any) -> Int32:
         """The phase that a step of the CTA completes, of every barrier of tiles."""
         return self.barriers("p0_full").state(step).phase
+
+
+class Output(NamedTuple):
+    """Where results go."""
+
+    ctx: Context
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
 
 
 @cute.jit
@@ -86,11 +94,13 @@ def wait_for_extent(ctx: Context) -> Int32:
     return ctx.arena.array("extent", Int32, 1)[0]
 
 
-@cute.jit
-def meet_consumers(barrier: cutlass.Constexpr) -> None:
-    """All threads of both consumers. Warps reach a named barrier as one: branches are over."""
-    cute.arch.sync_warp()
-    cute.arch.barrier(barrier_id=barrier, number_of_threads=2 * WARPGROUP_SIZE)
+def meet_consumers(ctx: Context, name: str) -> None:
+    """Both consumers, each thread: what they did before is done for all of them.
+
+    By an mbarrier, as synccheck takes a named barrier at two places of the code for divergence.
+    """
+    ctx.barriers(name).arrive()
+    ctx.barriers(name).wait(0)
 
 
 def kind_of_piece(ctx: Context, piece: int, last: int) -> Any:

@@ -11,7 +11,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, Output
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DIM_GROUPS, GROUP_BYTES, MOST_CTAS
 from flashdsa.kernels.sparse_mla.sm90.decode.stage import (
     OF_CTA,
@@ -20,7 +20,6 @@ from flashdsa.kernels.sparse_mla.sm90.decode.stage import (
     rows_of_item,
     staged_rows,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output
 
 TOKENS = ("ready", "done")
 TOKEN_BYTES = 4

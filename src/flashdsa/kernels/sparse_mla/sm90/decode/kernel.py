@@ -23,12 +23,12 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, locate
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, Output, locate
 from flashdsa.kernels.sparse_mla.sm90.decode.expand import gather_packed_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import Gatherer, gather_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.left import Left, consume_left
 from flashdsa.kernels.sparse_mla.sm90.decode.right import Right, consume_right
-from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E, Output
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import make_scale
 

@@ -10,6 +10,7 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
     Context,
+    Output,
     kind_of_piece,
     wait_for_extent,
 )
@@ -18,7 +19,6 @@ from flashdsa.kernels.sparse_mla.sm90.decode.query import (
     unscale,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import P_FREE, SCORES_DONE, arrive_warp
-from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNK_BYTES,
     CHUNKS,

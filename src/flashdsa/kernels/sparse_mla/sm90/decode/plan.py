@@ -26,6 +26,7 @@ from flashdsa.plan import (
     check_barriers,
     check_registers,
     plan_smem,
+    registers_each,
 )
 
 F16 = 2
@@ -52,7 +53,7 @@ class DecodePlan:
     """
 
     packed: bool = False
-    held_parts: int = 3
+    held_parts: int = 2
     gather_registers: int = 104
     left_registers: int = 208
     right_registers: int = 192
@@ -64,7 +65,8 @@ class DecodePlan:
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        check_registers(self.roles, SM90.registers)
+        # What setmaxnreg hands out is what the CTA has at its launch.
+        check_registers(self.roles, self.threads * registers_each(self.threads, SM90.registers))
         check_barriers(self.barriers, self.roles)
         _ = self.smem
 
@@ -172,6 +174,10 @@ class DecodePlan:
             Barrier("left_sums", 1, left, every, right, 0, "left's sums of the item are there",
                     also_awaited_by=(left,)),
             Barrier("right_sums", 1, right, every, left, 0, "right's sums of the item are there"),
+            Barrier("q_converted", 1, left, every, right, 0, "packed: Q is as the products take it",
+                    also_produced_by=right, also_awaited_by=(left,)),
+            Barrier("staged", 1, left, every, right, 0, "this CTA's O and statistics are there",
+                    also_produced_by=right, also_awaited_by=(left,)),
             Barrier("o_full", 1, left, one, left, 0, "all CTAs' O and statistics are there",
                     also_awaited_by=(right,), bytes_from_peer=True),
             Barrier("ready", 1, left, one, left, 0, "no CTA reads keys any more",

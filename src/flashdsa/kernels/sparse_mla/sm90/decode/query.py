@@ -13,7 +13,6 @@ from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
-    Q_READY,
     Context,
     meet_consumers,
 )
@@ -93,7 +92,7 @@ def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
         )
         ctx.arena.array("row_unit", Float32, ROWS)[row] = unit_of_row
     cute.arch.fence_proxy("async.shared", space="cta")
-    meet_consumers(Q_READY)
+    meet_consumers(ctx, "q_converted")
 
 
 def scaled(word: Any, factor: Any) -> Any:

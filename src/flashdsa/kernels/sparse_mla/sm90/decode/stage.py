@@ -12,14 +12,13 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.smem import store_float
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, Output
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
     DIM_GROUPS,
     GROUP_BYTES,
     GROUP_DIMS,
     STATISTICS,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import Output
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FP32, HALF_DIMS, ROWS, TILE_BYTES
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import F16_KIND, OF_OUT
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
