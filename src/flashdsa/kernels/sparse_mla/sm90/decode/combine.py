@@ -50,6 +50,8 @@ WEIGHTS_AT = MOST_CTAS * OF_CTA
 WEIGHTS_BYTES = 2 * FP32
 WARP_ROWS = 8
 LANES_A_ROW = WARP_SIZE // WARP_ROWS
+AT_ONCE = 4
+"""Groups that a lane adds up together."""
 
 
 @cute.jit
@@ -136,26 +138,46 @@ def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tupl
 
 @cute.jit
 def add_up(w: Output, row: Int32, number: Int32, factor: Float32) -> None:
-    """Every fourth group of this CTA's dims of a row: the CTAs' O times their weights."""
+    """Every fourth group of this CTA's dims of a row: the CTAs' O times their weights.
+
+    Several groups at a time, as long as there are so many: each alone waits for shared memory.
+    """
+    i, count = number, share_of(w.ctx, w.ctx.rank).count
+    while i + (AT_ONCE - 1) * LANES_A_ROW < count:
+        add_groups(w, row, i, factor, AT_ONCE)
+        i += AT_ONCE * LANES_A_ROW
+    while i < count:
+        add_groups(w, row, i, factor, 1)
+        i += LANES_A_ROW
+
+
+@cute.jit
+def add_groups(
+    w: Output, row: Int32, first: Int32, factor: Float32, num_groups: cutlass.Constexpr
+) -> None:
+    """Groups `first`, `first` + 4, ... of this CTA's dims of a row."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)
-    for i in cutlass.range(number, share.count, LANES_A_ROW, unroll=1):
-        group = share.first + i
-        half = group // (HALF_DIMS // GROUP_DIMS) * FP32
-        sums = [Float32(0.0) for _ in range(GROUP_DIMS)]
-        for rank in cutlass.range(ctx.num_ctas, unroll=2):
-            weight = load_float(weights + rank * (ROWS * WEIGHTS_BYTES) + half)
-            words = load_words(place_of_dims(w, rank) + (i * rows + row) * GROUP_BYTES, Int32)
-            values = [value for word in range(4) for value in f16_pair(words[word])]
-            if weight != 0.0:  # 0 times what a part without a key sends may be NaN
-                for d in cutlass.range_constexpr(GROUP_DIMS):
-                    sums[d] = sums[d] + weight * values[d]
-        words = [Int32(0) for _ in range(GROUP_DIMS // 2)]
-        if factor != 0.0:
-            words = [
-                pack(sums[2 * j] * factor, sums[2 * j + 1] * factor) for j in range(GROUP_DIMS // 2)
-            ]
+    numbers = [first + n * LANES_A_ROW for n in range(num_groups)]
+    halves = [(share.first + i) // (HALF_DIMS // GROUP_DIMS) * FP32 for i in numbers]
+    sums = [Float32(0.0) for _ in range(num_groups * GROUP_DIMS)]
+    for rank in cutlass.range(ctx.num_ctas, unroll=1):
+        base = place_of_dims(w, rank) + row * GROUP_BYTES
+        units = [load_words(base + i * (rows * GROUP_BYTES), Int32) for i in numbers]
+        for n in cutlass.range_constexpr(num_groups):
+            weight = load_float(weights + rank * (ROWS * WEIGHTS_BYTES) + halves[n])
+            values = [value for word in range(4) for value in f16_pair(units[n][word])]
+            for d in cutlass.range_constexpr(GROUP_DIMS):
+                # 0 times what a part without a key sends may be NaN.
+                value = values[d] if weight != 0.0 else Float32(0.0)
+                sums[n * GROUP_DIMS + d] = sums[n * GROUP_DIMS + d] + weight * value
+    for n in cutlass.range_constexpr(num_groups):
+        of_group = [value * factor for value in sums[n * GROUP_DIMS : (n + 1) * GROUP_DIMS]]
+        words = [pack(of_group[2 * j], of_group[2 * j + 1]) for j in range(GROUP_DIMS // 2)]
+        if factor == 0.0:
+            words = [Int32(0) for _ in range(GROUP_DIMS // 2)]
+        group = share.first + numbers[n]
         to = w.out.iterator + ((first_row(w) + row) * D_V + group * GROUP_DIMS)
         cute.arch.inline_ptx(
             "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
