@@ -116,6 +116,24 @@ def test_decode_of_packed_rows(
     assert_close(lse, expected_lse.view(2, 3, 5).transpose(1, 2), 3e-3 if not served else 1e-3)
 
 
+@pytest.mark.parametrize("gap", [1, 3])
+@pytest.mark.parametrize("packed", [False, True], ids=["bf16", "packed"])
+def test_decode_of_pages_with_gaps_between_them(packed: bool, gap: int) -> None:
+    """The gaps hold NaN; results have the bits of pages without gaps."""
+    q, cache, indices, lengths = _decode_case()
+    if packed:
+        rows = flashdsa.quantize_kv(cache.nan_to_num().flatten(0, 2), scale="fp32")
+        cache = rows.view(2, 64, 1, 656)
+    wide = torch.full((2, 64 + gap, 1, cache.shape[3]), 0xFF, dtype=torch.uint8).to(cache.dtype)
+    wide = wide if packed else wide.fill_(torch.nan)
+    wide[:, :64] = cache
+    spread = wide[:, :64]
+    assert not spread.is_contiguous()
+    expected = _decode(cache, q, indices, topk_length=lengths)
+    found = _decode(spread, q, indices, topk_length=lengths)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 def test_decode_without_any_valid_slot_of_packed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     q, _, indices, _ = _decode_case()
     pages = torch.full((2, 64, 1, 656), 0xFF, dtype=torch.uint8)

@@ -97,7 +97,8 @@ def flash_mla_with_kvcache(
 
     Args:
         q: (b, s_q, H, 576) bf16.
-        k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes.
+        k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes. Between
+            pages there may be gaps of whole rows.
         block_table, cache_seqlens, tile_scheduler_metadata, num_splits, enable_batch_invariant,
             use_legacy: not used. Each query is computed alone: results do not depend on the batch.
         head_dim_v: 512.
@@ -157,7 +158,7 @@ def flash_mla_with_kvcache(
         )
 
     try:
-        out, lse = attend(rows, ids)
+        out, lse = attend(*_without_gaps(rows, ids))
     except UnsupportedError:
         if not is_packed:
             raise
@@ -174,6 +175,20 @@ def _packed_pages(k_cache: Tensor) -> Tensor:
             f"[pages, page_size, 1, {KV_ROW_BYTES}]; got {list(k_cache.shape)}"
         )
     return k_cache.view(torch.uint8)
+
+
+def _without_gaps(cache: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The cache and the ids; of a cache with gaps between its pages every row from the first to the
+    last, gaps included, and the ids as numbers of those."""
+    num_pages, page_size = cache.shape[:2]
+    page, row = cache.stride(0), cache.stride(1)
+    if num_pages <= 1 or page == page_size * row or not row or page % row:
+        return cache, ids
+    rows_a_page = page // row
+    num_rows = (num_pages - 1) * rows_a_page + page_size
+    rows = cache.as_strided((num_rows, cache.shape[3]), (row, cache.stride(3)))
+    inside = (ids >= 0) & (ids < num_pages * page_size)
+    return rows, torch.where(inside, ids + ids // page_size * (rows_a_page - page_size), -1)
 
 
 def _selected_rows(rows: Tensor, ids: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
