@@ -155,6 +155,9 @@ class Checker(Observer):
         """Judge an access against what happened to its bytes before."""
         if access.space not in CHECKED_SPACES or not len(access.starts):
             return
+        if access.silent_pieces is None:
+            self._judge(access)
+            return
         for part in access.by_silence():
             self._judge(part)
 
@@ -185,10 +188,14 @@ class Checker(Observer):
             ids = array[index]
             spot = Spot(access.space, region, page, index, ids)
             old = distinct(ids)
+            if len(old) == 1:
+                state = apply(table[old[0]], event, spot)
+                if state.id != old[0]:
+                    array[index] = states.number(state)
+                continue
             new = [states.number(apply(table[n], event, spot)) for n in old]
             if new.count(new[0]) == len(new):
-                if old != new:
-                    array[index] = new[0]
+                array[index] = new[0]
             else:
                 array[index] = states.replaced(ids, old, new)
         if len(states.table) > self._compact_at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +25,8 @@ MAX_EQUAL = 32
 """Unordered writes of one value that are remembered."""
 
 
-class Spot(NamedTuple):
+@dataclass(slots=True)
+class Spot:
     """Which granules an access covers: for the address in a message."""
 
     space: Space
@@ -72,7 +73,7 @@ class Races:
         actor, reads, suspects = event.actor, state.reads, state.suspects
         if not state.initialised and not any(s.instruction is event.instruction for s in suspects):
             suspects = (*suspects[1 - MAX_SUSPECTS :], event)
-        if state.writes:
+        if state.writes and not _is_plainly_known(state.writes, event, spot.space):
             if event.is_non_coherent and not state.writes[0].is_mbarrier:
                 self._non_coherent(state.writes[-1], event, state, spot)
             for write in _to_judge(state.writes, event, spot.space):
@@ -141,7 +142,7 @@ class Races:
 
     def _judge(self, first: Event, second: Event, state: State, spot: Spot) -> None:
         """Report `first` then `second`, of which one writes, unless the order allows it."""
-        if first.is_strong_with(second):
+        if first.reach and second.reach and first.is_strong_with(second):
             return
         if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
             self._mbarrier_access(first, second, state, spot)
@@ -247,6 +248,14 @@ def _to_judge(writes: tuple[Event, ...], event: Event, space: Space) -> list[Eve
         ):
             return []
     return others
+
+
+def _is_plainly_known(writes: tuple[Event, ...], read: Event, space: Space) -> bool:
+    """Whether a read has nothing to fear from the last write: most reads of most memory."""
+    write = writes[0]
+    if len(writes) > 1 or read.is_non_coherent or write.is_mbarrier or space is Space.TMEM:
+        return False
+    return read.actor.knows(write) and proxies.missing_fence(write, read, space) is None
 
 
 def _is_other(first: Event, second: Event) -> bool:

@@ -139,6 +139,9 @@ def distinct(ids: Ids) -> list[int]:
     """The distinct numbers, in order."""
     if ids.size <= FEW:
         return sorted(set(ids.ravel().tolist()))
+    lowest = int(np.minimum.reduce(ids, axis=None))
+    if lowest == np.maximum.reduce(ids, axis=None):
+        return [lowest]
     flat = ids.reshape(-1)
     changes = np.flatnonzero(flat[1:] != flat[:-1])
     return sorted({int(flat[0]), *flat[changes + 1].tolist()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ptxemu.descriptors.bits import put, take
 from ptxemu.descriptors.swizzle import Swizzle
@@ -47,6 +48,7 @@ class WgmmaDescriptor:
     base_offset: int = 0
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def decode(cls, value: int) -> WgmmaDescriptor:
         """The fields of a 64-bit descriptor; bits that have no meaning are dropped."""
         return cls(
@@ -98,6 +100,7 @@ class Tcgen05Descriptor:
     reserved: int = 0
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def decode(cls, value: int) -> Tcgen05Descriptor:
         """The fields of a 64-bit descriptor.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ class ZeroColumnMask:
     column_shift: int = 0
 
     @classmethod
+    @lru_cache(maxsize=64)
     def decode(cls, value: int) -> ZeroColumnMask:
         """The fields of a 64-bit descriptor."""
         s0, s1, s2, s3 = (take(value, 8 * i, 8) for i in range(4))

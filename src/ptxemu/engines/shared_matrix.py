@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -52,7 +53,7 @@ def read_chunks(
         ExecutionError: the matrix is not all in the CTA's shared memory.
     """
     start = descriptor.start_address
-    plan = chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
+    plan = _plan_of(descriptor, major, lines, chunks)
     base = start - start % PERIOD
     memory = _chunks_of(cta)
     if base + plan.end > len(memory) * CHUNK:
@@ -64,6 +65,11 @@ def read_chunks(
     _report(operation, cta, plan, base)
     found = memory.take(plan.chunks + (base >> 4))
     return found.view(np.uint8).reshape(lines, CHUNK * chunks)
+
+
+@lru_cache(maxsize=4096)
+def _plan_of(descriptor: Descriptor, major: Major, lines: int, chunks: int) -> ChunkPlan:
+    return chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
 
 
 def read_matrix(

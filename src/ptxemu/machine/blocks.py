@@ -7,14 +7,14 @@ decoding, masks or dictionaries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.lanes import FULL, Mask
-from ptxemu.syntax.ast import Guard, Instruction, NegatedRegister, Register
+from ptxemu.syntax.ast import Guard, Instruction, NegatedRegister, Register, Scalar
 
 FastFunction: TypeAlias = Callable[[Any, Mask, int], int]
 """A block on a warp's lanes of a mask; a loop at most so many rounds: gives the number done."""
@@ -72,16 +72,16 @@ class Block:
     @cached_property
     def registers(self) -> frozenset[int]:
         """Slots of the registers that the instructions read or write."""
-        slots: set[int] = set()
+        return frozenset().union(*(reads | writes for _, reads, writes in self.slots))
+
+    @cached_property
+    def slots(self) -> list[tuple[Instruction, frozenset[int], frozenset[int]]]:
+        """The instructions with the slots of the registers that each reads and writes."""
+        found = []
         for instruction, op in self.code:
-            if instruction.guard is not None:
-                slots.add(instruction.guard.register.slot)
-            for operand in (*op.sources, *op.destinations):
-                if isinstance(operand, Register):
-                    slots.add(operand.slot)
-                elif isinstance(operand, NegatedRegister):
-                    slots.add(operand.register.slot)
-        return frozenset(slots)
+            guards = [] if instruction.guard is None else [instruction.guard.register]
+            found.append((instruction, _slots((*op.sources, *guards)), _slots(op.destinations)))
+        return found
 
     def run(self, warp: Any, mask: Mask, rounds: int) -> int:
         """Execute with the lanes of `mask`; the others keep their registers.
@@ -112,3 +112,9 @@ class Block:
             self._masked = compile_block(self.code, self.temporaries, masked=True)
         self._masked(warp, mask)
         return 1
+
+
+def _slots(operands: Iterable[Scalar]) -> frozenset[int]:
+    """The slots of the registers among operands."""
+    registers = (o.register if isinstance(o, NegatedRegister) else o for o in operands)
+    return frozenset(register.slot for register in registers if isinstance(register, Register))

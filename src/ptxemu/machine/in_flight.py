@@ -41,23 +41,22 @@ def claim(
     warp: Warp, operation: AsyncOperation, results: Iterable[int], sources: Iterable[int] = ()
 ) -> None:
     """Registers (slots) belong to `operation` from now on."""
-    for slot in sources:
-        warp.in_flight[slot] = Claim((operation,), is_result=False)
-    for slot in results:
-        warp.in_flight[slot] = Claim((operation,), is_result=True)
+    warp.in_flight.update(dict.fromkeys(sources, Claim((operation,), is_result=False)))
+    warp.in_flight.update(dict.fromkeys(results, Claim((operation,), is_result=True)))
 
 
 def release(warp: Warp, operation: AsyncOperation, slots: Iterable[int]) -> None:
     """The registers of an operation that has been waited for are the warp's again."""
+    in_flight = warp.in_flight
     for slot in slots:
-        held = warp.in_flight.get(slot)
+        held = in_flight.get(slot)
         if held is None or operation not in held.operations:
             continue
-        others = tuple(other for other in held.operations if other is not operation)
+        others = tuple([other for other in held.operations if other is not operation])
         if others:
-            warp.in_flight[slot] = Claim(others, held.is_result)
+            in_flight[slot] = Claim(others, held.is_result)
         else:
-            del warp.in_flight[slot]
+            del in_flight[slot]
 
 
 def release_all(warp: Warp, operation: AsyncOperation) -> None:
@@ -69,10 +68,9 @@ def touch_block(warp: Warp, block: Block) -> None:
     """A block of pure instructions is about to run."""
     if block.registers.isdisjoint(warp.in_flight):
         return
-    for instruction, op in block.code:
-        guards = [] if instruction.guard is None else [instruction.guard.register.slot]
-        sources = {*_slots(op.sources), *guards}
-        results = set(_slots(op.destinations))
+    for instruction, sources, results in block.slots:
+        if sources.isdisjoint(warp.in_flight) and results.isdisjoint(warp.in_flight):
+            continue
         origins: dict[AsyncOperation, None] = {}
         for slot in sources | results:
             held = warp.in_flight.get(slot)
