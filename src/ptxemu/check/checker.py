@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import Actor, OperationActor, WarpActor
 from ptxemu.check.findings import Finding, Findings
@@ -15,8 +13,8 @@ from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
-from ptxemu.check.races import Races, Spot
-from ptxemu.check.shadow import ShadowRegion, States, distinct
+from ptxemu.check.races import Races
+from ptxemu.check.shadow_memory import ShadowMemory
 from ptxemu.check.tmem_loads import TmemLoads
 from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token
 from ptxemu.check.vector_clock import NOTHING
@@ -24,13 +22,8 @@ from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Event
     from ptxemu.syntax.ast import Instruction
 
-GLOBAL_PAGE_BITS = 16
-SHARED_PAGE_BITS = 18
-TMEM_BITS = 18
-STATES_BEFORE_COMPACTION = 200_000
 SUPERSEDED = ("exited-cta", "mbarrier-overwritten")  # the check tells more of these itself
 CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 
@@ -41,12 +34,8 @@ class Checker(Observer):
     def __init__(self, kernel: str) -> None:
         self.kernel = kernel
         self._collected = Findings(kernel)
-        self._races = Races(self._collected)
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
-        self._states = States()
-        self._compact_at = STATES_BEFORE_COMPACTION
-        self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
         self._actors: dict[int, Actor] = {}
         self._tokens: dict[int, Tokens] = {}
         """By cluster: nobody of another one gets at them."""
@@ -58,6 +47,7 @@ class Checker(Observer):
         """Which of a cluster's operations are tcgen05 instructions, and which complete no mbarrier,
         as bits."""
         self._cta_names: dict[int, str] = {}
+        self._memory = ShadowMemory(Races(self._collected), self._cta_names.__getitem__)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
         self._barrier_users = BarrierUsers()
@@ -76,8 +66,7 @@ class Checker(Observer):
 
     def finish(self) -> None:
         """The run is over: report what can only be told now."""
-        for key in list(self._regions):
-            self._drop(key)
+        self._memory.drop_all()
         self._lifetimes.finish()
         self._collected.explain(self._barrier_users.explanation)
 
@@ -124,18 +113,8 @@ class Checker(Observer):
             self._gone.add(cta.index)
             self._mbarriers.forget(cta.index)
             self._phases.forget(cta.index)
-            self._drop((Space.SHARED, cta.index))
-            self._drop((Space.TMEM, cta.index))
-
-    def _drop(self, key: tuple[Space, int | None]) -> None:
-        """Memory that ceases to exist: reads of it that no write came before are final."""
-        region = self._regions.pop(key, None)
-        if region is None or key[0] is Space.GLOBAL:
-            return
-        for page in region.pages.values():
-            spot = Spot(key[0], region, page, slice(0, len(page.ids)), page.ids)
-            for number in np.unique(page.ids).tolist():
-                self._races.forget(self._states.table[number], spot)
+            self._memory.drop(Space.SHARED, cta.index)
+            self._memory.drop(Space.TMEM, cta.index)
 
     def instruction_executed(self, agent: Agent, instruction: Instruction, lanes: int) -> None:
         """Remember what the agent is at: synchronisation calls name no instruction."""
@@ -178,47 +157,7 @@ class Checker(Observer):
             for start in access.starts.tolist():
                 self._phases.initialised(access.owner, start)
         if not is_mbarrier or self._mbarriers.accessed(access, event):
-            self._apply(access, event)
-
-    def _apply(self, access: Access, event: Event) -> None:
-        region = self._region(access.space, access.owner)
-        states, table, apply = self._states, self._states.table, self._races.apply
-        is_disjoint = not event.actor.is_warp
-        for page, array, index in region.select(access.starts, access.size, distinct=is_disjoint):
-            ids = array[index]
-            spot = Spot(access.space, region, page, index, ids)
-            old = distinct(ids)
-            if len(old) == 1:
-                state = apply(table[old[0]], event, spot)
-                if state.id != old[0]:
-                    array[index] = states.number(state)
-                continue
-            new = [states.number(apply(table[n], event, spot)) for n in old]
-            if new.count(new[0]) == len(new):
-                array[index] = new[0]
-            else:
-                array[index] = states.replaced(ids, old, new)
-        if len(states.table) > self._compact_at:
-            states.compact([p for r in self._regions.values() for p in r.pages.values()])
-            self._compact_at = 2 * len(states.table) + STATES_BEFORE_COMPACTION
-
-    def _region(self, space: Space, owner: int | None) -> ShadowRegion:
-        region = self._regions.get((space, owner))
-        if region is None:
-            if space is Space.GLOBAL:
-                region = ShadowRegion(
-                    "global memory", GLOBAL_PAGE_BITS, self._states.initialised.id
-                )
-            else:
-                assert owner is not None
-                nobody = self._states.uninitialised.id
-                name = self._cta_names[owner]
-                if space is Space.SHARED:
-                    region = ShadowRegion(f"shared memory of {name}", SHARED_PAGE_BITS, nobody)
-                else:
-                    region = ShadowRegion(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
-            self._regions[space, owner] = region
-        return region
+            self._memory.apply(access, event)
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """Leave the agent's knowledge at the token."""
