@@ -256,8 +256,8 @@ def test_clusters_know_each_other_only_through_global_memory() -> None:
 def test_findings_stay_the_same_when_unused_states_are_dropped(
     run: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ptxemu.check.checker.STATES_BEFORE_COMPACTION", 8)
-    run.checker._compact_at = 8
+    monkeypatch.setattr("ptxemu.check.shadow_memory.STATES_BEFORE_COMPACTION", 8)
+    run.checker._memory._compact_at = 8
     a, b = run.warps
     run.write(a, 0x400)
     for use in range(50):
