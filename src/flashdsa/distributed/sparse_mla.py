@@ -278,6 +278,7 @@ def _check(
         "sm_scale": scale_or_default(options.sm_scale, x.q),
         "deterministic": options.deterministic,
         "backward_backend": options.backend,
+        "max_logits": False,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     require_device_of_group("kv_local", x.kv.device, group)
