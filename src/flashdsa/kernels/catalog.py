@@ -198,6 +198,7 @@ MLA_BWD_SCORES = KernelSpec(
         *(ScoresPlan(queries, fewer=queries // 2) for queries in (2, 4)),
         *(ScoresPlan(queries) for queries in (1, 2, 4, 8)),
         ScoresPlan(16, split_warps=True),
+        *(ScoresPlan(queries, optional=True) for queries in (2, 4)),
     ),
     build=f"{_SM90_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
@@ -229,7 +230,10 @@ MLA_BWD_FUSED = KernelSpec(
     name="mla_bwd_fused",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
-    plans=tuple(fused.FusedPlan(queries) for queries in fused.QUERIES),
+    plans=(
+        *(fused.FusedPlan(queries) for queries in fused.QUERIES),
+        *(fused.FusedPlan(more=queries) for queries in (2, 4)),
+    ),
     build=f"{_SM90_BWD}.fused.build:compile_fused",
     entry="fused_kernel",
     sources={

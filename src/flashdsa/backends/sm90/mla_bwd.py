@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_fused import is_fused, launch_fused
+from flashdsa.backends.sm90.mla_bwd_fused import launch_either, launch_fused
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
@@ -28,6 +29,12 @@ MOST_WORKSPACE_BYTES = 1 << 30
 RATIO = {128: 1.2, 64: 1.4}
 """By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
 Where it is longer groups of 128 rows are faster; with fewer heads they always are."""
+
+
+FUSED_RATIO = 1.2
+"""The same, where the fused kernel is what is taken beyond it."""
+FIRST = 0
+"""Number of the large groups, see `kernels.sparse_mla.sm90.choice`."""
 
 
 class Grouping(NamedTuple):
@@ -138,11 +145,16 @@ def backward(
         indices.contiguous(),
         every if topk_length is None else topk_length.contiguous(),
     )
-    if is_fused(num_heads):
-        launch_fused(runner, whole, delta, dq, dkv, sm_scale)
+    grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
+    if grouping.ratio:
+        grouping = grouping._replace(ratio=FUSED_RATIO)
+
+        def launch_large(*part: Any) -> None:
+            launch_chosen(runner, grouping, sm_scale, *part)
+
+        launch_either(runner, whole, grouping, (delta, dq, dkv), sm_scale, launch_large)
     else:
-        grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
-        launch(runner, whole, grouping, delta, dq, dkv, sm_scale)
+        launch_fused(runner, whole, (delta, dq, dkv), sm_scale)
     d_sink = torch.zeros(0, dtype=torch.float32, device=q.device)
     if attn_sink is not None:
         d_sink = sink_backward(lse, attn_sink, delta)[1]
@@ -168,10 +180,10 @@ def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> G
 @lru_cache
 def plans_of(grouping: Grouping, num_heads: int) -> tuple[ScoresPlan, list[DqPlan], list[DkvPlan]]:
     """Of P and dS, and of dQ and dKV by each grouping."""
-    fewer = [one.queries for one in grouping.groupings[1:]]
+    fewer = grouping.groupings[1].queries if grouping.ratio else 0
     row_blocks = [one.row_blocks for one in grouping.groupings]
     return (
-        ScoresPlan(grouping.queries, num_heads < WARP_ROWS, *fewer),
+        ScoresPlan(grouping.queries, num_heads < WARP_ROWS, fewer),
         [DqPlan(blocks) for blocks in row_blocks],
         [DkvPlan(blocks) for blocks in row_blocks],
     )
@@ -222,6 +234,43 @@ def launch(
             launch_scores(scores, part, workspace, grouping, sm_scale, runner.num_sms)
             for number, functions in enumerate(products):
                 launch_products(functions, part, workspace, grouping, number, runner.num_sms)
+
+
+def launch_chosen(
+    runner: Runner,
+    grouping: Grouping,
+    sm_scale: float,
+    operands: MlaBwdOperands,
+    outputs: tuple[Tensor, Tensor, Tensor],
+    lists: Lists,
+    choice: Tensor,
+) -> None:
+    """The kernels with a spool, of delta and lists that are there, where `choice` takes them.
+
+    Args:
+        outputs: delta, dq and dkv, as for `launch`. lists: of all groups of the operands' queries.
+    """
+    num_heads = operands.q.shape[1]
+    one = grouping._replace(ratio=0.0)
+    groups = lists.counts.shape[0]
+    list_bytes = sum(x.nbytes for x in lists)
+    at_a_time = max(1, (MOST_WORKSPACE_BYTES - list_bytes) // one.group_bytes)
+    scores_plan, (dq_plan,), (dkv_plan,) = plans_of(one, num_heads)
+    scores = runner.function(MLA_BWD_SCORES, replace(scores_plan, optional=True))
+    products = runner.function(MLA_BWD_DQ, dq_plan), runner.function(MLA_BWD_DKV, dkv_plan)
+    size = spool_bytes(min(at_a_time, groups), one.row_blocks, one.capacity)
+    spool = runner.empty(size, dtype=torch.uint8)
+    with runner.launching():
+        for first in range(0, groups, at_a_time):
+            of_part = Lists(*(x[first : first + at_a_time] for x in lists))
+            workspace = Workspace(spool, choice, (of_part,))
+            queries = slice(first * one.queries, (first + at_a_time) * one.queries)
+            part = part_of(operands, outputs, queries, workspace, one)
+            q, kv, dO, lse, *_ = part.operands
+            items = of_part.counts.shape[0] * one.row_blocks // ITEM_BLOCKS
+            scalars = num_heads, sm_scale, min(items, runner.num_sms), choice
+            scores(q, kv, dO, lse, part.delta, *of_part, spool, *scalars)
+            launch_products(products, part, workspace, one, FIRST, runner.num_sms)
 
 
 def part_of(

@@ -19,7 +19,8 @@ from flashdsa.plan import (
     plan_smem,
 )
 
-QUERIES = (2, 4, 8)
+QUERIES = (1, 2, 4, 8)
+MORE = (0, 2, 4)
 HALF_ROWS = BLOCK_ROWS // 2
 """Rows of which S and dP are one wgmma: N is so many rows of Q and as many of dO."""
 HALF_BYTES = HALF_ROWS * CHUNK * BF16
@@ -44,11 +45,14 @@ class FusedPlan:
     """One compiled kernel: choices first, then what follows from them.
 
     Attributes:
-        queries: of a group: 64 / H.
+        queries: of a group: 64 / H, at least 1.
+        more: 0, or of a group of the kernels with a spool, which are taken instead where queries
+            have much in common.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """
 
-    queries: int = 2
+    queries: int = 1
+    more: int = 0
     gather_registers: int = 32
     consumer_registers: int = 192
     dkv_registers: int = 96
@@ -61,6 +65,8 @@ class FusedPlan:
         """
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
+        if self.more not in MORE:
+            raise ValueError(f"more: expected one of {MORE}; got {self.more}")
         check_registers(self.roles, SM90.registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem
@@ -68,7 +74,7 @@ class FusedPlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        return f"mla_bwd_fused_group{self.queries}"
+        return f"mla_bwd_fused_group{self.queries}" + f"_or_{self.more}" * (self.more > 0)
 
     @property
     def threads(self) -> int:

@@ -8,7 +8,11 @@ from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_tensor
-from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import launch_scores, launch_scores_of_two
+from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import (
+    launch_scores,
+    launch_scores_alone,
+    launch_scores_of_two,
+)
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import D_QK, D_V, ScoresPlan
 
 
@@ -18,23 +22,31 @@ def compile_scores(plan: ScoresPlan) -> Any:
     (q, kv, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named, spool,
     heads, sm_scale, num_ctas), or of two groupings (..., num_ctas, second_rows, second_members,
     second_counts, second_present, second_named, choice, ratio); see `launch_scores` and
-    `launch_scores_of_two`.
+    `launch_scores_of_two`. Optional: (q, kv, do, lse, delta, rows, members, counts, present, named,
+    spool, heads, sm_scale, num_ctas, choice), see `launch_scores_alone`.
     """
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
     spool_bytes = cute.sym_int64()
     second = []
     if plan.fewer:
         second = [*fake_lists(plan.fewer), fake_tensor(Int32, (1,), 4), Float32(1.0)]
-    return cute.compile(
-        launch_scores_of_two if plan.fewer else launch_scores,
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
-        fake_tensor(Float32, (rows,), 4),
+    of_rows = [fake_tensor(Float32, (rows,), 4)]
+    before = [
         fake_tensor(BFloat16, (rows, D_V)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Float32, (rows,), 4),
+    ]
+    launch = launch_scores_of_two if plan.fewer else launch_scores
+    if plan.optional:
+        launch, before, second = launch_scores_alone, [], [fake_tensor(Int32, (1,), 4)]
+    return cute.compile(
+        launch,
+        fake_tensor(BFloat16, (rows, D_QK)),
+        fake_tensor(BFloat16, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, D_V)),
+        *of_rows,
+        *before,
+        *of_rows,
         *fake_lists(plan.queries),
         fake_tensor(Uint8, (spool_bytes,)),
         Int32(1),

@@ -62,7 +62,7 @@ def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
     row_blocks = arena.plan.queries * heads // BLOCK_ROWS
     num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
     if cutlass.const_expr(choice is not None):
-        number = FIRST if cutlass.const_expr(arena.plan.fewer > 0) else SECOND
+        number = FIRST if cutlass.const_expr(arena.plan.is_first) else SECOND
         if not is_taken(choice, Int32(number)):
             num_items = Int32(0)
     return Context(arena, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
@@ -107,6 +107,37 @@ def launch_scores(
     lists = Lists(rows, members, counts, present, named)
     launch_union(indices, topk_length, lists, Int32(kv.shape[0]), plan.queries, stream, TILE_KEYS)
     scores_kernel(q, kv, do, lse, delta, lists, spool, heads, sm_scale, None, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )
+
+
+@cute.jit
+def launch_scores_alone(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    do: cute.Tensor,
+    lse: cute.Tensor,
+    delta: cute.Tensor,
+    rows: cute.Tensor,
+    members: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    named: cute.Tensor,
+    spool: cute.Tensor,
+    heads: Int32,
+    sm_scale: Float32,
+    num_ctas: Int32,
+    choice: cute.Tensor,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the scores on `stream`, of delta and lists that are there.
+
+    Args:
+        As for `launch_scores`, and choice: (1,) int32; the kernel has work where it is FIRST.
+    """
+    lists = Lists(rows, members, counts, present, named)
+    scores_kernel(q, kv, do, lse, delta, lists, spool, heads, sm_scale, choice, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
 
