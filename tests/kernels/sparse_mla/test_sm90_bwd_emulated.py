@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,8 +11,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90 import mla_bwd
-from flashdsa.backends.sm90.mla_bwd import allocate
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused
+from flashdsa.backends.sm90.mla_bwd_fused import launch_fused
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -53,28 +55,34 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 
 
 def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashdsa.backends.sm90.mla_bwd.MOST_WORKSPACE_BYTES", 1)
-    case = SparseMlaCase("parts", 5, 90, 64, 40, invalid=True, attn_sink="finite", poison=True)
+    monkeypatch.setattr(mla_bwd, "MOST_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(mla_bwd_fused, "MOST_LIST_BYTES", 2 * 2 * 5 * 320)
+    case = SparseMlaCase("parts", 9, 90, 64, 70, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
-    # Two groups: of each delta, lists, the choice, scores, dQ, dKV, and all but the first and third
-    # of the second grouping.
-    assert len(setups) == 2 * 10
+    # Two parts, of two groups and of one. Of each delta, both lists, the choice and the fused
+    # kernel; and of each group scores, dQ and dKV.
+    assert len(setups) == 2 * 5 + 3 * 3
 
 
 @pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])
-def test_groups_are_large_where_queries_have_much_in_common(
-    named: str, taken: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("heads", [64, 128])
+def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
+    heads: int, named: str, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two queries of 128 heads over one list, or one and one."""
     seen = []
-    monkeypatch.setattr(mla_bwd, "allocate", lambda *args: seen.append(allocate(*args)) or seen[-1])
-    inputs = make_sparse_mla_inputs(SparseMlaCase(named, 4, 300, 128, 70), 0, "cpu")
+
+    def spied(*args: Any) -> None:
+        seen.append(args[-1].choice)
+        launch_fused(*args)
+
+    monkeypatch.setattr(mla_bwd_fused, "launch_fused", spied)
+    inputs = make_sparse_mla_inputs(SparseMlaCase(named, 4, 300, heads, 70), 0, "cpu")
     for query in range(0 if named == "others" else 4):
         inputs.indices[query] = inputs.indices[0]
     with emulation(SMALL):
         assert failures(check_backward(inputs, "emulate-sm90")) == []
-    (workspace,) = seen
-    assert workspace.choice.tolist() == [taken]
+    (choice,) = seen
+    assert choice.tolist() == [taken]
 
 
 def test_autograd_is_the_forward_and_the_backward() -> None:
