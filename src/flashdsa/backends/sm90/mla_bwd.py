@@ -12,7 +12,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_fused import launch_either, launch_fused
+from flashdsa.backends.sm90.mla_bwd_fused import is_far, launch_either, launch_fused
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
@@ -146,7 +146,9 @@ def backward(
         every if topk_length is None else topk_length.contiguous(),
     )
     grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
-    if grouping.ratio:
+    if is_far(num_heads, kv.shape[0]):
+        launch(runner, whole, grouping, delta, dq, dkv, sm_scale)
+    elif grouping.ratio:
         grouping = grouping._replace(ratio=FUSED_RATIO)
 
         def launch_large(*part: Any) -> None:

@@ -18,6 +18,8 @@ from flashdsa.operands import MlaBwdOperands
 
 MOST_LIST_BYTES = 1 << 28
 """Of the lists of both kinds of groups; queries that need more are launched in parts."""
+FAR_ROWS = 65_536
+"""Of dKV, beyond which additions to rows that no one else adds to at the time take longest."""
 LISTS, SLOT_BYTES = 2, 5
 """Of a query: of the group of each kind, a row and its members each."""
 SPREAD = 5
@@ -55,6 +57,11 @@ class Large(NamedTuple):
     groups: Groups
     lists: Lists
     choice: Tensor
+
+
+def is_far(num_heads: int, num_keys: int) -> bool:
+    """Whether it is better not to add twice for a query of more than 64 rows."""
+    return num_heads > BLOCK_ROWS and num_keys > FAR_ROWS
 
 
 @lru_cache
