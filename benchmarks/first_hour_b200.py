@@ -1,4 +1,4 @@
-"""The first hour on a B200: are the indexer's kernels right, and the constants of its model?
+"""The first hour on a B200: are our kernels right, and what are the constants of their models?
 
     python benchmarks/first_hour_b200.py --out first_hour.json            on a B200
     python benchmarks/first_hour_b200.py --emulate --out first_hour.json  here: that the script runs
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,12 +25,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import flashdsa
+from benchmarks.sm100_copy_rates import KINDS, clocks_an_operation
 from benchmarks.sm100_rates import PROBES, run_probe
 from flashdsa.analysis.model.indexer_sm100 import b200_shapes, predict_all
 from flashdsa.analysis.model.machine import B200
+from flashdsa.analysis.model.unknowns import PAIRS_AT_ONCE, attention_ranges
 from flashdsa.kernels.catalog import INDEXER_SM100
 from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE, IndexerPlan
 from flashdsa.problem import PAGE_BYTES
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
 
@@ -68,6 +74,60 @@ def _scores_are_right(device: str, backend: str, num_heads: int) -> bool:
     except AssertionError:
         return False
     return True
+
+
+ATTENTION = (
+    SparseMlaCase("one tile", 1, 90, 128, 64),
+    SparseMlaCase("every feature", 9, 700, 128, 448, duplicates=True, invalid=True, poison=True,
+                  empty_rows=True, topk_length=True, attn_sink="infinite"),
+    SparseMlaCase("model's topk", 200, 9000, 128, 2048, invalid=True),
+    SparseMlaCase("pairs of queries", 33, 900, 64, 200, invalid=True, duplicates=True),
+    SparseMlaCase("eights of queries", 33, 900, 16, 200, invalid=True, duplicates=True),
+)  # fmt: skip
+"""The first one shows whether an implicit pair of products is what the forward takes it for."""
+
+
+def attention_is_right(device: str, backend: str, few: bool) -> dict[str, bool]:
+    """Forward and backward within the contract; a name a case."""
+    found: dict[str, bool] = {}
+    for case in ATTENTION[:1] if few else ATTENTION:
+        inputs = make_sparse_mla_inputs(case, 0, device)
+        found[f"forward, {case.name}"] = failures(check_forward(inputs, backend)) == []
+        if case.num_heads == 128:
+            found[f"backward, {case.name}"] = failures(check_backward(inputs, backend)) == []
+    return found
+
+
+def attention_times() -> dict[str, Any]:
+    """Both kernels in whole waves, by topk: what of a query's time is its blocks', what its ends'.
+
+    The clock is read while forwards run behind each other.
+    """
+    queries, heads, keys = 8 * PAIRS_AT_ONCE, 128, 8192
+    found: dict[str, Any] = {}
+    for topk in (64, 512, 2048):
+        q = torch.randn(queries, heads, 576, device="cuda").bfloat16()
+        kv = torch.randn(keys, 576, device="cuda").bfloat16()
+        indices = torch.rand(queries, keys, device="cuda").topk(topk).indices.int()
+        out, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="sm100")
+        launches = {
+            "forward": lambda q=q, kv=kv, i=indices: flashdsa.sparse_mla_fwd(
+                q, kv, i, backend="sm100"
+            ),
+            "backward": lambda q=q, kv=kv, i=indices, o=out, s=lse: flashdsa.mla_bwd(
+                q, kv, o, s, o, i, backend="sm100"
+            ),
+        }
+        for one in attention_ranges(queries, topk, keys):
+            measured = microseconds(launches[one.kernel.name])
+            predicted = [one.best.seconds * 1e6, one.worst.seconds * 1e6]
+            found[f"{one.kernel.name}, topk {topk}"] = {"us": measured, "predicted_us": predicted}
+    for _ in range(2000):
+        launches["forward"]()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    found["clock under load, MHz"] = int(said[0]) if said else None
+    return found
 
 
 def microseconds(launch: Callable[[], Any]) -> float:
@@ -159,6 +219,7 @@ def main() -> int:
         raise SystemExit("needs a GPU of compute capability 10.0, or --emulate")
     with around:
         cases = correctness(device, backend, options.emulate)
+        cases |= attention_is_right(device, backend, options.emulate)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -167,8 +228,11 @@ def main() -> int:
     }
     if all(cases.values()):
         document["rates"] = {name: run_probe(name, options.emulate) for name in PROBES}
+        issue = {kind: clocks_an_operation(kind, options.emulate) for kind in KINDS}
+        document["clocks_of_a_warp"] = issue
         if not options.emulate:
             document |= {"constants": constants(), "shapes": shapes()}
+            document["attention"] = attention_times()
     options.out.write_text(json.dumps(document, indent=2) + "\n")
     failed = [name for name, right in cases.items() if not right]
     print(f"{len(cases) - len(failed)} of {len(cases)} cases are right; wrote {options.out}")

@@ -14,7 +14,10 @@ from click.testing import CliRunner
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.analysis.model.backward_sm100 import S_KV
 from flashdsa.analysis.model.context_parallel import Layer, Rates, falls_below, sweep
+from flashdsa.analysis.model.shapes import QUERIES
+from flashdsa.analysis.model.unknowns import attention_ranges
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.indexer.clusters import choose_clusters
 from flashdsa.cli.main import cli
@@ -67,6 +70,15 @@ def test_ways_out_of_the_backward(model: dict[str, Any]) -> None:
     assert [[number(cell) for cell in row] for row in written.values()] == [
         [round(one["cycles_a_unit"]), round(one["tflops"])] for one in wanted
     ]
+
+
+def test_ranges_of_attention() -> None:
+    written = rows_under("concepts/performance-model.md", "kernel")
+    for topk in (512, 2048):
+        for one in attention_ranges(QUERIES, topk, S_KV):
+            row = written[f"{one.kernel.name}, topk {topk}"]
+            wanted = [round(at.tflops) for at in (one.best, one.middle, one.worst)]
+            assert [number(cell) for cell in row] == wanted
 
 
 def test_a_block_of_the_backward(model: dict[str, Any]) -> None:

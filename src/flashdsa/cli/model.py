@@ -12,7 +12,7 @@ from flashdsa.cli.console import json_option, new_console, new_table, print_json
 if TYPE_CHECKING:
     from flashdsa.analysis.model.report import Table
 
-SUBJECTS = ("mla_bwd", "indexer", "errors", "machines", "context-parallel")
+SUBJECTS = ("mla_bwd", "attention", "indexer", "errors", "machines", "context-parallel")
 
 
 @click.command()
@@ -83,6 +83,8 @@ def model(
     WHAT
       mla_bwd     the Blackwell backward on B200: what a block moves, the bounds, TFLOPS by the way
                   that dKV takes                                                        [default]
+      attention   the Blackwell forward and backward on B200: ranges, and the constants nobody here
+                  has measured, by what each is worth
       indexer     the Blackwell indexer on B200: nine shapes, 1, 2 and 4 pages a stage, as ranges
       errors      the same model against what was measured: the Hopper indexer, and Blackwell
                   kernels that others published
@@ -91,24 +93,26 @@ def model(
                   one layer's training step on 1 to 8,192 GPUs: kernels, collectives, memory of a
                   GPU, efficiency against one GPU, what takes most, and where it falls below 80 %
 
-    --queries, --s-kv and --arch are of mla_bwd, whose H is 128; --seq-len to --chart of
-    context-parallel; --topk of both. No constant belongs to a kernel but one: the time that
+    --queries, --s-kv and --arch are of mla_bwd and attention, whose H is 128; --seq-len to --chart
+    of context-parallel; --topk of all three. No constant belongs to a kernel but one: the time that
     the indexer's CTAs wait for the slowest of their cluster, as measured.
 
     \b
     Examples
       flashdsa model
-      flashdsa model mla_bwd --s-kv 131072 --topk 512
+      flashdsa model mla_bwd --s-kv 131072
+      flashdsa model attention --topk 512
       flashdsa model indexer --arch sm_100a
       flashdsa model errors --markdown > errors.md
       flashdsa model context-parallel --seq-len 1048576 --chart out/ranks.png
       flashdsa model --json | jq '.backward.predictions[0].tflops'
 
-    --json gives one document with the first four, or with context-parallel's. Needs no GPU. Exit
+    --json gives one document with the first five, or with context-parallel's. Needs no GPU. Exit
     code 2 for wrong sizes.
     """
     from flashdsa.analysis.model import indexer_sm100, report
     from flashdsa.analysis.model.comparisons import all_comparisons
+    from flashdsa.analysis.model.unknowns import attention_ranges
     from flashdsa.errors import ArgumentValueError
 
     if as_json and markdown:
@@ -118,11 +122,15 @@ def model(
         return
     backward = report.backward(queries, topk, s_kv)
     if as_json:
-        print_json(report.document() | {"backward": backward.to_json_dict()})
+        ranges = [one.to_json_dict() for one in attention_ranges(queries, topk, s_kv)]
+        print_json(report.document() | {"backward": backward.to_json_dict(), "attention": ranges})
         return
     notes: list[str] = []
     if what == "mla_bwd":
         tables = report.backward_tables(backward)
+        tables += report.range_tables(attention_ranges(queries, topk, s_kv)[1:])[:1]
+    elif what == "attention":
+        tables = report.range_tables(attention_ranges(queries, topk, s_kv))
     elif what == "indexer":
         tables, notes = report.indexer_tables(), [f"* {one}" for one in indexer_sm100.CARRIED]
     elif what == "errors":

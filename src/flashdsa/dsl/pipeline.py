@@ -80,6 +80,10 @@ class Barriers(NamedTuple):
         """The same, of what this thread did to the shared memory of its own CTA only."""
         arrive_at_peer_for_shared(self.at(stage), peer)
 
+    def arrive_at_peer_for_tmem(self, peer: Any, stage: Any = 0) -> None:
+        """The same, of what this thread did to tensor memory only."""
+        arrive_at_peer_for_tmem(self.at(stage), peer)
+
     def wait(self, phase: Any, stage: Any = 0) -> None:
         """Wait until the phase of that parity is complete: an acquire, at cluster scope where the
         plan has arrivals or bytes from other CTAs."""
@@ -119,6 +123,20 @@ def arrive_at_peer_for_shared(barrier: Any, peer: Any) -> None:
     cute.arch.inline_ptx(
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {$r0}, {$r1}; "
         "fence.release.sync_restrict::shared::cta.cluster; "
+        "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote]; }",
+        read_only_args=[Int32(barrier.toint()), Int32(peer)],
+    )
+
+
+@cute.jit
+def arrive_at_peer_for_tmem(barrier: Any, peer: Any) -> None:
+    """Arrive at the same barrier of another CTA of the cluster, behind a tcgen05.fence which orders
+    this thread's loads and stores of tensor memory; the arrival itself orders nothing.
+
+    PTX ISA, "tcgen05 memory consistency model", patterns with tcgen05.fence.
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {$r0}, {$r1}; "
         "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote]; }",
         read_only_args=[Int32(barrier.toint()), Int32(peer)],
     )

@@ -54,6 +54,16 @@ def load_lane(tmem: Int32, column: Any, thread: Int32, columns: int) -> Any:
     return values
 
 
+def load_lane_twice(
+    tmem: Int32, first: Any, second: Any, thread: Int32, columns: int
+) -> tuple[Any, Any]:
+    """This thread's lane of `columns` columns from `first` and from `second` on; waits for both."""
+    pointers = [lanes_at(tmem, column, thread, Float32) for column in (first, second)]
+    values = [prims.tcgen05_ld("32x32b", pointer, num=columns) for pointer in pointers]
+    prims.tcgen05_wait("load")
+    return values[0], values[1]
+
+
 def load_half_lanes(tmem: Int32, column: Any, thread: Int32, columns: int, second: int) -> Any:
     """The first 16 lanes of the warp's 32, two threads a lane: thread i and i + 16 of the warp get
     `columns` columns each, the second one those `second` further on. Waits for them."""

@@ -12,6 +12,7 @@ from flashdsa.analysis.model.machine import B200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
 from flashdsa.analysis.model.shapes import QUERIES, TOPK
 from flashdsa.analysis.model.traffic import Traffic
+from flashdsa.analysis.model.unknowns import UNKNOWNS, Range, attention_ranges
 from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE
 
 
@@ -140,7 +141,7 @@ def backward_tables(found: Backward) -> list[Table]:
             limits,
         ),
         (
-            "Predicted on B200, by the way dKV takes",
+            "Steady state on B200, by the way dKV takes: without a query's ends and waves",
             [
                 ("dKV", "wrap"),
                 ("clk a block", number),
@@ -149,6 +150,59 @@ def backward_tables(found: Backward) -> list[Table]:
                 ("bound", "wrap"),
             ],
             rows,
+        ),
+    ]
+
+
+def range_tables(found: tuple[Range, ...]) -> list[Table]:
+    """What the kernels take, and which constants decide."""
+    number, text = "right", "left"
+    times: Rows = [
+        (
+            f"{one.kernel.name}, topk {one.topk}",
+            *(f"{at.tflops:,.0f}" for at in (one.best, one.middle, one.worst)),
+            f"{one.best.seconds * 1e3:.2f} to {one.worst.seconds * 1e3:.2f}",
+            one.middle.binds,
+            one.kernel.published,
+        )
+        for one in found
+    ]
+    worth: Rows = [
+        (
+            name,
+            f"{UNKNOWNS[name].good:g} to {UNKNOWNS[name].bad:g} {UNKNOWNS[name].unit}",
+            one.kernel.name,
+            f"{good:,.0f} to {bad:,.0f}",
+            UNKNOWNS[name].probe or "nothing yet",
+        )
+        for one in found
+        for name, good, bad in one.worth
+    ]
+    shape = f"S={found[0].queries}, H=128"
+    return [
+        (
+            f"Attention on B200, sm_100a: {shape}, TFLOPS",
+            [
+                ("kernel", text),
+                ("at best", number),
+                ("middle", number),
+                ("at worst", number),
+                ("ms", text),
+                ("binds", "wrap"),
+                ("published, B200", "wrap"),
+            ],
+            times,
+        ),
+        (
+            "What nobody here has measured, by what it is worth while the others are in the middle",
+            [
+                ("constant", "wrap"),
+                ("range", "wrap"),
+                ("kernel", text),
+                ("TFLOPS", text),
+                ("in the first hour", "wrap"),
+            ],
+            worth,
         ),
     ]
 
@@ -223,12 +277,16 @@ def document() -> dict[str, Any]:
     """Everything, for --json."""
     return {
         "backward": backward().to_json_dict(),
+        "attention": [
+            one.to_json_dict() for one in attention_ranges(QUERIES, TOPK, backward_sm100.S_KV)
+        ],
         "indexer": [
             one.to_json_dict()
             for found in indexer_sm100.predict_all(B200).values()
             for one in found
         ],
         "comparisons": [one.to_json_dict() for one in all_comparisons()],
+        "unknowns": {name: asdict(one) for name, one in UNKNOWNS.items()},
         "machines": {
             name: {key: asdict(c) for key, c in machine.constants().items()}
             for name, machine in MACHINES.items()

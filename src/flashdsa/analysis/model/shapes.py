@@ -12,6 +12,8 @@ D_V = 512
 BACKWARD_DIMS = 3 * D_QK + 2 * D_V
 """Multiply-adds of a (head, key) pair: P, dP, dQ and the two halves of dKV."""
 FORWARD_DIMS = D_QK + D_V
+PUBLISHED_DIM = 512
+"""QK and V dims of the kernels whose authors published times on B200."""
 ROW_BYTES = 2 * D_QK
 GRADIENT_ROW_BYTES = 4 * D_QK
 

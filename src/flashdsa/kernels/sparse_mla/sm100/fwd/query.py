@@ -1,7 +1,5 @@
 """The start of role softmax: Q from shared memory to tensor memory, where Q K^T reads it."""
 
-from typing import Any
-
 import cutlass
 from cutlass import Int32, Vector, cute
 
@@ -25,13 +23,13 @@ UNIT_DIMS = 8
 
 
 @cute.jit
-def arrive_at_leader(ctx: Context, name: cutlass.Constexpr[str], stage: Any = 0) -> None:
-    """All lanes of a warp: what they did to tensor memory, and to shared memory, is done; one of
-    them arrives at the barrier of the pair's first CTA."""
+def arrive_at_leader(ctx: Context, name: cutlass.Constexpr[str]) -> None:
+    """All lanes of a warp: what they did to tensor memory is done; one of them arrives at the
+    barrier of the pair's first CTA."""
     tmem.before_sync()
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
-        ctx.barriers(name).arrive_at_peer_for_shared(LEADER, stage)
+        ctx.barriers(name).arrive_at_peer_for_tmem(LEADER)
 
 
 @cute.jit

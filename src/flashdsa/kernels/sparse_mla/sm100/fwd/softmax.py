@@ -17,7 +17,7 @@ from flashdsa.dsl.smem import VECTOR, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tmem import wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.sparse_mla.sm100.fwd.context import Context
+from flashdsa.kernels.sparse_mla.sm100.fwd.context import LEADER, Context
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import (
     BOX_BYTES,
     DIMS,
@@ -93,8 +93,8 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
     column = ctx.plan.tmem.column("s")
     # s_ready, time i: Q K^T of tile i is done; the columns may be read until s_free.
     wait_then_tcgen05(ctx.barriers("s_ready"), tile)
-    others = tmem.load_lane(ctx.tmem, column + (1 - half) * HALF_KEYS, ctx.thread, HALF_KEYS)
-    own = tmem.load_lane(ctx.tmem, column + half * HALF_KEYS, ctx.thread, HALF_KEYS)
+    first, second = column + (1 - half) * HALF_KEYS, column + half * HALF_KEYS
+    others, own = tmem.load_lane_twice(ctx.tmem, first, second, ctx.thread, HALF_KEYS)
     arrive_at_leader(ctx, "s_free")
     at = ctx.arena.address("partial")
     words = others.bitcast(Int32)
@@ -201,8 +201,12 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
         total += p[key]
     store_p(ctx, tile, p)
     rescale(ctx, tile, factor)
-    # p_ready, time i: P and O of this warp's lanes are ready for P V.
-    arrive_at_leader(ctx, "p_ready", tile % P_STAGES)
+    tmem.before_sync()
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        # p_ready, time i: O of this warp's lanes in tensor memory, and P in the CTA's own shared
+        # memory, which is all that is released, are ready for P V.
+        ctx.barriers("p_ready").arrive_at_peer_for_shared(LEADER, tile % P_STAGES)
     return Row(new, total, cute.arch.fmax(row.largest, top))
 
 
