@@ -151,6 +151,7 @@ CAMPAIGNS = {
     "quack 0.6.5 GEMM `sm_100a`, 2 launches": "quack-gemm-sm_100a",
     "cuDNN DSA backward `sm_100a`, H=64": "cudnn-dsa-backward-h64-sm_100a",
     "our `mla_bwd` `sm_100a`, 2 launches, notes count": "mla-bwd-sm_100a",
+    "our `mla_fwd` `sm_100a`, notes count": "mla-fwd-sm_100a",
     "our `mla_fwd` `sm_90a`, notes count, 36 of its 111 mutants, evenly spread": "mla-fwd-sm_90a",
     "our fused indexer `sm_100a`, 2 launches, notes count": "indexer-sm_100a",
 }
@@ -182,7 +183,11 @@ def test_the_mutation_table_is_that_of_the_results() -> None:
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [("sparse-mla-fwd-sm90", "mla-fwd-sm_90a"), ("indexer-sm100", "indexer-sm_100a")],
+    [
+        ("sparse-mla-fwd-sm90", "mla-fwd-sm_90a"),
+        ("sparse-mla-fwd-sm100", "mla-fwd-sm_100a"),
+        ("indexer-sm100", "indexer-sm_100a"),
+    ],
 )
 def test_pages_have_the_mutants_of_their_kernel(page: str, name: str) -> None:
     document = json.loads((RESULTS / f"mutation-{name}.json").read_text(encoding="utf-8"))
