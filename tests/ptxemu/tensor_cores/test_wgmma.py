@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import Swizzle, WgmmaDescriptor
+from ptxemu.engines import wgmma as engine
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.numerics.minifloat import E4M3, E5M2
 from ptxemu.sched.policy import Policy
@@ -313,6 +314,21 @@ def test_wait_group_leaves_the_latest_groups_pending() -> None:
     assert joined[0] == names["%d0"]
     assert sorted(joined) == sorted([names["%d0"], names["%e0"]] * 4)
     assert d and recorder.complaints == []
+
+
+def test_a_wait_looks_at_each_product_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    is_complete = engine.is_complete
+    monkeypatch.setattr(engine, "is_complete", lambda op: looked.append(op) or is_complete(op))
+    count, warps = 24, 4
+    more = CHAIN.format(d=", ".join(f"%d{i}" for i in range(4))) * (count - 1)
+    behind = f"{more} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    ones = run.bf16(np.ones((64, 16)))
+    recorder = multiply(ones, ones[:8], text, policy=Policy(asynchronous="late"), d=0.0)
+    assert len(recorder.issued) == count * warps
+    # Each once, and the last one again for the steps of the other warps' parts.
+    assert count * warps <= len(looked) <= (count + warps) * warps
 
 
 def test_late_products_are_not_seen_before_the_wait() -> None:
