@@ -91,7 +91,8 @@ def launch_fused(
     lists = allocate_lists(runner, -(-num_queries // plan.queries), plan.queries, capacity)
     items = -(-num_queries * num_heads // BLOCK_ROWS)
     spread = SPREAD if kv.shape[0] <= NEAR_ROWS else 0
-    flat = [q.flatten(0, 1), kv, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)]
+    copy = runner.empty(*kv.shape, dtype=kv.dtype)
+    flat = [q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)]
     written = delta.flatten(), *lists, dq.flatten(0, 1), dkv
     scalars = num_heads, sm_scale, spread, min(items, runner.num_sms)
     choice = () if large is None else (*large.lists, large.choice, large.groups.ratio)

@@ -16,8 +16,8 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V
 def compile_fused(plan: FusedPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, kv, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named, dq,
-    dkv, heads, sm_scale, spread, num_ctas), or (..., num_ctas, more_rows, more_members,
+    (q, kv, copy, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named,
+    dq, dkv, heads, sm_scale, spread, num_ctas), or (..., num_ctas, more_rows, more_members,
     more_counts, more_present, more_named, choice, ratio) where plan.more is not 0; see
     `launch_fused` and `launch_fused_or_choose`.
     """
@@ -28,6 +28,7 @@ def compile_fused(plan: FusedPlan) -> Any:
     return cute.compile(
         launch_fused_or_choose if plan.more else launch_fused,
         fake_tensor(BFloat16, (rows, D_QK)),
+        fake_tensor(BFloat16, (keys, D_QK)),
         fake_tensor(BFloat16, (keys, D_QK)),
         fake_tensor(BFloat16, (rows, D_V)),
         fake_tensor(Float32, (rows,), 4),

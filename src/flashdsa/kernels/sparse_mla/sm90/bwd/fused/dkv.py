@@ -7,14 +7,14 @@ accumulators one is added while the other one's products run.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.wgmma import mma_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import add_four
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import PAIR_DIMS, add_four, four_dims
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import (
     Context,
     Tiles,
@@ -109,35 +109,22 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
 def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
     """dKV of this thread's keys += the accumulators; a negative key has no row.
 
-    A lane has two neighbouring dims of each 8. It exchanges with the lane beside it, so that it has
-    four, and the row's four lanes 64 bytes; and these with the four lanes of the next row, so that
-    all eight have 128 bytes of one row, and then of the other.
+    The row's four lanes have 64 bytes of two pieces, see `columns.py`. They exchange with the four
+    lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
 
     Args:
         at: of row 0 of dKV, the dim from which on the lane adds.
     """
-    odd, is_next = lane % 2 == 1, lane // 4 % 2 == 1
+    is_next = lane // 4 % 2 == 1
     for h in cutlass.range_constexpr(KEYS):
-        left = four_dims(acc, 0, h, odd)
-        right = four_dims(acc, 1, h, odd)
+        left = four_dims(acc, 0, h)
+        right = four_dims(acc, 1, h)
         got = [cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], 4) for i in range(4)]
         of_row = [got[i] if is_next else left[i] for i in range(4)]
         of_next = [right[i] if is_next else got[i] for i in range(4)]
         key, next_key = keys[2 * h], keys[2 * h + 1]
         add_four(at + Int64(key) * D_QK, of_row, key)
         add_four(at + Int64(next_key) * D_QK, of_next, next_key)
-
-
-@cute.jit
-def four_dims(acc: Any, pair: cutlass.Constexpr, h: cutlass.Constexpr, odd: Boolean) -> list[Any]:
-    """Of a row and 16 dims four neighbours: even lanes those of the first 8, odd lanes of the
-    others."""
-    first = [acc[8 * pair + 2 * h + e] for e in range(2)]
-    second = [acc[8 * pair + 4 + 2 * h + e] for e in range(2)]
-    got = [cute.arch.shuffle_sync_bfly(first[e] if odd else second[e], 1) for e in range(2)]
-    low = [got[e] if odd else first[e] for e in range(2)]
-    high = [second[e] if odd else got[e] for e in range(2)]
-    return [*low, *high]
 
 
 @cute.jit
@@ -168,7 +155,7 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     """dKV of a tile += dS^T Q + P^T dO."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
-    dim = lane // 4 % 2 * 16 + lane % 2 * 8 + lane % 4 // 2 * 4
+    dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
     at = role.dkv.iterator + dim
     rows = ctx.arena.address("rows")
     issue_line(accs[0], p, ds, line_at(rows, 0))

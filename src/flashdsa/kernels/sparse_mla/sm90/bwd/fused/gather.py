@@ -24,7 +24,7 @@ class Gatherer(NamedTuple):
     """Fills k. Signals k_full."""
 
     ctx: Context
-    kv: cute.Tensor  # (S_kv, 576) bf16
+    kv: cute.Tensor  # (S_kv, 576) bf16, columns in the order of `columns.py`
 
 
 @cute.jit

@@ -18,6 +18,7 @@ from cutlass import Float32, Int32, cute
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.columns import launch_permute
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.dkv import Dkv, dkv_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.gather import Gatherer, gather_all
@@ -42,7 +43,8 @@ def fused_kernel(
     choice: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_fused`. operands: q, kv, do. choice: None: it is taken."""
+    """One CTA; arguments as in `launch_fused`. operands: q, the copy
+    of kv, do. choice: None: it is taken."""
     q, kv, do = operands
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
@@ -86,6 +88,7 @@ def locate(
 def launch_fused(
     q: cute.Tensor,
     kv: cute.Tensor,
+    copy: cute.Tensor,
     do: cute.Tensor,
     lse: cute.Tensor,
     out: cute.Tensor,
@@ -106,10 +109,11 @@ def launch_fused(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch delta, the lists and the backward on `stream`.
+    """Launch delta, the lists, the copy of kv and the backward on `stream`.
 
     Args:
-        q: (S * H, 576) bf16. kv: (S_kv, 576) bf16. do, out: (S * H, 512) bf16.
+        q: (S * H, 576) bf16. kv: (S_kv, 576) bf16. copy: the same size, written.
+        do, out: (S * H, 512) bf16.
         lse: (S * H,) fp32, natural, sinks in it. indices: (S, topk) int32.
         topk_length: (S,) int32, or (0,): every slot counts.
         delta: (S * H,) fp32, written.
@@ -122,8 +126,9 @@ def launch_fused(
     launch_delta(do, out, delta, stream)
     lists = Lists(rows, members, counts, present, named)
     launch_union(indices, topk_length, lists, Int32(kv.shape[0]), plan.queries, stream, TILE_KEYS)
+    launch_permute(kv, copy, None, stream)
     fused_kernel(
-        (q, kv, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, None, plan
+        (q, copy, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, None, plan
     ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
 
 
@@ -131,6 +136,7 @@ def launch_fused(
 def launch_fused_or_choose(
     q: cute.Tensor,
     kv: cute.Tensor,
+    copy: cute.Tensor,
     do: cute.Tensor,
     lse: cute.Tensor,
     out: cute.Tensor,
@@ -173,6 +179,7 @@ def launch_fused_or_choose(
     launch_choice(more_counts, more_named, choice, ratio, plan.more, stream)
     lists = Lists(rows, members, counts, present, named)
     launch_union(indices, topk_length, lists, keys, plan.queries, stream, TILE_KEYS, choice)
+    launch_permute(kv, copy, choice, stream)
     fused_kernel(
-        (q, kv, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, choice, plan
+        (q, copy, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, choice, plan
     ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -1,13 +1,13 @@
 """Q and dO of an item's 64 rows into shared memory, by the warps of role right."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.rows import QUERY_ROWS, WORD_DIMS, place_of_word
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import (
     HALF_BYTES,
@@ -19,9 +19,9 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import (
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK, D_V
 
-UNITS = CHUNK * BF16 // COPY_BYTES
-ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
-TURNS = BLOCK_ROWS // ROWS_AT_ONCE
+WARPS = WARPGROUP_SIZE // WARP_SIZE
+ROPE_WARP = 3
+"""That copies the columns that only Q has."""
 
 
 class Rows(NamedTuple):
@@ -34,26 +34,44 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_rows(role: Rows, item: Int32) -> None:
-    """This thread's copies of an item; zeros of a query that names no key, or is not there."""
+    """The warp's chunks of an item, a word of each row a lane; zeros of a query that names no key,
+    or is not there. The order of columns is that of `columns.py`."""
     ctx = role.ctx
     present = ctx.lists.present[ctx.group_of(item)]
-    unit, own = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.arena.address("rows") + swizzled_128(own, unit)
-    for turn in cutlass.range_constexpr(TURNS):
-        in_block = turn * ROWS_AT_ONCE + own
-        none = ((present >> (in_block * ctx.plan.queries // BLOCK_ROWS)) & 1) - 1
-        row = Int64(item) * BLOCK_ROWS + in_block
-        half, line = divmod(turn * ROWS_AT_ONCE, HALF_ROWS)
-        first = 2 * half * HALF_BYTES + line * CHUNK * BF16
-        places = [
-            (first + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK * BF16) for chunk in range(V_CHUNKS)
-        ]
-        rope = ROPE_PLACE + half * HALF_BYTES + line * CHUNK * BF16, D_V * BF16
-        copy_units(to, unit_of(role.q, row, unit, D_QK), none, [*places, rope])
-        copy_units(to + HALF_BYTES, unit_of(role.do, row, unit, D_V), none, places)
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    to = ctx.arena.address("rows") + place_of_word(lane)
+    row = Int64(item) * BLOCK_ROWS
+    q = role.q.iterator + (row * D_QK + lane * WORD_DIMS)
+    do = role.do.iterator + (row * D_V + lane * WORD_DIMS)
+    for chunk in cutlass.range(warp, V_CHUNKS, WARPS, unroll=1):
+        place, column = to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
+        copy_chunk(ctx, q + column, place, present, D_QK, 2 * HALF_BYTES)
+        copy_chunk(ctx, do + column, place + HALF_BYTES, present, D_V, 2 * HALF_BYTES)
+    if warp == ROPE_WARP:
+        copy_chunk(ctx, q + D_V, to + ROPE_PLACE, present, D_QK, HALF_BYTES)
     arrive_when_copied(ctx.barriers("rows_full").at())
 
 
-def unit_of(of: cute.Tensor, row: Any, unit: Any, dims: int) -> Any:
-    """Pointer to a row's 16 bytes of that number."""
-    return of.iterator + (row * dims + unit * (COPY_BYTES // BF16))
+@cute.jit
+def copy_chunk(
+    ctx: Context,
+    source: cute.Pointer,
+    to: Int32,
+    present: Int32,
+    dims: cutlass.Constexpr,
+    half_bytes: cutlass.Constexpr,
+) -> None:
+    """64 columns of the item's rows.
+
+    Args:
+        source: this lane's word of the first row. to: its place in the first row's line.
+        dims: of a row. half_bytes: from row 0 to row 32.
+    """
+    for rows in cutlass.range_constexpr(BLOCK_ROWS // QUERY_ROWS):
+        query = rows * QUERY_ROWS * ctx.plan.queries // BLOCK_ROWS
+        none = ((present >> query) & 1) - 1
+        for line in cutlass.range_constexpr(QUERY_ROWS):
+            # The swizzle of row `line` of eight: its number into bits 4 to 6.
+            row = rows * QUERY_ROWS + line
+            target = row // HALF_ROWS * half_bytes + row % HALF_ROWS * CHUNK * BF16
+            copy_word(to ^ (line << 4), source, none, target, row * dims * BF16)

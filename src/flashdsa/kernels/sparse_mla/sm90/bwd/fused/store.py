@@ -6,8 +6,9 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import PAIR_DIMS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
-from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import BLOCK_DIMS, transpose_quad
+from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import BLOCK_DIMS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS, THREAD_ROWS, pack
 
@@ -21,24 +22,31 @@ def store_dq(
     first_dim: cutlass.Constexpr,
     columns: cutlass.Constexpr,
 ) -> None:
-    """Columns of dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has
-    8 dims. Rows behind the last one are not written.
+    """Columns of dQ in bf16, 16 bytes a lane. Rows behind the last one are not written.
+
+    A lane has four neighbouring dims of each 16, see `columns.py`. Two lanes exchange, so that one
+    has eight of the first 16, and the other eight of the next.
 
     Args:
         dq: (S * H, 576) bf16. acc: this thread's columns / 2 fp32. thread: in its warpgroup.
     """
     lane = thread % WARP_SIZE
-    quad = lane % 4
-    odd, upper = quad % 2 == 1, quad // 2 == 1
+    odd = lane % 2 == 1
+    dim = lane % 2 * PAIR_DIMS + lane % 4 // 2 * 8
     first = Int64(item) * BLOCK_ROWS + (thread // WARP_SIZE * MMA_ROWS + lane // 4)
     for h in cutlass.range_constexpr(THREAD_ROWS):
         row = first + 8 * h
-        at = dq.iterator + (row * D_QK + quad * 8)
+        at = dq.iterator + (row * D_QK + dim)
         present = row < dq.shape[0]
         for block in cutlass.range_constexpr(columns // BLOCK_DIMS):
             values = [acc[16 * block + 2 * h + 4 * i + e] for i in range(4) for e in range(2)]
-            words = [pack(values[2 * i], values[2 * i + 1]) for i in range(4)]
-            words = transpose_quad(words, odd, upper)
+            left, right = (
+                [pack(values[4 * p + 2 * i], values[4 * p + 2 * i + 1]) for i in range(2)]
+                for p in range(2)
+            )
+            got = [cute.arch.shuffle_sync_bfly(left[i] if odd else right[i], 1) for i in range(2)]
+            words = [got[i] if odd else left[i] for i in range(2)]
+            words += [right[i] if odd else got[i] for i in range(2)]
             if present:
                 cute.arch.inline_ptx(
                     "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
