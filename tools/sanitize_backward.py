@@ -114,7 +114,7 @@ class Backward:
         )
         with contextlib.ExitStack() as stack:
             if self.mutant:
-                stack.enter_context(patch(f"{backward.__module__}.is_fused", return_value=False))
+                stack.enter_context(patch(f"{backward.__module__}.is_far", return_value=True))
             dq, dkv, _ = backward(
                 runner,
                 operands,
