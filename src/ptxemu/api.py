@@ -115,6 +115,7 @@ class Module:
             raise LaunchError(f"kernel: expected one of {', '.join(self.kernels)}; got {kernel!r}")
         return function
 
+    @rare_collections()
     def launch(  # noqa: PLR0913 - five of them are the launch's shape
         self,
         kernel: str,
@@ -177,7 +178,7 @@ class Module:
         program = self.program(kernel)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
         try:
-            with np.errstate(all="ignore"), rare_collections():
+            with np.errstate(all="ignore"):
                 Scheduler(machine, policy, on_progress=on_progress).run()
         except ExecutionError as error:
             error.findings = checker.findings if checker is not None else []
@@ -190,6 +191,7 @@ class Module:
         return result
 
 
+@rare_collections()
 def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = False) -> Module:
     """Load PTX text, or a file that holds it.
 

@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage during a run."""
+"""Python's collector of cyclic garbage during a launch, or while a module is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ own thresholds look through all of them again and again: up to a third of the ti
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect rarely, and only what is made inside; where collection is off, leave it so."""
+    """Collect rarely, and only what is made inside; where collection is off, leave it so.
+
+    Also a decorator.
+    """
     before = gc.get_threshold()
     if not gc.isenabled() or not 0 < before[0] < THRESHOLDS[0]:
         yield
