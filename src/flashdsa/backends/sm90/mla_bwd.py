@@ -31,7 +31,7 @@ RATIO = {128: 1.2, 64: 1.4}
 Where it is longer groups of 128 rows are faster; with fewer heads they always are."""
 
 
-FUSED_RATIO = 1.2
+FUSED_RATIO = 1.16
 """The same, where the fused kernel is what is taken beyond it."""
 FIRST = 0
 """Number of the large groups, see `kernels.sparse_mla.sm90.choice`."""
