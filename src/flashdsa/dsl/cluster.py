@@ -77,7 +77,14 @@ def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> 
     cute.arch.cluster_arrive_relaxed()
 
 
-def leave_cluster() -> None:
-    """All threads: no CTA ends before all have come here, so that messages find its memory."""
-    cute.arch.cluster_arrive()
+def leave_cluster(relaxed: bool = False) -> None:
+    """All threads: no CTA ends before all have come here, so that messages find its memory.
+
+    Args:
+        relaxed: what the threads wrote is not released: nobody reads it behind this.
+    """
+    if relaxed:
+        cute.arch.cluster_arrive_relaxed()
+    else:
+        cute.arch.cluster_arrive()
     cute.arch.cluster_wait()

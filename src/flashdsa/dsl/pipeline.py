@@ -143,13 +143,16 @@ def arrive_at_peer_for_tmem(barrier: Any, peer: Any) -> None:
 
 
 @cute.jit
-def wait_at_cluster_scope(barrier: Any, phase: Int32) -> None:
-    """Wait for a phase in which other CTAs take part: an acquire at cluster scope."""
+def wait_at_cluster_scope(
+    barrier: Any, phase: Int32, order: cutlass.Constexpr[str] = "acquire"
+) -> None:
+    """Wait for a phase in which other CTAs take part: an acquire at cluster scope, or "relaxed"
+    where a tcgen05.fence behind it orders all that is waited for."""
     done = Int32(0)
     while done == 0:
         # Without a time limit: with one, ptxas makes two loops of it, one of them with a sleep.
         done = cute.arch.inline_ptx(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, "
+            f"{{ .reg .pred p; mbarrier.try_wait.parity.{order}.cluster.shared::cta.b64 p, "
             "[{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
             write_only_types=[Int32],
             read_only_args=[barrier, Int32(phase)],

@@ -5,7 +5,7 @@ from typing import Any
 from cutlass import Float32, Int32, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.pipeline import Barriers, wait_at_cluster_scope
 from flashdsa.hw import WARP_SIZE
 
 LANE_SHIFT = 16
@@ -93,6 +93,17 @@ def wait_then_tcgen05(barriers: Barriers, number: Any, stage: Any = None) -> Non
         barriers.wait_for(number)
     else:
         barriers.wait_round(number, stage)
+    after_sync()
+
+
+def wait_for_tmem(barriers: Barriers, number: Any) -> None:
+    """Wait for both CTAs' loads and stores of tensor memory, at whose ends the threads arrived with
+    `arrive_at_peer_for_tmem`; tcgen05 instructions may follow. Nothing else is acquired.
+
+    Args:
+        number: how often the barrier, which has one stage, has completed before.
+    """
+    wait_at_cluster_scope(barriers.at(), number & 1, "relaxed")
     after_sync()
 
 

@@ -119,5 +119,6 @@ def write_rows(w: Output, row: Row) -> None:
                 [Int32(box * BOX_DIMS), first_row],
             )
         cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0)
+        # They have been read; the grid's end waits until they have been written.
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
     cute.arch.sync_warp()

@@ -10,7 +10,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
-from flashdsa.dsl.tmem import after_sync, wait_then_tcgen05
+from flashdsa.dsl.tmem import after_sync, wait_for_tmem, wait_then_tcgen05
 from flashdsa.dsl.umma_issue import commit_to_pair, issue
 from flashdsa.kernels.sparse_mla.sm100.fwd.context import Context
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import BOX_BYTES, P_STAGES
@@ -70,12 +70,12 @@ def issue_all(role: Issuer) -> None:
     """One thread: every tile of the item."""
     ctx = role.ctx
     # q_stored, its only time: every warp of both CTAs has stored its lanes of Q.
-    wait_then_tcgen05(ctx.barriers("q_stored"), 0)
+    wait_for_tmem(ctx.barriers("q_stored"), 0)
     issue_scores(role, Int32(0))
     for tile in cutlass.range(ctx.num_tiles, unroll=1):
         if tile + 1 < ctx.num_tiles:
             # s_free, time i: both CTAs have read the scores that the next ones overwrite.
-            wait_then_tcgen05(ctx.barriers("s_free"), tile)
+            wait_for_tmem(ctx.barriers("s_free"), tile)
             issue_scores(role, tile + 1)
         # p_ready, time i: P of both CTAs is in shared memory until p_free; O is against its maxima.
         wait_then_tcgen05(ctx.barriers("p_ready"), tile)
