@@ -1,8 +1,9 @@
-"""FlashInfer's exact top-k on clusters as a module that `flashdsa bench indexer` finds as a peer.
+"""FlashInfer's exact top-k kernels as a module that `flashdsa bench indexer` finds as peers.
 
-FlashInfer's own API takes that kernel on Blackwell only; it runs on Hopper, too. From the headers
-of an unpacked flashinfer-python wheel nvcc makes a shared object, beside a module that calls it.
-Put the folder on PYTHONPATH.
+Three of them: on clusters, radix selection by several CTAs a row, and filtered. FlashInfer's own
+API takes the first one on Blackwell only; it runs on Hopper, too. From the headers of an unpacked
+flashinfer-python wheel nvcc makes a shared object, beside a module that calls it. Put the folder
+on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,25 +17,44 @@ SOURCE = """
 #include <iostream>
 #define TVM_FFI_ICHECK(x) if (!(x)) std::cerr
 #include <flashinfer/fast_topk_clusters_exact.cuh>
+#include <flashinfer/math.cuh>
+#include <flashinfer/topk.cuh>
 
-extern "C" int top_k(const float* logits, int* indices, int* lengths, int* offsets, int* overflow,
-                     int overflow_stride, int batch, int stride, int k, int cached, int clusters,
-                     void* stream) {
-  flashinfer::sampling::launch_fast_topk_clusters_exact_ragged_transform<float>(
+using namespace flashinfer::sampling;
+
+extern "C" int clusters(const float* logits, int* indices, int* lengths, int* offsets,
+                        int* overflow, int overflow_stride, int batch, int stride, int k,
+                        int cached, int size, void* stream) {
+  launch_fast_topk_clusters_exact_ragged_transform<float>(
       logits, indices, lengths, offsets, nullptr, overflow, overflow_stride, batch, stride, k,
-      cached, clusters, false, k, static_cast<cudaStream_t>(stream));
+      cached, size, false, k, static_cast<cudaStream_t>(stream));
   return static_cast<int>(cudaGetLastError());
 }
+
+extern "C" int radix(float* logits, int* indices, int* lengths, int* offsets, void* states,
+                     int batch, int stride, int k, void* stream) {
+  return static_cast<int>(RadixTopKRaggedTransformMultiCTA<float, int>(
+      logits, indices, offsets, lengths, nullptr, batch, k, stride,
+      static_cast<RadixRowState*>(states), false, static_cast<cudaStream_t>(stream)));
+}
+
+extern "C" int filtered(float* logits, int* indices, int* lengths, int* offsets, void*,
+                        int batch, int stride, int k, void* stream) {
+  return static_cast<int>(FilteredTopKRaggedTransform<float, int>(
+      logits, indices, offsets, lengths, nullptr, batch, k, stride, false, TopKTieBreak::None,
+      static_cast<cudaStream_t>(stream)));
+}
 """
-MODULE = '''"""FlashInfer's exact top-k on clusters; made by tools/build_flashinfer_topk.py."""
+MODULE = '''"""FlashInfer's exact top-k kernels; made by tools/build_flashinfer_topk.py."""
 
 import ctypes
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 
-_top_k = ctypes.CDLL(str(Path(__file__).with_name("flashinfer_clusters.so"))).top_k
+_library = ctypes.CDLL(str(Path(__file__).with_name("flashinfer_topk.so")))
+_STATES = 1 << 20
 
 
 @lru_cache(maxsize=64)
@@ -44,23 +64,44 @@ def _memory(batch, width, k, device):
     clusters = clusters if width >= 8192 else 1
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin // 2
     cached = (shared - (k + 5 + 3 * 256 + 8) * 4 - 1024) // 16
-    integers = {"dtype": torch.int32, "device": device}
-    overflow = torch.empty(batch, 4 * (width // clusters) * clusters, **integers)
-    return clusters, cached, overflow, torch.zeros(batch, **integers)
+    overflow = torch.empty(
+        batch, 4 * (width // clusters) * clusters, dtype=torch.int32, device=device
+    )
+    return clusters, cached, overflow
 
 
-def top_k(scores, lengths, k):
+@lru_cache(maxsize=64)
+def _zeros(count, device):
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _call(function, scores, lengths, k, memory, *numbers):
     """Positions (B, k) int32 of the k best scores of each row, in no special order, then -1."""
-    batch, width = scores.shape
-    clusters, cached, overflow, offsets = _memory(batch, width, k, scores.device)
-    positions = torch.empty(batch, k, dtype=torch.int32, device=scores.device)
-    tensors = (scores, positions, lengths, offsets, overflow)
-    numbers = (width // clusters, batch, scores.stride(0), k, cached, clusters)
+    positions = torch.empty(len(scores), k, dtype=torch.int32, device=scores.device)
+    tensors = (scores, positions, lengths, _zeros(len(scores), scores.device), memory)
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    code = _top_k(*(ctypes.c_void_p(x.data_ptr()) for x in tensors), *numbers, stream)
+    code = function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors), *numbers, stream)
     if code:
         raise RuntimeError(f"FlashInfer's launch returned CUDA error {code}")
     return positions
+
+
+def clusters(scores, lengths, k):
+    """On clusters of CTAs."""
+    batch, width = scores.shape
+    size, cached, overflow = _memory(batch, width, k, scores.device)
+    numbers = (width // size, batch, scores.stride(0), k, cached, size)
+    return _call(_library.clusters, scores, lengths, k, overflow, *numbers)
+
+
+def _of_rows(function, scores, lengths, k):
+    states = _zeros(_STATES // 4, scores.device)
+    return _call(function, scores, lengths, k, states, len(scores), scores.stride(0), k)
+
+
+radix = partial(_of_rows, _library.radix)
+filtered = partial(_of_rows, _library.filtered)
+TOP_KS = {"clusters": clusters, "radix": radix, "filtered": filtered}
 '''
 
 
@@ -78,11 +119,11 @@ def main() -> None:
         stub = Path(folder) / "tvm" / "ffi" / "error.h"
         stub.parent.mkdir(parents=True)
         stub.touch()
-        made = arguments.target / "flashinfer_clusters.so"
+        made = arguments.target / "flashinfer_topk.so"
         flags = ["-O3", "-std=c++17", "-arch=sm_90a", "--expt-relaxed-constexpr", "-shared"]
         places = ["-Xcompiler", "-fPIC", "-I", folder, "-I", str(arguments.include)]
         subprocess.run(["nvcc", *flags, *places, "-o", str(made), str(source)], check=True)
-    (arguments.target / "flashinfer_clusters.py").write_text(MODULE)
+    (arguments.target / "flashinfer_topk.py").write_text(MODULE)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ PAGE_KEY_BYTES = PAGE_SIZE * INDEX_HEAD_DIM
 """The page's e4m3 keys come first; its fp32 scales follow."""
 NUM_INDEX_HEADS = 64
 INDEX_TOPK = 2048
+MAX_NEXT_N = 4
+"""Neighbouring queries of one request, at most, whose pages the indexer reads together."""
 
 
 class Operation(StrEnum):
@@ -85,6 +87,8 @@ class Problem:
     sorted: bool = False
     positions: bool = False
     """The indexer's ids are token positions, not cache slots."""
+    next_n: int = 1
+    """The indexer's neighbouring queries that share a row of the block table."""
     capability: tuple[int, int] | None = None
     """CUDA compute capability of the tensors' GPU; None on the CPU."""
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.hw import MAX_CLUSTER_SIZE
 
 BACKENDS = ("auto", "cpu", "sm90", "sm100", "emulate-sm90", "emulate-sm100")
 
@@ -34,6 +35,15 @@ class Settings:
         },
     )
 
+    max_cluster: int = field(
+        default=MAX_CLUSTER_SIZE,
+        metadata={
+            "variable": "FLASHDSA_MAX_CLUSTER",
+            "help": "CTAs that the indexer launches together, at most: 1 to 16; fewer wait less "
+            "for SMs that other streams hold; read when a size is first launched",
+        },
+    )
+
     @classmethod
     def from_environment(cls) -> Settings:
         """The settings of this process's environment, read again at each call.
@@ -41,7 +51,8 @@ class Settings:
         Raises:
             ArgumentValueError: a variable holds a value that it does not take.
         """
-        return _parse(os.environ.get("FLASHDSA_BACKEND", ""), os.environ.get("FLASHDSA_CHECK", ""))
+        names = ("FLASHDSA_BACKEND", "FLASHDSA_CHECK", "FLASHDSA_MAX_CLUSTER")
+        return _parse(*(os.environ.get(name, "") for name in names))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(variable, value in force, help) of every setting, for `flashdsa info`."""
@@ -68,7 +79,7 @@ def raw_settings() -> tuple[Any, Any]:
 
 
 @lru_cache
-def _parse(backend: str, check: str) -> Settings:
+def _parse(backend: str, check: str, max_cluster: str) -> Settings:
     backend = backend or "auto"
     if backend not in BACKENDS:
         raise ArgumentValueError(
@@ -77,7 +88,12 @@ def _parse(backend: str, check: str) -> Settings:
     check = check.lower()
     if check not in _TRUE + _FALSE:
         raise ArgumentValueError(f"FLASHDSA_CHECK: expected 0 or 1; got {check!r}")
-    return Settings(backend=backend, check=check in _TRUE)
+    sizes = [str(size) for size in range(1, MAX_CLUSTER_SIZE + 1)]
+    if max_cluster and max_cluster not in sizes:
+        raise ArgumentValueError(
+            f"FLASHDSA_MAX_CLUSTER: expected 1 to {MAX_CLUSTER_SIZE}; got {max_cluster!r}"
+        )
+    return Settings(backend, check in _TRUE, int(max_cluster or MAX_CLUSTER_SIZE))
 
 
 def _as_written(value: object) -> str:

@@ -20,6 +20,7 @@ from flashdsa.bench.gpu.cases import (
     BenchCase,
     indexer_cases,
     ragged_lengths,
+    requests_case,
 )
 from flashdsa.bench.gpu.chart import draw_gpu_chart
 from flashdsa.bench.gpu.indexer import GpuBenchOptions, run_indexer_bench
@@ -28,6 +29,7 @@ from flashdsa.bench.gpu.judge import float64_scores, judge_ids, judge_peer
 from flashdsa.bench.gpu.peers import (
     CONTENDERS,
     CUDNN_PAIR,
+    FLASHINFER,
     LOGITS,
     PAIRS,
     TOP_KS,
@@ -84,7 +86,11 @@ class FalseDeepGemm:
     def fp8_paged_mqa_logits(self, *arguments: Any, clean_logits: bool) -> torch.Tensor:
         q, cache, weights, lengths, table, plan, width = arguments
         assert plan == "plan" and not clean_logits and width % 256 == 0
-        scores = flashdsa.indexer_logits(q[:, 0], cache, weights, lengths[:, 0], table, width)
+        requests, next_n = lengths.shape
+        assert q.shape[:2] == lengths.shape and len(table) == requests
+        table = table.repeat_interleave(next_n, dim=0)
+        rows = q.flatten(0, 1), cache, weights, lengths.flatten(), table
+        scores = flashdsa.indexer_logits(*rows, width)
         return scores.masked_fill(scores == -torch.inf, 1e9)  # what is beyond a row is anything
 
 
@@ -161,13 +167,25 @@ def _worst_id(inputs: BenchInputs) -> int:
 
 def test_a_peer_is_judged_where_it_had_to_choose() -> None:
     inputs = make_inputs(TINY, "cpu")
-    calls = Peers(FalseDeepGemm(), cudnn_top_k, flashdsa.topk_indices).calls(inputs)
+    flashinfer = dict.fromkeys(FLASHINFER, flashdsa.topk_indices)
+    calls = Peers(FalseDeepGemm(), cudnn_top_k, flashinfer).calls(inputs)
     assert set(calls) == set(CONTENDERS)
     for name in (*PAIRS, *TOP_KS):
         picked = calls[name]()
         assert judge_peer(inputs, picked) == []
         picked[0, 0] = picked[0, 1]
         assert judge_peer(inputs, picked) == ["row 0: a token twice"]
+
+
+def test_requests_with_several_queries_are_judged_row_by_row() -> None:
+    case = requests_case("tiny requests", (2500, 100), 2)
+    assert case.lengths == (2499, 2500, 99, 100) and case.tokens == 2600
+    (row,) = run_tiny([case], Peers(FalseDeepGemm(), cudnn_top_k)).rows
+    assert row.findings == [] and row.best_pair == CUDNN_PAIR
+    inputs = make_inputs(case, "cpu")
+    flashdsa.dsa_topk_indexer(*inputs.of_requests)
+    inputs.ids[1, 0] = inputs.ids[1, 1]
+    assert judge_ids(inputs, inputs.ids) == ["row 1: a token twice"]
 
 
 def test_a_whole_run() -> None:

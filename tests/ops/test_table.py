@@ -22,7 +22,7 @@ from flashdsa.problem import Operation, Problem
 
 SIZES = {
     "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "width": 576, "topk": 2048,
-    "B": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
+    "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
 PUBLIC = {Operation.SPARSE_MLA_FWD_OUT: "prepare_sparse_mla_fwd"}

@@ -12,6 +12,7 @@ from flashdsa.settings import Settings, raw_settings
 def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
     monkeypatch.delenv("FLASHDSA_CHECK", raising=False)
+    monkeypatch.delenv("FLASHDSA_MAX_CLUSTER", raising=False)
     assert Settings.from_environment() == Settings(backend="auto", check=False)
 
 
@@ -24,7 +25,8 @@ def test_check_is_a_flag(monkeypatch: pytest.MonkeyPatch, text: str, value: bool
 
 
 @pytest.mark.parametrize(
-    ("variable", "text"), [("FLASHDSA_BACKEND", "gpu"), ("FLASHDSA_CHECK", "perhaps")]
+    ("variable", "text"),
+    [("FLASHDSA_BACKEND", "gpu"), ("FLASHDSA_CHECK", "perhaps"), ("FLASHDSA_MAX_CLUSTER", "17")],
 )
 def test_unknown_value_names_variable_and_value(
     monkeypatch: pytest.MonkeyPatch, variable: str, text: str
@@ -36,7 +38,11 @@ def test_unknown_value_names_variable_and_value(
 
 def test_rows_name_every_variable_with_its_value() -> None:
     rows = Settings(backend="cpu", check=True).rows()
-    assert [row[:2] for row in rows] == [("FLASHDSA_BACKEND", "cpu"), ("FLASHDSA_CHECK", "1")]
+    assert [row[:2] for row in rows] == [
+        ("FLASHDSA_BACKEND", "cpu"),
+        ("FLASHDSA_CHECK", "1"),
+        ("FLASHDSA_MAX_CLUSTER", "16"),
+    ]
 
 
 def test_raw_settings_change_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_indexer_inputs_keep_the_case_s_promise(case, seed):
     assert (inputs.output_buffer() == 0x7B7B7B7B).all()
     if not case.seq_lens:
         return
-    scores = reference.indexer_logits(*inputs.operands, inputs.max_len)
+    scores = reference.indexer_logits(*inputs.operands_of_rows, inputs.max_len)
     for b, length in enumerate(case.seq_lens):
         row = scores[b, :length]
         assert case.nan_keys or not row.isnan().any()
@@ -91,9 +91,9 @@ def test_indexer_inputs_keep_the_case_s_promise(case, seed):
             longer = torch.zeros_like(inputs.seq_lens)
             longer[b] = length + 1
             beyond = reference.indexer_logits(
-                *inputs.operands[:3], longer, inputs.block_table, length + 1
+                *inputs.operands[:3], longer, inputs.operands_of_rows[-1], length + 1
             )[b, length]
-            shared = case.repeated_pages or case.one_sequence
+            shared = case.repeated_pages or case.one_sequence or case.next_n > 1
             assert shared or beyond.abs() > 1e3 * row[~row.isnan()].abs().max()
     if case.negative_weights and not case.zero_scores:
         assert (scores[torch.isfinite(scores)] < 0).any()

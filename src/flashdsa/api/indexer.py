@@ -9,6 +9,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
 from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
 from flashdsa.ops.checks import capability, require_positive, wants_positions
+from flashdsa.ops.index_requests import require_table_of_rows, rows_of_requests
 from flashdsa.ops.indexer_launch import (
     REFUSALS,
     find_launch,
@@ -50,6 +51,11 @@ def dsa_topk_indexer(
     token position; NaN scores rank last. An id is a cache slot, ``page * 64 + offset``, or with
     ``ids="position"`` the token's position in its row.
 
+    For multi-token prediction, where each request has ``next_n`` queries, 1 to 4, over the same
+    pages, every operand but the cache and `block_table` may have them as a second dimension: q
+    (B, next_n, H, 128), weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n,
+    topk). A request's pages are then read together; the results are those of B * next_n rows.
+
     Args:
         q_index_fp8: (B, H, 128) float8_e4m3fn, from `quantize_index_q`.
         k_index_cache_fp8: (num_pages, 64, 1, 132) uint8 or int8. A page is 64 x 128 e4m3 bytes,
@@ -70,6 +76,14 @@ def dsa_topk_indexer(
         NotImplementedError: no implementation serves the call.
     """
     positions = wants_positions(ids)
+    if isinstance(q_index_fp8, Tensor) and q_index_fp8.dim() == 4:
+        operands = rows_of_requests(
+            TopkIndexerOperands(
+                q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+            )
+        )
+        call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
+        return
     # NOTE: torch's dispatcher takes 5 us of host time where a launch takes as much.
     if (
         not torch.compiler.is_dynamo_compiling()
@@ -96,6 +110,7 @@ def dsa_topk_indexer(
     operands = TopkIndexerOperands(
         q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     )
+    require_table_of_rows(operands)
     call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
 
 

@@ -8,7 +8,7 @@ from flashdsa.backends.features import ANY, Features, OneOf
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
-from flashdsa.problem import INDEX_HEAD_DIM, Operation
+from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, Operation
 
 _CPU_ATTENTION = Features(
     devices=("cpu",),
@@ -23,6 +23,7 @@ _CPU_INDEXER = Features(
     devices=("cpu",),
     dtypes=("float8_e4m3fn",),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
+    next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
     sorted=True,
     positions=True,
     deterministic=True,
@@ -69,6 +70,7 @@ _INDEXER = Features(
     num_heads=OneOf((16, 32, 64)),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     topk=OneOf((512, 1024, 2048)),
+    next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
     deterministic=True,
     sorted=True,
 )

@@ -92,6 +92,7 @@ class Features:
     d_qk: IntSet = field(default=ANY)
     d_v: IntSet = field(default=ANY)
     topk: IntSet = field(default=ANY)
+    next_n: IntSet = field(default=OneOf((1,)))
     attn_sink: bool = False
     topk_length: bool = False
     max_logits: bool = False
@@ -114,7 +115,7 @@ class Features:
         here, wanted_here = _dotted(problem.capability), _dotted(self.capability)
         if here and wanted_here and here != wanted_here:
             yield Reason("compute capability", wanted_here, here)
-        for name in ("num_heads", "d_qk", "d_v", "topk"):
+        for name in ("num_heads", "d_qk", "d_v", "topk", "next_n"):
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:

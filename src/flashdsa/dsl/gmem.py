@@ -44,3 +44,21 @@ def load_relaxed(pointer: Any) -> Int32:
         write_only_types=[Int32],
         read_only_args=[pointer],
     )
+
+
+@cute.jit
+def add_release(pointer: Any, value: Int32) -> None:
+    """Add to a counter that other SMs add to: a release of what the caller did or has seen."""
+    cute.arch.inline_ptx(
+        "red.release.gpu.global.add.u32 [{$r0}], {$r1};", read_only_args=[pointer, value]
+    )
+
+
+@cute.jit
+def load_acquire(pointer: Any) -> Int32:
+    """A counter that other SMs add to: an acquire of what they released."""
+    return cute.arch.inline_ptx(
+        "ld.acquire.gpu.global.b32 {$w0}, [{$r0}];",
+        write_only_types=[Int32],
+        read_only_args=[pointer],
+    )

@@ -88,7 +88,7 @@ def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[An
     """
     queries, ids = operands.q_index_fp8, operands.topk_indices
     rows, topk = ids.shape
-    if not rows:
+    if not rows or operands.block_table.shape[0] != rows:  # a kernel takes a table of rows
         return
     sorted, positions = choice[:2] if choice else (False, False)
     launch_config = chosen.load_launch_config(queries.device)
@@ -159,7 +159,7 @@ def launch_again(
 def serve_unchecked(operands: TopkIndexerOperands) -> None:
     """An unchecked call of sizes that were not there before, or that no kernel is launched for."""
     queries, ids = operands.q_index_fp8, operands.topk_indices
-    sizes = {"H": queries.shape[1], "topk": ids.shape[1]}
+    sizes = {"H": queries.shape[1], "topk": ids.shape[1], "next_n": 1}
     problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False, "positions": False}, sizes)
     chosen = registry.select(problem)
     chosen.load()(operands, sorted=False, positions=False, check=False)

@@ -15,7 +15,7 @@ from flashdsa.operands import (
 )
 from flashdsa.ops.checks import INT32_MAX, dtype_name, require_shape
 from flashdsa.ops.spec import Sizes
-from flashdsa.problem import D_QK, INDEX_TOKEN_BYTES, KV_ROW_BYTES, PAGE_SIZE
+from flashdsa.problem import D_QK, INDEX_TOKEN_BYTES, KV_ROW_BYTES, MAX_NEXT_N, PAGE_SIZE
 
 MAX_PAGES = 2**31 // PAGE_SIZE
 """Token ids are int32."""
@@ -44,6 +44,18 @@ def kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
         raise ArgumentValueError(
             f"{name}: packed rows are of {D_QK} columns; expected as many of q, got {d_qk}"
         )
+
+
+def pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
+    """A row for each query, or for each 2 to 4 neighbouring ones: notes how many as next_n."""
+    rows, requests = sizes["B"], table.shape[0]
+    next_n = 1
+    if rows != requests:
+        next_n = rows // requests if requests else 0
+    if rows != next_n * requests or not 1 <= next_n <= MAX_NEXT_N:
+        why = f" (or one row for each 2 to {MAX_NEXT_N} neighbouring queries)"
+        require_shape(name, table, (rows, table.shape[1]), "[B, max_pages]", why)
+    sizes["next_n"] = next_n
 
 
 def refuse_packed(kv: Tensor) -> None:

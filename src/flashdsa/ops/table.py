@@ -134,7 +134,8 @@ DSA_TOPK_INDEXER = OpSpec(
     Operation.DSA_TOPK_INDEXER,
     TopkIndexerOperands,
     operands=(
-        *_INDEXER,
+        *_INDEXER[:-1],
+        Operand("block_table", "requests max_pages", INT32, rule=rules.pages_of_requests),
         Operand(
             "topk_indices",
             "B topk",

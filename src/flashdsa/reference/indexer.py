@@ -152,7 +152,11 @@ def dsa_topk_indexer(
 
     `scores` `[B, max_len]`, where given, is what a kernel computed itself, and is ranked instead
     of the float64 scores: a selection is judged by the scores it was made from.
+
+    `block_table` `[B / next_n, max_pages]` has one row for `next_n` neighbouring queries.
     """
+    if len(block_table):
+        block_table = block_table.repeat_interleave(len(seq_lens) // len(block_table), dim=0)
     rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0])
     if scores is None:
         max_len = block_table.shape[1] * PAGE_TOKENS

@@ -153,7 +153,8 @@ def _indexer_checks(seed: int, backend: str, device: str) -> list[_Check]:
     def selection_of(case: IndexerCase) -> Callable[[], list[Comparison]]:
         def run() -> list[Comparison]:
             inputs = make_indexer_inputs(case, seed, device)
-            scores = flashdsa.indexer_logits(*inputs.operands, inputs.max_len, backend=backend)
+            operands = inputs.operands_of_rows
+            scores = flashdsa.indexer_logits(*operands, inputs.max_len, backend=backend)
             return judge_indexer.check_selection(inputs, scores, backend)
 
         return run

@@ -34,6 +34,8 @@ class IndexerCase:
     """One page comes twice in each row, and in every row."""
     one_sequence: bool = False
     """Every row walks the same pages, as the queries of one sequence do."""
+    next_n: int = 1
+    """Neighbouring rows of one request, which share its pages; `seq_lens` has all rows."""
     nan_keys: bool = False
     """Some keys have a NaN byte, some tokens a NaN scale."""
     int8_cache: bool = False
@@ -42,7 +44,8 @@ class IndexerCase:
 
 @dataclass(frozen=True)
 class IndexerInputs:
-    """q `[B, H, 128]` e4m3, cache `[pages, 64, 1, 132]`, weights, seq_lens, block_table."""
+    """q `[B, H, 128]` e4m3, cache `[pages, 64, 1, 132]`, weights, seq_lens, block_table with a row
+    for each request."""
 
     case: IndexerCase
     q: Tensor
@@ -55,6 +58,17 @@ class IndexerInputs:
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The operation's five inputs, in its order."""
         return self.q, self.cache, self.weights, self.seq_lens, self.block_table
+
+    @property
+    def operands_of_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The same with a row of the table for each query."""
+        table = self.block_table.repeat_interleave(self.case.next_n, dim=0)
+        return self.q, self.cache, self.weights, self.seq_lens, table
+
+    def of_requests(self, rows: Tensor) -> Tensor:
+        """`rows` `[B, ...]` as the public function takes them, `[B / next_n, next_n, ...]`."""
+        next_n = self.case.next_n
+        return rows if next_n == 1 else rows.unflatten(0, (-1, next_n))
 
     @property
     def max_len(self) -> int:
@@ -93,9 +107,15 @@ def _draw_tokens(
     return codes, scale
 
 
+def _pages_of_requests(case: IndexerCase) -> list[int]:
+    """Pages of each request's longest row."""
+    pages = [-(-length // PAGE_SIZE) for length in case.seq_lens]
+    return [max(pages[i : i + case.next_n]) for i in range(0, len(pages), case.next_n)]
+
+
 def _draw_table(case: IndexerCase, num_pages: int, generator: torch.Generator) -> Tensor:
     """int32 `[B, max_pages]`: pages in random order; entries that no length needs are no pages."""
-    needed = [-(-length // PAGE_SIZE) for length in case.seq_lens]
+    needed = _pages_of_requests(case)
     columns = max(needed, default=0) + SPARE_COLUMNS
     unused = torch.tensor([-1, INT32_MAX, num_pages])[torch.arange(columns) % 3]
     table = unused.repeat(len(needed), 1)
@@ -120,7 +140,7 @@ def make_indexer_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads = len(case.seq_lens), case.num_heads
-    needed = [-(-length // PAGE_SIZE) for length in case.seq_lens]
+    needed = _pages_of_requests(case)
     used = max(needed, default=0) if case.one_sequence else sum(needed)
     num_pages = used + SPARE_PAGES
     codes, scale = _draw_tokens(case, num_pages * PAGE_SIZE, generator)
@@ -136,7 +156,7 @@ def make_indexer_inputs(
     visible = torch.zeros(num_pages * PAGE_SIZE, dtype=torch.bool)
     tempting = torch.full_like(codes, 0x7E)
     for b, length in enumerate(case.seq_lens):
-        for column, page in enumerate(table[b, : -(-length // PAGE_SIZE)].tolist()):
+        for column, page in enumerate(table[b // case.next_n, : -(-length // PAGE_SIZE)].tolist()):
             count = min(PAGE_SIZE, length - column * PAGE_SIZE)
             start = page * PAGE_SIZE
             visible[start : start + count] = True
@@ -204,6 +224,11 @@ INDEXER_CASES: list[IndexerCase] = [
     IndexerCase("positions", (0, 30, 64, 300, 700), 100, positions=True),
     IndexerCase("positions, sorted", (40, 700), 100, positions=True, sorted=True,
                 repeated_pages=True),
+    IndexerCase("2 queries a request", (600, 601, 99, 100, 101, 101, 0, 1), 100, next_n=2),
+    IndexerCase("3 queries a request, sorted", (70, 300, 65, 128, 129, 130), 64, next_n=3,
+                sorted=True, plateaus=True),
+    IndexerCase("4 queries a request", (130, 64, 700, 0, 90, 91, 92, 93), 64, next_n=4,
+                positions=True, nan_keys=True, strided=True),
     IndexerCase("no query", (), 16),
     IndexerCase("every feature", (0, 64, 65, 600), 90, **_ALL_FEATURES),
     IndexerCase("every feature, sorted", (0, 64, 65, 600), 90, sorted=True, **_ALL_FEATURES),

@@ -31,16 +31,16 @@ def judge_selection(output: str, ids: Tensor, expected: Tensor, *, exact_order: 
 
 def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
     """Run and judge `indexer_logits`; the scores come back for judging the selection."""
-    scores = flashdsa.indexer_logits(*inputs.operands, inputs.max_len, backend=backend)
+    scores = flashdsa.indexer_logits(*inputs.operands_of_rows, inputs.max_len, backend=backend)
     besides = None
     if backend != "cpu":  # tensor cores add the fp8 products
-        products = reference.indexer_product_magnitude(*inputs.operands, inputs.max_len)
+        products = reference.indexer_product_magnitude(*inputs.operands_of_rows, inputs.max_len)
         besides = PRODUCT_TOLERANCE * products
     verdict = compare_scores(
         "scores",
         scores,
-        reference.indexer_logits(*inputs.operands, inputs.max_len),
-        reference.indexer_score_magnitude(*inputs.operands, inputs.max_len),
+        reference.indexer_logits(*inputs.operands_of_rows, inputs.max_len),
+        reference.indexer_score_magnitude(*inputs.operands_of_rows, inputs.max_len),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )
@@ -52,7 +52,18 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
     case = inputs.case
     ids = inputs.output_buffer()
     kind = "position" if case.positions else "slot"
-    flashdsa.dsa_topk_indexer(*inputs.operands, ids, sorted=case.sorted, ids=kind, backend=backend)
+    q, cache, weights, seq_lens, block_table = inputs.operands
+    flashdsa.dsa_topk_indexer(
+        inputs.of_requests(q),
+        cache,
+        inputs.of_requests(weights),
+        inputs.of_requests(seq_lens),
+        block_table,
+        inputs.of_requests(ids),
+        sorted=case.sorted,
+        ids=kind,
+        backend=backend,
+    )
     expected = reference.dsa_topk_indexer(
         *inputs.operands, case.topk, sorted=case.sorted, positions=case.positions, scores=scores
     )

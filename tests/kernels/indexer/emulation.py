@@ -22,15 +22,6 @@ from tests.kernels.indexer.exact_inputs import Inputs
 
 SPECS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 
-# What the check says of the right kernels, by the file of the first access.
-KNOWN_WARNINGS = {
-    # A page's keys and scales, and a row's weights, are read by ldmatrix and ordinary loads before
-    # TMA refills their memory. The mbarrier that releases it orders the two, as in every kernel of
-    # CUTLASS; the fence that the memory model asks for besides is in none of them.
-    ("missing-proxy-fence-after-read", "score.py"),
-    ("missing-proxy-fence-after-read", "smem.py"),
-}
-
 
 def assert_as_the_cpu(
     plan: SelectPlan,
@@ -50,7 +41,7 @@ def assert_as_the_cpu(
     wrong = (got != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
     found = {(f.code, Path(f.first.source_file or "").name) for f in launch.findings}
-    assert found <= KNOWN_WARNINGS | set(warnings)
+    assert found <= set(warnings), found
     return launch
 
 

@@ -91,7 +91,12 @@ def _emit(out: Tensor, row: Row, chosen: Tensor, positions: bool) -> None:
 
 
 def _rows(seq_lens: Tensor, block_table: Tensor, num_pages: int, check: bool) -> list[Row]:
-    """The rows' tokens, or with `check` an error that names the first bad length or page id."""
+    """The rows' tokens, or with `check` an error that names the first bad length or page id.
+
+    Args:
+        block_table: a row for each of `seq_lens`, or for as many neighbouring ones as it lacks.
+    """
+    next_n = len(seq_lens) // max(len(block_table), 1)
     capacity = block_table.shape[1] * PAGE_SIZE
     rows = []
     for b, length in enumerate(seq_lens.tolist()):
@@ -105,7 +110,8 @@ def _rows(seq_lens: Tensor, block_table: Tensor, num_pages: int, check: bool) ->
                 f"seq_lens[{b}] = {length}; got a table of {block_table.shape[1]} pages"
             )
         length = min(max(length, 0), capacity)
-        pages = block_table[b, : -(-length // PAGE_SIZE)].long()
+        request = b // next_n
+        pages = block_table[request, : -(-length // PAGE_SIZE)].long()
         bad = (pages < 0) | (pages >= num_pages)
         selectable = None
         if bad.any():
@@ -113,7 +119,7 @@ def _rows(seq_lens: Tensor, block_table: Tensor, num_pages: int, check: bool) ->
             if check:
                 raise ArgumentValueError(
                     f"block_table: expected page ids in [0, {num_pages}); "
-                    f"got block_table[{b}, {slot}] = {int(pages[slot])}"
+                    f"got block_table[{request}, {slot}] = {int(pages[slot])}"
                 )
             selectable = (~bad).repeat_interleave(PAGE_SIZE)[:length]
             pages = pages.masked_fill(bad, 0)

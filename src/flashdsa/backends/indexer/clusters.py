@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.settings import Settings
 
 SIZES = (16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
@@ -33,7 +34,14 @@ class Clusters(NamedTuple):
 
 def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
     """What a launch of `rows` rows is to have, by the plan's threads and shared memory."""
-    return choose_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), rows)
+    return choose_clusters(clusters_at_once(runner, plan), rows)
+
+
+def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
+    """By size, as the device is without other work; sizes up to FLASHDSA_MAX_CLUSTER."""
+    most = Settings.from_environment().max_cluster
+    capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
+    return {size: number for size, number in capacity.items() if size <= most}
 
 
 def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:

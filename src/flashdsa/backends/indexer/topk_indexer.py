@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashdsa.backends.indexer.clusters import clusters_for
+from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
 from flashdsa.backends.indexer.row_splits import RowSplits
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
@@ -41,6 +41,7 @@ def topk_indexer(
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
     """
+    operands = with_table_of_rows(operands)
     require_layout(*operands)
     q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = operands
     if check and values_are_checked():
@@ -62,6 +63,17 @@ def topk_indexer(
             topk_indices,
             *numbers,
         )
+
+
+def with_table_of_rows(operands: TopkIndexerOperands) -> TopkIndexerOperands:
+    """The operands with a row of the block table for each query: a copy where requests have
+    several. Rows of a request come one after the other, so that the later ones find its pages in
+    the second-level cache."""
+    rows, requests = operands.seq_lens.numel(), operands.block_table.shape[0]
+    if rows == requests:
+        return operands
+    table = operands.block_table.repeat_interleave(rows // requests, dim=0)
+    return operands._replace(block_table=table)
 
 
 class LaunchConfig(NamedTuple):
@@ -118,5 +130,5 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
         plan if rows <= clusters.number else None,
         UNEVEN_PAGES * clusters.size,
     )
-    number = runner.cluster_capacity(plan.threads, plan.smem_bytes)[clusters.size]
+    number = clusters_at_once(runner, plan)[clusters.size]
     return LaunchConfig(many.launch, number, clusters.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,18 @@ DISTRIBUTIONS = ("equal", "two", "one bin", "descending", "ascending")
 PLATEAUS = ("equal", "two")
 DISTRIBUTION_SHAPES = ((1, 8192), (1, 131072), (32, 16384), (128, 16384))
 
+REQUESTS = (
+    (1, 128 * K, 2),
+    (8, 16 * K, 2),
+    (32, 16 * K, 2),
+    (64, 32 * K, 2),
+    (128, 16 * K, 2),
+    (128, 32 * K, 2),
+)
+"""(B, tokens, next_n) of multi-token prediction; DeepGEMM takes up to two queries a request."""
+OTHER_SHAPES = ((2, 128 * K), (4, 64 * K), (8, 64 * K), (48, 64 * K), (200, 16 * K), (300, 4 * K))
+"""Rows of one length beside the peers' table."""
+
 NUM_RAGGED = 3 + len(OUTLIERS) + len(LOG_UNIFORM_ROWS)
 CONTEST = "ragged, 16 rows, contest-like"
 RAGGED = f"ragged, {RAGGED_ROWS} rows, 1 to {RAGGED_LONGEST}"
@@ -49,8 +62,8 @@ class BenchCase:
     """One batch to time.
 
     Attributes:
-        kind: "shape", "ragged" or "distribution".
-        lengths: tokens of each row.
+        kind: "shape", "equal", "ragged", "distribution" or "requests".
+        lengths: tokens of each row. next_n: neighbouring rows of one request, over the same pages.
         data: "random", or one of DISTRIBUTIONS.
         num_pages: of the cache, at least; the rows' own pages if they need more.
     """
@@ -60,11 +73,19 @@ class BenchCase:
     lengths: tuple[int, ...]
     data: str = "random"
     num_pages: int = 0
+    next_n: int = 1
 
     @property
     def tokens(self) -> int:
-        """All keys that must be read."""
-        return sum(self.lengths)
+        """All keys that must be read: of a request's rows those of the longest one."""
+        rows, next_n = self.lengths, self.next_n
+        return sum(max(rows[i : i + next_n]) for i in range(0, len(rows), next_n))
+
+
+def requests_case(name: str, lengths: Sequence[int], next_n: int) -> BenchCase:
+    """Requests of these lengths with several queries each, the last of which sees all tokens."""
+    rows = tuple(n - behind for n in lengths for behind in range(next_n - 1, -1, -1))
+    return BenchCase(name, "requests", rows, next_n=next_n)
 
 
 def shape_name(batch: int, length: int) -> str:
@@ -75,6 +96,7 @@ def shape_name(batch: int, length: int) -> str:
 def indexer_cases(quick: bool = False) -> list[BenchCase]:
     """Every case, in the order of the table; `quick`: the smallest of each kind."""
     cases = [BenchCase(shape_name(b, n), "shape", (n,) * b) for b, n in SHAPES]
+    cases += [BenchCase(shape_name(b, n), "equal", (n,) * b) for b, n in OTHER_SHAPES]
     cases.append(BenchCase(CONTEST, "ragged", CONTEST_LENGTHS, num_pages=CONTEST_PAGES))
     cases.append(BenchCase(RAGGED, "ragged", ragged_lengths()))
     cases += [BenchCase(f"ragged, {name}", "ragged", lengths) for name, lengths in OUTLIERS]
@@ -89,6 +111,12 @@ def indexer_cases(quick: bool = False) -> list[BenchCase]:
         for data in DISTRIBUTIONS
         for b, n in DISTRIBUTION_SHAPES
     ]
+    cases += [
+        requests_case(f"{shape_name(b, n)}, next_n {next_n}", (n,) * b, next_n)
+        for b, n, next_n in REQUESTS
+    ]
+    ragged = log_uniform_lengths(64)
+    cases.append(requests_case("64 requests, log-uniform to 64K, next_n 2", ragged, 2))
     small = (shape_name(*SHAPES[0]), CONTEST, f"{shape_name(*SHAPES[0])} equal")
     return [case for case in cases if case.name in small] if quick else cases
 

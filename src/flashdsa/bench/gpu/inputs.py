@@ -25,7 +25,9 @@ _PAGES_AT_ONCE = 16384
 
 @dataclass(frozen=True)
 class BenchInputs:
-    """Arguments of `dsa_topk_indexer`; every row has pages of its own, in random order."""
+    """Arguments of `dsa_topk_indexer`; every request has pages of its own, in random order.
+
+    Queries, weights, lengths and ids are those of all rows; the block table has a row a request."""
 
     case: BenchCase
     q: Tensor
@@ -40,10 +42,20 @@ class BenchInputs:
         """In the operation's order, the output last."""
         return self.q, self.cache, self.weights, self.seq_lens, self.block_table, self.ids
 
+    @property
+    def of_requests(self) -> tuple[Tensor, ...]:
+        """The same with the queries of a request as the second dimension."""
+        next_n = self.case.next_n
+        q, weights, seq_lens, ids = (
+            rows.unflatten(0, (-1, next_n))
+            for rows in (self.q, self.weights, self.seq_lens, self.ids)
+        )
+        return q, self.cache, weights, seq_lens, self.block_table, ids
+
     def row_keys(self, row: int) -> tuple[Tensor, Tensor]:
         """A row's e4m3 keys (tokens, 128) and their scales (tokens,), in order of position."""
         length = self.case.lengths[row]
-        pages = self.block_table[row, : -(-length // PAGE_SIZE)].long()
+        pages = self.block_table[row // self.case.next_n, : -(-length // PAGE_SIZE)].long()
         raw = self.cache.view(-1, PAGE_BYTES)[pages]
         keys = raw[:, :PAGE_KEY_BYTES].contiguous().view(torch.float8_e4m3fn)
         scales = raw[:, PAGE_KEY_BYTES:].contiguous().view(torch.float32)
@@ -54,10 +66,11 @@ def make_inputs(case: BenchCase, device: str, seed: int = 0) -> BenchInputs:
     """Operands of `case`; the output is poisoned with -99."""
     generator = torch.Generator(device).manual_seed(seed)
     batch = len(case.lengths)
-    pages = [-(-length // PAGE_SIZE) for length in case.lengths]
+    rows = [-(-length // PAGE_SIZE) for length in case.lengths]
+    pages = [max(rows[i : i + case.next_n]) for i in range(0, batch, case.next_n)]
     pool = max(case.num_pages, sum(pages))
     order = torch.randperm(pool, generator=generator, device=device).int()
-    table = torch.zeros(batch, max(pages), dtype=torch.int32, device=device)
+    table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=device)
     for row, taken in enumerate(order[: sum(pages)].split(pages)):
         table[row, : len(taken)] = taken
     heads = (batch, NUM_INDEX_HEADS)

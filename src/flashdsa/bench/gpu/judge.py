@@ -86,7 +86,7 @@ def _positions(inputs: BenchInputs, row: int, ids: Tensor) -> tuple[Tensor, str 
     num_pages = len(inputs.cache)
     if not bool(((chosen >= 0) & (chosen < num_pages * PAGE_SIZE)).all()):
         return ids, "an id outside the cache"
-    pages = inputs.block_table[row, : -(-length // PAGE_SIZE)].long()
+    pages = inputs.block_table[row // inputs.case.next_n, : -(-length // PAGE_SIZE)].long()
     place = torch.full((num_pages,), -1, dtype=torch.long, device=ids.device)
     place[pages] = torch.arange(len(pages), device=ids.device)
     places = place[chosen // PAGE_SIZE]

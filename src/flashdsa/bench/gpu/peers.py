@@ -3,8 +3,9 @@ optional."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -16,13 +17,15 @@ from flashdsa.problem import INDEX_HEAD_DIM, NUM_INDEX_HEADS, PAGE_SIZE
 
 LOGITS = "DeepGEMM logits"
 CUDNN_PAIR = "DeepGEMM + cuDNN Frontend"
-FLASHINFER_PAIR = "DeepGEMM + FlashInfer clusters"
+FLASHINFER = ("clusters", "radix", "filtered")
+"""Its exact top-k kernels."""
+FLASHINFER_PAIRS = tuple(f"DeepGEMM + FlashInfer {kind}" for kind in FLASHINFER)
 TORCH_PAIR = "DeepGEMM + torch.topk"
-PAIRS = (CUDNN_PAIR, FLASHINFER_PAIR, TORCH_PAIR)
+PAIRS = (CUDNN_PAIR, *FLASHINFER_PAIRS, TORCH_PAIR)
 CUDNN_TOP_K = "cuDNN Frontend top-k"
-FLASHINFER_TOP_K = "FlashInfer clusters top-k"
+FLASHINFER_TOP_KS = tuple(f"FlashInfer {kind} top-k" for kind in FLASHINFER)
 TORCH_TOP_K = "torch.topk"
-TOP_KS = (CUDNN_TOP_K, FLASHINFER_TOP_K, TORCH_TOP_K)
+TOP_KS = (CUDNN_TOP_K, *FLASHINFER_TOP_KS, TORCH_TOP_K)
 """Alone, of scores that lie in device memory: logits and one of these are the pair timed apart."""
 CONTENDERS = (LOGITS, *TOP_KS, *PAIRS)
 _LOGITS_ALIGNMENT = 256
@@ -35,7 +38,7 @@ class Peers:
 
     deep_gemm: Any = None
     cudnn_top_k: Callable[..., Any] | None = None
-    flashinfer_top_k: Callable[..., Any] | None = None
+    flashinfer_top_ks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def calls(self, inputs: BenchInputs) -> dict[str, Callable[[], Tensor]]:
@@ -50,10 +53,12 @@ class Peers:
         if top_k is not None:
             calls[CUDNN_TOP_K] = lambda: top_k(scores, lengths, topk, return_val=False)["indices"]
             calls[CUDNN_PAIR] = lambda: top_k(logits(), lengths, topk, return_val=False)["indices"]
-        clusters = self.flashinfer_top_k
-        if clusters is not None:
-            calls[FLASHINFER_TOP_K] = lambda: clusters(scores, lengths, topk)
-            calls[FLASHINFER_PAIR] = lambda: clusters(logits(), lengths, topk)
+        names = zip(FLASHINFER, FLASHINFER_TOP_KS, FLASHINFER_PAIRS, strict=True)
+        for kind, alone, pair in names:
+            chosen = self.flashinfer_top_ks.get(kind)
+            if chosen is not None:
+                calls[alone] = partial(chosen, scores, lengths, topk)
+                calls[pair] = partial(_of_logits, chosen, logits, lengths, topk)
         width = scores.shape[1]
         k = min(topk, width)
         if set(inputs.case.lengths) == {width}:
@@ -68,9 +73,9 @@ class Peers:
 
     def _logits_call(self, inputs: BenchInputs) -> Callable[[], Tensor]:
         gemm = self.deep_gemm
-        batch = len(inputs.case.lengths)
-        q = inputs.q.view(batch, 1, NUM_INDEX_HEADS, INDEX_HEAD_DIM)
-        lengths = inputs.seq_lens.view(batch, 1)
+        requests, next_n = len(inputs.block_table), inputs.case.next_n
+        q = inputs.q.view(requests, next_n, NUM_INDEX_HEADS, INDEX_HEAD_DIM)
+        lengths = inputs.seq_lens.view(requests, next_n)
         longest = max(inputs.case.lengths)
         width = -(-longest // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
 
@@ -92,10 +97,16 @@ class Peers:
         return logits
 
 
+def _of_logits(
+    top_k: Callable[..., Tensor], logits: Callable[[], Tensor], lengths: Tensor, topk: int
+) -> Tensor:
+    return top_k(logits(), lengths, topk)
+
+
 def load_peers() -> Peers:
     """Import what is installed. Imports of peers fail in many ways; each becomes a reason."""
     missing: dict[str, str] = {}
-    deep_gemm, top_k, clusters = None, None, None
+    deep_gemm, top_k, flashinfer = None, None, {}
     try:
         deep_gemm = import_module("deep_gemm")
     except Exception as error:
@@ -106,11 +117,11 @@ def load_peers() -> Peers:
         for name in (CUDNN_TOP_K, CUDNN_PAIR):
             missing.setdefault(name, f"cudnn: {in_a_line(error)}")
     try:
-        clusters = import_module("flashinfer_clusters").top_k
+        flashinfer = import_module("flashinfer_topk").TOP_KS
     except Exception as error:
-        for name in (FLASHINFER_TOP_K, FLASHINFER_PAIR):
-            missing.setdefault(name, f"flashinfer_clusters: {in_a_line(error)}")
-    return Peers(deep_gemm, top_k, clusters, missing)
+        for name in (*FLASHINFER_TOP_KS, *FLASHINFER_PAIRS):
+            missing.setdefault(name, f"flashinfer_topk: {in_a_line(error)}")
+    return Peers(deep_gemm, top_k, flashinfer, missing)
 
 
 def in_a_line(error: Exception) -> str:

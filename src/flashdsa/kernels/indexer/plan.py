@@ -42,6 +42,8 @@ class SelectPlan:
             with `scheduled`.
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: the same of a row that is split among CTAs, until the last has merged.
+        count_polls: how often a CTA of a split row looks whether all others have counted their
+            parts, before it goes on without them; a look takes some 0.5 us.
     """
 
     num_heads: int = 64
@@ -61,6 +63,7 @@ class SelectPlan:
     split_pages: int = 1024
     select_pages: int = 20
     merge_pages: int = 50
+    count_polls: int = 8
 
     arch: ClassVar[ArchSpec]
 

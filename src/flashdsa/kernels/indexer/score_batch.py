@@ -73,6 +73,8 @@ def score_batch(
     pages = PageRange(batch.stage, tile.first_page, first_number, batch.begin, stop)
     sink = ListSink(ctx.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
     scoring.score_pages(ctx.inputs, source.scorer, prepared, pages, thread, list_score, sink, plan)
+    # Between the reads of the tile's weights and the copy that may overwrite them later.
+    cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers: the list is complete up to `stop`, and nobody reads the tile's stage any more.
     consumer_sync(plan)
     if in_order:

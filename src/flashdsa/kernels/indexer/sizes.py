@@ -18,8 +18,9 @@ SLOT_HEADER_WORDS = 4
 """32-bit words before the entries that a CTA publishes. Where clusters split a row: their number,
 the first position of its part and that behind its last, one unused; where CTAs do: their number,
 the best key."""
-ROW_COUNTERS = BIN_GROUPS + 4
-"""32-bit words that the CTAs of a split row count in: arrivals, three unused, entries by groups of
+ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
+"""32-bit words that the CTAs of a split row count in: arrivals, CTAs that have counted their parts
+by groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
 bins."""
 TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""

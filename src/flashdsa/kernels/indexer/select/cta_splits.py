@@ -4,16 +4,24 @@ The CTAs count the entries of their parts in device memory, by groups of bins, w
 full and at the end. What all of them have counted so far says which entries cannot win: those below
 `topk` better ones. A CTA *publishes* the others, at most `topk` + max_candidates of them, into its
 own slot in device memory. The one that comes last selects from what was published, slot after slot
-in the order of the parts. No CTA waits for another. How much is published depends on who comes
-when, the result does not.
+in the order of the parts. No CTA has to wait for another: at the end each gives the others a few
+microseconds to count their parts, so that all know which entries can win, and goes on without those
+that have not come. How much is published depends on who comes when, the result does not.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
-from flashdsa.dsl.gmem import add_relaxed, load2, load_relaxed, store2
+from flashdsa.dsl.gmem import (
+    add_relaxed,
+    add_release,
+    load2,
+    load_acquire,
+    load_relaxed,
+    store2,
+)
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.dsl.warp import alloc_slot, first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -43,13 +51,19 @@ from flashdsa.kernels.indexer.smem_views import (
     SelectBuffers,
 )
 
-SLOTS_A_LANE = 4
+SLOTS_A_LANE = 5
 """Slots whose headers a lane reads at once."""
 LISTED_SLOTS = SLOTS_A_LANE * WARP_SIZE
 SLOTS_TOGETHER = 4
 """Slots of which a warp loads entries before it uses the first."""
 LOADS_TOGETHER = 2
 """Entries of a slot that a lane loads so."""
+COUNTED_GROUPS, COUNTED_BINS = 1, 2
+"""Of a row's counters, those of the CTAs that have counted their parts so."""
+GONE = 1 << 16
+"""What a CTA adds there that goes on without the others, who need not wait for it then."""
+FIRST_COUNT = ROW_COUNTERS - BIN_GROUPS - BIN_GROUP
+"""Of a row's counters, the first group's."""
 SIGN = -(2**31)
 """Turns the order of unsigned words into that of signed ones."""
 
@@ -75,7 +89,12 @@ def counters_of(published: Published, select: SelectBuffers) -> Any:
 
 def group_counts(counters: Any) -> Any:
     """Pointer to the row's entries by groups of bins."""
-    return counters + (ROW_COUNTERS - BIN_GROUPS)
+    return counters + FIRST_COUNT
+
+
+def bin_counts(counters: Any) -> Any:
+    """Pointer to the row's entries by the bins of the group that has the `topk`-th best."""
+    return counters + (FIRST_COUNT + BIN_GROUPS)
 
 
 @cute.jit
@@ -84,6 +103,7 @@ def contribute(
     cluster: ClusterBuffers,
     published: Published,
     floor: Uint32,
+    is_last: cutlass.Boolean,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
@@ -91,6 +111,7 @@ def contribute(
 
     Args:
         floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
+        is_last: the part is complete. Then the row's floor is found, too, for `raise_threshold`.
     """
     sum_groups(select, cluster, thread)
     # All consumers: own_coarse is complete.
@@ -103,6 +124,60 @@ def contribute(
             add_relaxed(group_counts(counters_of(published, select)) + thread, count)
     # All consumers: own_coarse has been read, so that it may be written again.
     consumer_sync(plan)
+    if is_last:
+        if thread < WARP_SIZE:
+            floor = final_floor(select, published, thread, plan)
+            if thread == 0:
+                select.scratch[SCRATCH_FLOOR] = Int32(floor)
+        # All consumers: the floor is there, and the histogram has been read.
+        consumer_sync(plan)
+
+
+@cute.jit
+def all_counted(
+    counters: Any, which: cutlass.Constexpr, count: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """One warp, whose lanes have counted: 1 if all of the row's CTAs have, or do so before long,
+    and none has gone on without the others, as far as the caller sees."""
+    counted = Int32(0)
+    cute.arch.sync_warp()
+    if lane == 0:
+        # A release of what the warp counted or saw counted by syncs before.
+        add_release(counters + which, Int32(1))
+        polls = Int32(0)
+        while counted < count and polls < plan.count_polls:
+            counted = load_acquire(counters + which)
+            polls += 1
+        if counted < count:
+            add_relaxed(counters + which, Int32(GONE))
+    cute.arch.sync_warp()
+    return cute.arch.shuffle_sync(Int32(counted == count), 0)
+
+
+@cute.jit
+def final_floor(
+    select: SelectBuffers, published: Published, lane: Int32, plan: cutlass.Constexpr
+) -> Uint32:
+    """One warp of a CTA whose part is counted by groups: a key that `topk` entries of the row have
+    at least. If all CTAs have counted theirs, and more than 2 topk entries have at least that
+    key, it is that of the bin of the `topk`-th best."""
+    counters, count = counters_of(published, select), sharers(select).count
+    complete = all_counted(counters, COUNTED_GROUPS, count, lane, plan)
+    group, above, within, floor = floor_group(counters, lane, plan)
+    if complete == 1 and above + within > 2 * plan.topk:
+        # All CTAs that come here found the same group.
+        bin_ = group * BIN_GROUP + WARP_SIZE - 1 - lane  # lane 0 has the best one
+        assert const_expr(BIN_GROUP == WARP_SIZE)
+        own = select.histogram[bin_]
+        if own > 0:
+            add_relaxed(bin_counts(counters) + lane, own)
+        if all_counted(counters, COUNTED_BINS, count, lane, plan) == 1:
+            inclusive = above + prefix_sum(load_relaxed(bin_counts(counters) + lane), lane)
+            # Entries that a compaction left out are not counted again, and cannot win.
+            found = first_lane_where(inclusive >= plan.topk)
+            if cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1) >= plan.topk:
+                floor = lowest_key(group * BIN_GROUP + WARP_SIZE - 1 - found)
+    return floor
 
 
 @cute.jit
@@ -122,8 +197,11 @@ def keep_contributed(
 
 
 @cute.jit
-def row_floor(counters: Any, lane: Int32, plan: cutlass.Constexpr) -> Uint32:
-    """One warp: a key that `topk` entries of the row have at least, as far as it is counted."""
+def floor_group(
+    counters: Any, lane: Int32, plan: cutlass.Constexpr
+) -> tuple[Int32, Int32, Int32, Uint32]:
+    """One warp: (the group of the row's `topk`-th best as far as it is counted, entries above it,
+    its own, its lowest key); the key is 0 with fewer entries."""
     quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     for i in cutlass.range_constexpr(VECTOR):
@@ -135,12 +213,21 @@ def row_floor(counters: Any, lane: Int32, plan: cutlass.Constexpr) -> Uint32:
         if better + counts[i] < plan.topk and group == VECTOR * quad + i:
             better += counts[i]
             group -= 1
+    within = Int32(0)
+    for i in cutlass.range_constexpr(VECTOR):
+        if group == VECTOR * quad + i:
+            within = counts[i]
     # The last lane, where the sum is not reached: all entries are above key 0.
     found = first_lane_where(inclusive >= plan.topk)
     floor = lowest_key(group * BIN_GROUP)
     if inclusive < plan.topk:
         floor = Uint32(0)
-    return Uint32(cute.arch.shuffle_sync(Int32(floor), found))
+    return (
+        cute.arch.shuffle_sync(group, found),
+        cute.arch.shuffle_sync(better, found),
+        cute.arch.shuffle_sync(within, found),
+        Uint32(cute.arch.shuffle_sync(Int32(floor), found)),
+    )
 
 
 @cute.jit
@@ -149,17 +236,23 @@ def raise_threshold(
     published: Published,
     threshold: Threshold,
     floor: Uint32,
+    is_last: cutlass.Boolean,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Threshold, Uint32]:
     """The threshold of the caller's part, raised to what the row's counts allow, and the list's
-    next floor. Ends synced."""
-    if thread < WARP_SIZE:
-        least = row_floor(counters_of(published, select), thread, plan)
-        if thread == 0:
-            select.scratch[SCRATCH_FLOOR] = Int32(least)
-    # All consumers: the row's floor is there.
-    consumer_sync(plan)
+    next floor. Ends synced.
+
+    Args:
+        is_last: the part is complete, and `contribute` has found what the counts allow.
+    """
+    if not is_last:
+        if thread < WARP_SIZE:
+            _, _, _, least = floor_group(counters_of(published, select), thread, plan)
+            if thread == 0:
+                select.scratch[SCRATCH_FLOOR] = Int32(least)
+        # All consumers: the row's floor is there.
+        consumer_sync(plan)
     least = Uint32(select.scratch[SCRATCH_FLOOR])
     key, position, next_floor = threshold.key, threshold.position, threshold.key + 1
     if least > key:
@@ -216,10 +309,8 @@ def publish_alone(
     is_last = select.scratch[SCRATCH_TICKET] == sharers(select).count - 1
     if is_last:
         # Every CTA of the row has read the counts, before its ticket.
-        if thread < BIN_GROUPS:
-            (group_counts(counters) + thread).store(Int32(0))
-        if thread == 0:
-            counters.store(Int32(0))
+        if thread < ROW_COUNTERS:
+            (counters + thread).store(Int32(0))
         reset(select, thread, plan)
     return is_last
 
@@ -245,15 +336,15 @@ def list_slots(
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
         num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
-        counts = cute.make_rmem_tensor(SLOTS_A_LANE, Int32)
+        counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
         for i in cutlass.range_constexpr(SLOTS_A_LANE):
             counts[i] = Int32(0)
             if SLOTS_A_LANE * lane + i < num_slots:
                 count, top = load2(slot_of(published, first_cta + SLOTS_A_LANE * lane + i, plan))
                 # A slot of which nothing can win any more is passed over.
                 counts[i] = count if top >= signed(floor) else Int32(0)
-        end = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
-        end = entries + end - counts[0] - counts[1] - counts[2] - counts[3]
+            total += counts[i]
+        end = entries + prefix_sum(total, lane) - total
         fitting = Int32(0)
         for i in cutlass.range_constexpr(SLOTS_A_LANE):
             end += counts[i]

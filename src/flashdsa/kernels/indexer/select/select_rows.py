@@ -110,7 +110,9 @@ def select_rows(
                 if const_expr(plan.splits_to_ctas):
                     counts = tile.num_splits > 1 and not merges
                     if counts:
-                        contribute(ctx.select, ctx.cluster, ctx.published, floor, thread, plan)
+                        contribute(
+                            ctx.select, ctx.cluster, ctx.published, floor, scored, thread, plan
+                        )
                 threshold, phases = find_threshold(
                     ctx.select,
                     ctx.cluster,
@@ -127,7 +129,7 @@ def select_rows(
                 if const_expr(plan.splits_to_ctas):
                     if counts:
                         threshold, next_floor = raise_threshold(
-                            ctx.select, ctx.published, threshold, floor, thread, plan
+                            ctx.select, ctx.published, threshold, floor, scored, thread, plan
                         )
                 if not scored:
                     entries = compact(

@@ -94,6 +94,8 @@ def load_stage(
         # page_full[stage]: this arrival releases page_valid, too; the phase ends with the last
         # byte of the copies, which are as many for bad pages: what a box has beyond the cache's end
         # is 0, and the scales are the first page's.
+        # Between the consumers' reads, which page_empty ordered before, and the copies.
+        cute.arch.fence_proxy("async.shared", space="cta")
         full = ring.expect(stage)
         for place, box_page, scale_page in places:
             load_box(

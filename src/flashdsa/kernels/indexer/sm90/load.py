@@ -78,6 +78,8 @@ def load_page(
         # page_full[stage]: this arrival releases page_valid, too; the phase of a valid page ends
         # with the last byte of the copy.
         if valid:
+            # Between the consumers' reads, which page_empty ordered before, and the copy.
+            cute.arch.fence_proxy("async.shared", space="cta")
             full = ring.expect(stage)
             load_box(
                 ctx.inputs.pages + stage * plan.stage_bytes,
