@@ -53,7 +53,7 @@ from pathlib import Path
 
 import torch
 
-_library = ctypes.CDLL(str(Path(__file__).with_name("flashinfer_topk.so")))
+_library = ctypes.CDLL(str(Path(__file__).with_name("libflashinfer_topk.so")))
 _STATES = 1 << 20
 
 
@@ -119,7 +119,7 @@ def main() -> None:
         stub = Path(folder) / "tvm" / "ffi" / "error.h"
         stub.parent.mkdir(parents=True)
         stub.touch()
-        made = arguments.target / "flashinfer_topk.so"
+        made = arguments.target / "libflashinfer_topk.so"
         flags = ["-O3", "-std=c++17", "-arch=sm_90a", "--expt-relaxed-constexpr", "-shared"]
         places = ["-Xcompiler", "-fPIC", "-I", folder, "-I", str(arguments.include)]
         subprocess.run(["nvcc", *flags, *places, "-o", str(made), str(source)], check=True)

@@ -84,7 +84,7 @@ def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins(
 ) -> None:
     """Many entries lie in the group of the last winner, so that its bins are counted. Of
     equal keys nothing can be left out so."""
-    patient = replace(TIGHT, count_polls=1_000_000)
+    patient = replace(TIGHT, settling_ctas=2, settling_pages=1, count_polls=1_000_000)
     inputs = make_inputs([6000, 513], num_heads=16, values=values)
     launch = assert_as_the_cpu(patient, inputs, 4, 1, seed=2, warnings=BEHIND_THE_LIST)
     published = launch.workspaces[0][1][:, 0]

@@ -42,7 +42,9 @@ class SelectPlan:
             with `scheduled`.
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: the same of a row that is split among CTAs, until the last has merged.
-        count_polls: how often a CTA of a split row looks whether all others have counted their
+        settling_ctas: CTAs of a split row, from which on they wait for each other's counts, if
+            each has at least `settling_pages`.
+        count_polls: how often such a CTA looks whether all others have counted their
             parts, before it goes on without them; a look takes some 0.5 us.
     """
 
@@ -63,6 +65,8 @@ class SelectPlan:
     split_pages: int = 1024
     select_pages: int = 20
     merge_pages: int = 50
+    settling_ctas: int = 12
+    settling_pages: int = 64
     count_polls: int = 8
 
     arch: ClassVar[ArchSpec]

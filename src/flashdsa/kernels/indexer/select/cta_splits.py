@@ -4,9 +4,10 @@ The CTAs count the entries of their parts in device memory, by groups of bins, w
 full and at the end. What all of them have counted so far says which entries cannot win: those below
 `topk` better ones. A CTA *publishes* the others, at most `topk` + max_candidates of them, into its
 own slot in device memory. The one that comes last selects from what was published, slot after slot
-in the order of the parts. No CTA has to wait for another: at the end each gives the others a few
-microseconds to count their parts, so that all know which entries can win, and goes on without those
-that have not come. How much is published depends on who comes when, the result does not.
+in the order of the parts. No CTA has to wait for another. Where many CTAs share a row and have long
+parts, each gives the others a few microseconds at the end to count theirs, so that all know which
+entries can win, and goes on without those that have not come. How much is published depends on who
+comes when, the result does not.
 """
 
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from flashdsa.dsl.warp import alloc_slot, first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.bins import accepts, lowest_key
 from flashdsa.kernels.indexer.select.candidate_list import append, key_at, position_at, reset
 from flashdsa.kernels.indexer.select.exchange import sum_groups
@@ -50,6 +52,7 @@ from flashdsa.kernels.indexer.smem_views import (
     ClusterBuffers,
     SelectBuffers,
 )
+from flashdsa.problem import PAGE_SIZE
 
 SLOTS_A_LANE = 5
 """Slots whose headers a lane reads at once."""
@@ -103,7 +106,7 @@ def contribute(
     cluster: ClusterBuffers,
     published: Published,
     floor: Uint32,
-    is_last: cutlass.Boolean,
+    settles: cutlass.Boolean,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
@@ -111,7 +114,7 @@ def contribute(
 
     Args:
         floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
-        is_last: the part is complete. Then the row's floor is found, too, for `raise_threshold`.
+        settles: the part is complete, and the row's floor is found, too, for `raise_threshold`.
     """
     sum_groups(select, cluster, thread)
     # All consumers: own_coarse is complete.
@@ -124,13 +127,20 @@ def contribute(
             add_relaxed(group_counts(counters_of(published, select)) + thread, count)
     # All consumers: own_coarse has been read, so that it may be written again.
     consumer_sync(plan)
-    if is_last:
+    if settles:
         if thread < WARP_SIZE:
             floor = final_floor(select, published, thread, plan)
             if thread == 0:
                 select.scratch[SCRATCH_FLOOR] = Int32(floor)
         # All consumers: the floor is there, and the histogram has been read.
         consumer_sync(plan)
+
+
+@cute.jit
+def counts_settle(tile: WorkTile, plan: cutlass.Constexpr) -> cutlass.Boolean:
+    """Whether the row's CTAs wait for each other's counts: the same in all of them."""
+    pages = (tile.length + PAGE_SIZE - 1) // PAGE_SIZE
+    return tile.num_splits >= plan.settling_ctas and pages >= tile.num_splits * plan.settling_pages
 
 
 @cute.jit
@@ -236,7 +246,7 @@ def raise_threshold(
     published: Published,
     threshold: Threshold,
     floor: Uint32,
-    is_last: cutlass.Boolean,
+    settles: cutlass.Boolean,
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Threshold, Uint32]:
@@ -244,9 +254,9 @@ def raise_threshold(
     next floor. Ends synced.
 
     Args:
-        is_last: the part is complete, and `contribute` has found what the counts allow.
+        settles: `contribute` has found what the counts allow.
     """
-    if not is_last:
+    if not settles:
         if thread < WARP_SIZE:
             _, _, _, least = floor_group(counters_of(published, select), thread, plan)
             if thread == 0:

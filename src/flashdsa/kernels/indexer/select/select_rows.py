@@ -20,6 +20,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.select.candidate_list import compact, reset
 from flashdsa.kernels.indexer.select.cta_splits import (
     contribute,
+    counts_settle,
     keep_contributed,
     list_slots,
     publish_alone,
@@ -106,12 +107,14 @@ def select_rows(
                     if in_order:
                         span = own_span(ctx.output, tile.row, part, thread, plan)
                 here, counts = at_selection(ctx, plan), cutlass.Boolean(False)
+                settles = cutlass.Boolean(False)
                 shared = scored and here.coord.num_parts > 1
                 if const_expr(plan.splits_to_ctas):
                     counts = tile.num_splits > 1 and not merges
+                    settles = scored and counts_settle(tile, plan)
                     if counts:
                         contribute(
-                            ctx.select, ctx.cluster, ctx.published, floor, scored, thread, plan
+                            ctx.select, ctx.cluster, ctx.published, floor, settles, thread, plan
                         )
                 threshold, phases = find_threshold(
                     ctx.select,
@@ -129,7 +132,7 @@ def select_rows(
                 if const_expr(plan.splits_to_ctas):
                     if counts:
                         threshold, next_floor = raise_threshold(
-                            ctx.select, ctx.published, threshold, floor, scored, thread, plan
+                            ctx.select, ctx.published, threshold, floor, settles, thread, plan
                         )
                 if not scored:
                     entries = compact(
