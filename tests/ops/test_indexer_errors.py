@@ -103,6 +103,62 @@ def test_indexer_inputs(name: str, value: object, error: type[Exception], messag
         flashdsa.indexer_logits(**arguments, max_len=200)
 
 
+def _requests(next_n: int = 2) -> dict[str, Any]:
+    """Two requests with so many queries each."""
+    x = inputs.indexer()
+    return {
+        "q_index_fp8": x.q_index_fp8.view(torch.uint8)[:, None]
+        .repeat(1, next_n, 1, 1)
+        .view(torch.float8_e4m3fn),
+        "k_index_cache_fp8": x.k_index_cache_fp8,
+        "weights": x.weights[:, None].repeat(1, next_n, 1),
+        "seq_lens": x.seq_lens[:, None].repeat(1, next_n) - torch.arange(next_n).flip(0).int(),
+        "block_table": x.block_table,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("weights", torch.zeros(2, 4), r"weights: expected shape \[B, next_n, H\]; got 2 dim"),
+        (
+            "weights",
+            torch.zeros(2, 3, 4),
+            r"weights: expected shape \[B, next_n, H\] = \[2, 2, 4\]",
+        ),
+        ("seq_lens", _int32(5, 6), r"seq_lens: expected shape \[B, next_n\]; got 1 dim"),
+        ("block_table", _int32(0, 1, 2, 0)[:, None], r"block_table: expected shape .* = \[2, 1\]"),
+        ("seq_lens", torch.ones(2, 4).int()[:, ::2], "seq_lens: expected a contiguous|at one dist"),
+    ],
+)
+def test_requests_with_several_queries(name: str, value: torch.Tensor, message: str) -> None:
+    out = torch.full((2, 2, 16), POISON, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        flashdsa.dsa_topk_indexer(**{**_requests(), name: value}, topk_indices=out)
+    assert (out == POISON).all(), "something was written before the error"
+
+
+@pytest.mark.parametrize("next_n", [0, 5])
+def test_requests_have_one_to_four_queries(next_n: int) -> None:
+    out = torch.full((2, next_n, 16), POISON, dtype=torch.int32)
+    with pytest.raises(ValueError, match="q_index_fp8: expected next_n of 1 to 4"):
+        flashdsa.dsa_topk_indexer(**_requests(next_n), topk_indices=out)
+
+
+@pytest.mark.parametrize("next_n", [1, 2, 4])
+def test_queries_of_a_request_are_rows_with_one_table(next_n: int) -> None:
+    arguments = _requests(next_n)
+    out = torch.full((2, next_n, 16), POISON, dtype=torch.int32)
+    flashdsa.dsa_topk_indexer(**arguments, topk_indices=out)
+    rows = {name: x.flatten(0, 1) for name, x in arguments.items() if x.dim() > 1}
+    rows["seq_lens"] = arguments["seq_lens"].flatten()
+    rows["k_index_cache_fp8"] = arguments["k_index_cache_fp8"]
+    rows["block_table"] = arguments["block_table"].repeat_interleave(next_n, dim=0)
+    expected = torch.full((2 * next_n, 16), POISON, dtype=torch.int32)
+    flashdsa.dsa_topk_indexer(**rows, topk_indices=expected)
+    assert torch.equal(out.flatten(0, 1), expected)
+
+
 @pytest.mark.parametrize(("out", "error", "message"), OUTPUT)
 def test_indexer_output(out: torch.Tensor, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -16,7 +16,7 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
-from flashdsa.backends.indexer.clusters import choose_clusters
+from flashdsa.backends.indexer.clusters import choose_clusters, clusters_for
 from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -61,6 +61,14 @@ def test_long_rows_get_as_many_clusters_as_there_are(
     rows: int, chosen: tuple[int, int, int]
 ) -> None:
     assert choose_clusters(H200, rows) == chosen
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(16, (16, 8, 3)), (8, (8, 8, 3)), (1, (1, 1, 1))])
+def test_clusters_are_as_large_as_the_environment_allows(
+    most: int, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", str(most))
+    assert [clusters_for(Emulator(), IndexerPlan(), rows).size for rows in (1, 8, 32)] == [*sizes]
 
 
 def test_what_clusters_publish_fits_the_lists_of_the_last() -> None:
