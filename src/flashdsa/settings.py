@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.hw import MAX_CLUSTER_SIZE
 
 BACKENDS = ("auto", "cpu", "sm90", "sm100", "emulate-sm90", "emulate-sm100")
+
+LARGEST_CLUSTER = 16
+"""CTAs of a cluster, at most, on every GPU that has clusters."""
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
@@ -35,12 +37,12 @@ class Settings:
         },
     )
 
+    # Smaller ones wait less for SMs that other streams hold. Read when a size is first launched.
     max_cluster: int = field(
-        default=MAX_CLUSTER_SIZE,
+        default=LARGEST_CLUSTER,
         metadata={
             "variable": "FLASHDSA_MAX_CLUSTER",
-            "help": "CTAs that the indexer launches together, at most: 1 to 16; fewer wait less "
-            "for SMs that other streams hold; read when a size is first launched",
+            "help": "most CTAs of the indexer's clusters: 1 to 16",
         },
     )
 
@@ -88,12 +90,12 @@ def _parse(backend: str, check: str, max_cluster: str) -> Settings:
     check = check.lower()
     if check not in _TRUE + _FALSE:
         raise ArgumentValueError(f"FLASHDSA_CHECK: expected 0 or 1; got {check!r}")
-    sizes = [str(size) for size in range(1, MAX_CLUSTER_SIZE + 1)]
+    sizes = [str(size) for size in range(1, LARGEST_CLUSTER + 1)]
     if max_cluster and max_cluster not in sizes:
         raise ArgumentValueError(
-            f"FLASHDSA_MAX_CLUSTER: expected 1 to {MAX_CLUSTER_SIZE}; got {max_cluster!r}"
+            f"FLASHDSA_MAX_CLUSTER: expected 1 to {LARGEST_CLUSTER}; got {max_cluster!r}"
         )
-    return Settings(backend, check in _TRUE, int(max_cluster or MAX_CLUSTER_SIZE))
+    return Settings(backend, check in _TRUE, int(max_cluster or LARGEST_CLUSTER))
 
 
 def _as_written(value: object) -> str:

@@ -66,7 +66,7 @@ class SelectPlan:
     select_pages: int = 20
     merge_pages: int = 50
     settling_ctas: int = 12
-    settling_pages: int = 64
+    settling_pages: int = 40
     count_polls: int = 8
 
     arch: ClassVar[ArchSpec]
