@@ -42,6 +42,7 @@ _SELECT_FILES = (
     "ranges.py",
     "row_splits.py",
     "cta_splits.py",
+    "row_counts.py",
     "output.py",
     "in_order.py",
     "by_bitmap.py",

@@ -10,49 +10,35 @@ entries can win, and goes on without those that have not come. How much is publi
 comes when, the result does not.
 """
 
-from typing import Any, NamedTuple
-
 import cutlass
-from cutlass import Int32, Uint32, const_expr, cute
+from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.gmem import (
-    add_relaxed,
-    add_release,
     load2,
-    load_acquire,
-    load_relaxed,
     store2,
 )
-from flashdsa.dsl.smem import VECTOR
-from flashdsa.dsl.warp import alloc_slot, first_lane_where, prefix_sum
+from flashdsa.dsl.warp import alloc_slot, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.bins import accepts, lowest_key
+from flashdsa.kernels.indexer.select.bins import accepts
 from flashdsa.kernels.indexer.select.candidate_list import append, key_at, position_at, reset
-from flashdsa.kernels.indexer.select.exchange import sum_groups
 from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.row_counts import counters_of, floor_group, sharers
 from flashdsa.kernels.indexer.select.row_splits import Published, load_entry, slot_of
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
-    BIN_GROUP,
-    BIN_GROUPS,
     LAST_POSITION,
     ROW_COUNTERS,
     SLOT_HEADER_WORDS,
 )
 from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COORD,
     SCRATCH_COUNT,
     SCRATCH_FLOOR,
     SCRATCH_FOUND,
     SCRATCH_TICKET,
     SCRATCH_TOP,
-    ClusterBuffers,
     SelectBuffers,
 )
-from flashdsa.problem import PAGE_SIZE
 
 SLOTS_A_LANE = 5
 """Slots whose headers a lane reads at once."""
@@ -61,183 +47,8 @@ SLOTS_TOGETHER = 4
 """Slots of which a warp loads entries before it uses the first."""
 LOADS_TOGETHER = 2
 """Entries of a slot that a lane loads so."""
-COUNTED_GROUPS, COUNTED_BINS = 1, 2
-"""Of a row's counters, those of the CTAs that have counted their parts so."""
-GONE = 1 << 16
-"""What a CTA adds there that goes on without the others, who need not wait for it then."""
-FIRST_COUNT = ROW_COUNTERS - BIN_GROUPS - BIN_GROUP
-"""Of a row's counters, the first group's."""
 SIGN = -(2**31)
 """Turns the order of unsigned words into that of signed ones."""
-
-
-class Sharers(NamedTuple):
-    """The CTAs that share the row, next to each other."""
-
-    first: Int32
-    count: Int32
-
-
-def sharers(select: SelectBuffers) -> Sharers:
-    """Those of the calling CTA's row: not kept in registers, as it is asked for once a row."""
-    cta, _, _ = cute.arch.block_idx()
-    own = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
-    return Sharers(cta - own, select.scratch[SCRATCH_COORD + Coord._fields.index("num_splits")])
-
-
-def counters_of(published: Published, select: SelectBuffers) -> Any:
-    """Pointer to the counters of the row that the calling CTA shares: arrivals first."""
-    return published.arrivals.iterator + sharers(select).first * ROW_COUNTERS
-
-
-def group_counts(counters: Any) -> Any:
-    """Pointer to the row's entries by groups of bins."""
-    return counters + FIRST_COUNT
-
-
-def bin_counts(counters: Any) -> Any:
-    """Pointer to the row's entries by the bins of the group that has the `topk`-th best."""
-    return counters + (FIRST_COUNT + BIN_GROUPS)
-
-
-@cute.jit
-def contribute(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    published: Published,
-    floor: Uint32,
-    settles: cutlass.Boolean,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """What the histogram has, by groups of bins, to the row's counts, each entry once. Ends synced.
-
-    Args:
-        floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
-        settles: the part is complete, and the row's floor is found, too, for `raise_threshold`.
-    """
-    sum_groups(select, cluster, thread)
-    # All consumers: own_coarse is complete.
-    consumer_sync(plan)
-    if thread < BIN_GROUPS:
-        count = cluster.own_coarse[thread]
-        if floor != 0:
-            count -= cluster.coarse[thread]
-        if count > 0:
-            add_relaxed(group_counts(counters_of(published, select)) + thread, count)
-    # All consumers: own_coarse has been read, so that it may be written again.
-    consumer_sync(plan)
-    if settles:
-        if thread < WARP_SIZE:
-            floor = final_floor(select, published, thread, plan)
-            if thread == 0:
-                select.scratch[SCRATCH_FLOOR] = Int32(floor)
-        # All consumers: the floor is there, and the histogram has been read.
-        consumer_sync(plan)
-
-
-@cute.jit
-def counts_settle(tile: WorkTile, plan: cutlass.Constexpr) -> cutlass.Boolean:
-    """Whether the row's CTAs wait for each other's counts: the same in all of them."""
-    pages = (tile.length + PAGE_SIZE - 1) // PAGE_SIZE
-    return tile.num_splits >= plan.settling_ctas and pages >= tile.num_splits * plan.settling_pages
-
-
-@cute.jit
-def all_counted(
-    counters: Any, which: cutlass.Constexpr, count: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> Int32:
-    """One warp, whose lanes have counted: 1 if all of the row's CTAs have, or do so before long,
-    and none has gone on without the others, as far as the caller sees."""
-    counted = Int32(0)
-    cute.arch.sync_warp()
-    if lane == 0:
-        # A release of what the warp counted or saw counted by syncs before.
-        add_release(counters + which, Int32(1))
-        polls = Int32(0)
-        while counted < count and polls < plan.count_polls:
-            counted = load_acquire(counters + which)
-            polls += 1
-        if counted < count:
-            add_relaxed(counters + which, Int32(GONE))
-    cute.arch.sync_warp()
-    return cute.arch.shuffle_sync(Int32(counted == count), 0)
-
-
-@cute.jit
-def final_floor(
-    select: SelectBuffers, published: Published, lane: Int32, plan: cutlass.Constexpr
-) -> Uint32:
-    """One warp of a CTA whose part is counted by groups: a key that `topk` entries of the row have
-    at least. If all CTAs have counted theirs, and more than 2 topk entries have at least that
-    key, it is that of the bin of the `topk`-th best."""
-    counters, count = counters_of(published, select), sharers(select).count
-    complete = all_counted(counters, COUNTED_GROUPS, count, lane, plan)
-    group, above, within, floor = floor_group(counters, lane, plan)
-    if complete == 1 and above + within > 2 * plan.topk:
-        # All CTAs that come here found the same group.
-        bin_ = group * BIN_GROUP + WARP_SIZE - 1 - lane  # lane 0 has the best one
-        assert const_expr(BIN_GROUP == WARP_SIZE)
-        own = select.histogram[bin_]
-        if own > 0:
-            add_relaxed(bin_counts(counters) + lane, own)
-        if all_counted(counters, COUNTED_BINS, count, lane, plan) == 1:
-            inclusive = above + prefix_sum(load_relaxed(bin_counts(counters) + lane), lane)
-            # Entries that a compaction left out are not counted again, and cannot win.
-            found = first_lane_where(inclusive >= plan.topk)
-            if cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1) >= plan.topk:
-                floor = lowest_key(group * BIN_GROUP + WARP_SIZE - 1 - found)
-    return floor
-
-
-@cute.jit
-def keep_contributed(
-    select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Behind a compaction: all that the list has is contributed. Starts and ends synced.
-
-    What is kept lies where the counts of other CTAs come, if they share a row in another way.
-    """
-    sum_groups(select, cluster, thread)
-    # All consumers: own_coarse is complete.
-    consumer_sync(plan)
-    if thread < BIN_GROUPS:
-        cluster.coarse[thread] = cluster.own_coarse[thread]
-    consumer_sync(plan)
-
-
-@cute.jit
-def floor_group(
-    counters: Any, lane: Int32, plan: cutlass.Constexpr
-) -> tuple[Int32, Int32, Int32, Uint32]:
-    """One warp: (the group of the row's `topk`-th best as far as it is counted, entries above it,
-    its own, its lowest key); the key is 0 with fewer entries."""
-    quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
-    counts = cute.make_rmem_tensor(VECTOR, Int32)
-    for i in cutlass.range_constexpr(VECTOR):
-        counts[i] = load_relaxed(group_counts(counters) + (VECTOR * quad + i))
-    inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
-    better = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
-    group = VECTOR * quad + VECTOR - 1
-    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
-        if better + counts[i] < plan.topk and group == VECTOR * quad + i:
-            better += counts[i]
-            group -= 1
-    within = Int32(0)
-    for i in cutlass.range_constexpr(VECTOR):
-        if group == VECTOR * quad + i:
-            within = counts[i]
-    # The last lane, where the sum is not reached: all entries are above key 0.
-    found = first_lane_where(inclusive >= plan.topk)
-    floor = lowest_key(group * BIN_GROUP)
-    if inclusive < plan.topk:
-        floor = Uint32(0)
-    return (
-        cute.arch.shuffle_sync(group, found),
-        cute.arch.shuffle_sync(better, found),
-        cute.arch.shuffle_sync(within, found),
-        Uint32(cute.arch.shuffle_sync(Int32(floor), found)),
-    )
 
 
 @cute.jit

@@ -18,17 +18,15 @@ from flashdsa.kernels.indexer.emit.in_order import WarpSpan, emit_in_order, own_
 from flashdsa.kernels.indexer.emit.output import Output
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.select.candidate_list import compact, reset
-from flashdsa.kernels.indexer.select.cta_splits import (
-    contribute,
-    counts_settle,
-    keep_contributed,
-    list_slots,
-    publish_alone,
-    raise_threshold,
-)
+from flashdsa.kernels.indexer.select.cta_splits import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.exchange import EVENTS
 from flashdsa.kernels.indexer.select.list_scores import Batch
 from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.row_counts import (
+    contribute,
+    counts_settle,
+    keep_contributed,
+)
 from flashdsa.kernels.indexer.select.row_splits import (
     announce_published,
     list_published,
