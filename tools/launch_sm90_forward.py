@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=90)
     parser.add_argument("--ctas", type=int, default=1, help="few, so that each has several items")
     options = parser.parse_args()
-    function = compile_forward(FwdPlan())
+    function = compile_forward(FwdPlan(max_logits=True))
     draw = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

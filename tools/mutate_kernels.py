@@ -3,8 +3,8 @@
     python tools/mutate_kernels.py [NAME ...] [--jobs N]
 
 Writes benchmarks/results/ptxemu/mutation-NAME.json of each kernel in KERNELS, or of those named,
-and prints the tables. All of them take half an hour of one core. Survivors that you have understood
-to be harmless go into equivalent/NAME.txt there.
+and prints the tables. All of them take three quarters of an hour of one core. Survivors that you
+have understood to be harmless go into equivalent/NAME.txt there.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ class Launches:
         arch: of the kernel. script: launches it, on what calls itself a GPU.
         entry: the kernel's name begins so.
         arguments: of the script, for each launch: what one does not need, another one may.
-        limit: mutants that are tried, evenly spread; None: all.
     """
 
     arch: str
     script: str
     entry: str
     arguments: tuple[tuple[str, ...], ...]
-    limit: int | None = None
 
     def replay(self, number: int, folder: Path) -> Replay:
         """The launch of that number, to be repeated; `folder` is to keep it."""
@@ -67,7 +65,6 @@ KERNELS = {
         "tools/launch_sm90_forward.py",
         "forward_kernel",
         (("--queries", "3", "--topk", "128"),),
-        limit=36,
     ),
     "mla-fwd-sm_100a": Launches(
         "sm_100a",
@@ -134,7 +131,6 @@ def try_all(name: str, jobs: int) -> bool:
         also=others,
         jobs=jobs,
         notes=True,
-        limit=launches.limit,
         equivalents=argued(name),
         on_result=say,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flashdsa.analysis.model import backward_sm100, report
+from flashdsa.analysis.model import backward_sm100, forward_sm90, report
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
 from flashdsa.analysis.model.indexer_sm90 import predict_indexer, shapes
 from flashdsa.analysis.model.machine import B200, H200, MACHINES, Constant
@@ -200,19 +200,36 @@ def test_our_backward_is_bound_by_shared_memory() -> None:
     assert atomic.tflops > found.ours.tflops
 
 
+def test_our_forward_moves_what_was_counted_and_waits_between_roles() -> None:
+    moved = forward_sm90.traffic()
+    assert moved.operand_bytes == forward_sm90.COUNTED["MMA shared read"]
+    assert moved.read_bytes == forward_sm90.COUNTED["global -> shared (cp.async)"]
+    found = report.forward(forward_sm90.Prefill(128))
+    assert found.bound == "shared memory port, waiting between roles"
+    assert found.demands["tensor core"] == 4352
+
+
+def test_a_call_of_one_more_round_takes_a_round_longer() -> None:
+    fit, more = (
+        report.forward(forward_sm90.Prefill(64, queries=queries)).seconds
+        for queries in (132 * 31, 132 * 31 + 4)
+    )
+    assert more / fit == pytest.approx(32 / 31)
+
+
 # -- the command ---------------------------------------------------------------------------------
 def test_json_has_everything() -> None:
     run = CliRunner().invoke(cli, ["model", "--json", "--topk", "64"])
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
     assert set(document) == {
-        "backward", "attention", "indexer", "comparisons", "unknowns", "machines"
+        "backward", "forward", "attention", "indexer", "comparisons", "unknowns", "machines"
     }  # fmt: skip
     assert document["backward"]["topk"] == 64
     assert document["backward"]["a_block_and_cta"]["operand_bytes"] == 303_104
 
 
-@pytest.mark.parametrize("what", ["mla_bwd", "attention", "errors", "machines"])
+@pytest.mark.parametrize("what", ["mla_bwd", "attention", "sparse_mla_fwd", "errors", "machines"])
 def test_markdown_is_tables(what: str) -> None:
     run = CliRunner().invoke(cli, ["model", what, "--markdown"])
     assert run.exit_code == 0, run.output

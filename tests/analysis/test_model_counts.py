@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from flashdsa import reference
-from flashdsa.analysis.model import backward_sm100, indexer_sm90
+from flashdsa.analysis.model import backward_sm100, forward_sm90, indexer_sm90
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
-from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.kernels.catalog import MLA_BWD, SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
 from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
@@ -27,6 +27,7 @@ for package in ("cutlass", "llvmlite", "tvm_ffi"):
 
 TOOLS = Path(__file__).parents[2] / "tools"
 ROLES = ("softmax", "load", "reduce", "mma")
+FORWARD_ROLES = ("gather", "left", "right")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,41 @@ def test_backward_counts() -> None:
     executed_ = {role: (many[role] - few[role]) / 4 for role in ROLES}
     for role, instructions in backward_sm100.COUNTED_INSTRUCTIONS.items():
         assert executed_[role] == pytest.approx(instructions, rel=0.05), role
+
+
+@pytest.mark.slow
+def test_forward_counts() -> None:
+    """Two steps more."""
+    (less, few), (more, many) = (_counted_forward(topk) for topk in (512, 768))
+    moved = {name: (more[name] - less[name]) / 2 for name in forward_sm90.COUNTED}
+    assert moved == forward_sm90.COUNTED
+    for role, instructions in forward_sm90.COUNTED_INSTRUCTIONS.items():
+        assert (many[role] - few[role]) / 2 == pytest.approx(instructions, rel=0.05), role
+
+
+def _counted_forward(topk: int) -> tuple[Counter[str], Counter[str]]:
+    """Bytes by path, and instructions by role, of one query of 64 heads."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 64, 576, generator=generator).bfloat16()
+    kv = torch.randn(1024, 576, generator=generator).bfloat16()
+    indices = torch.randperm(1024, generator=generator)[:topk].view(1, -1).int()
+    out, lse = torch.zeros(1, 64, 512).bfloat16(), torch.zeros(1, 64)
+    every, none = torch.empty(0, dtype=torch.int32), torch.empty(0)
+    heard: list[Counters] = []
+
+    def listen(_: Any) -> Counters:
+        heard.append(Counters())
+        return heard[-1]
+
+    function = compiled(SPARSE_MLA_FWD, SPARSE_MLA_FWD.plans[0])
+    with emulate(arch="sm_90a", on_launch=listen, check=False):
+        function(q, kv, indices, every, none, out, lse, none, 576**-0.5, 1)
+    moved: Counter[str] = Counter()
+    instructions: Counter[str] = Counter()
+    for warp in heard[-1].by_role({}):
+        moved.update(warp.bytes)
+        instructions[FORWARD_ROLES[warp.warps[0] // 4]] += sum(warp.instructions.values())
+    return moved, instructions
 
 
 def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:

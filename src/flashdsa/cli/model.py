@@ -12,7 +12,15 @@ from flashdsa.cli.console import json_option, new_console, new_table, print_json
 if TYPE_CHECKING:
     from flashdsa.analysis.model.report import Table
 
-SUBJECTS = ("mla_bwd", "attention", "indexer", "errors", "machines", "context-parallel")
+SUBJECTS = (
+    "mla_bwd",
+    "attention",
+    "sparse_mla_fwd",
+    "indexer",
+    "errors",
+    "machines",
+    "context-parallel",
+)
 
 
 @click.command()
@@ -85,6 +93,9 @@ def model(
                   that dKV takes                                                        [default]
       attention   the Blackwell forward and backward on B200: ranges, and the constants nobody here
                   has measured, by what each is worth
+      sparse_mla_fwd
+                  the Hopper forward on H200: what a step of 128 keys moves, the bounds, and the
+                  time of a call whose H is 64 or a multiple of it
       indexer     the Blackwell indexer on B200: nine shapes, 1, 2 and 4 pages a stage, as ranges
       errors      the same model against what was measured: the Hopper indexer, and Blackwell
                   kernels that others published
@@ -93,15 +104,17 @@ def model(
                   one layer's training step on 1 to 8,192 GPUs: kernels, collectives, memory of a
                   GPU, efficiency against one GPU, what takes most, and where it falls below 80 %
 
-    --queries, --s-kv and --arch are of mla_bwd and attention, whose H is 128; --seq-len to --chart
-    of context-parallel; --topk of all three. No constant belongs to a kernel but one: the time that
-    the indexer's CTAs wait for the slowest of their cluster, as measured.
+    --queries and --s-kv are of mla_bwd and attention, whose H is 128, and of sparse_mla_fwd; --arch
+    of the first two; --seq-len to --chart of context-parallel; --heads of that and of
+    sparse_mla_fwd; --topk of all four. No constant belongs to a kernel but one: the time that the
+    indexer's CTAs wait for the slowest of their cluster, as measured.
 
     \b
     Examples
       flashdsa model
       flashdsa model mla_bwd --s-kv 131072
       flashdsa model attention --topk 512
+      flashdsa model sparse_mla_fwd --heads 64
       flashdsa model indexer --arch sm_100a
       flashdsa model errors --markdown > errors.md
       flashdsa model context-parallel --seq-len 1048576 --chart out/ranks.png
@@ -112,6 +125,7 @@ def model(
     """
     from flashdsa.analysis.model import indexer_sm100, report
     from flashdsa.analysis.model.comparisons import all_comparisons
+    from flashdsa.analysis.model.forward_sm90 import Prefill
     from flashdsa.analysis.model.unknowns import attention_ranges
     from flashdsa.errors import ArgumentValueError
 
@@ -121,9 +135,14 @@ def model(
         _context_parallel(topk, markdown, as_json, **spread)
         return
     backward = report.backward(queries, topk, s_kv)
+    case = Prefill(spread["heads"], queries, topk, s_kv)
     if as_json:
-        ranges = [one.to_json_dict() for one in attention_ranges(queries, topk, s_kv)]
-        print_json(report.document() | {"backward": backward.to_json_dict(), "attention": ranges})
+        found = {
+            "backward": backward.to_json_dict(),
+            "forward": report.forward(case).to_json_dict(),
+            "attention": [one.to_json_dict() for one in attention_ranges(queries, topk, s_kv)],
+        }
+        print_json(report.document() | found)
         return
     notes: list[str] = []
     if what == "mla_bwd":
@@ -131,6 +150,8 @@ def model(
         tables += report.range_tables(attention_ranges(queries, topk, s_kv)[1:])[:1]
     elif what == "attention":
         tables = report.range_tables(attention_ranges(queries, topk, s_kv))
+    elif what == "sparse_mla_fwd":
+        tables = report.forward_tables(case)
     elif what == "indexer":
         tables, notes = report.indexer_tables(), [f"* {one}" for one in indexer_sm100.CARRIED]
     elif what == "errors":

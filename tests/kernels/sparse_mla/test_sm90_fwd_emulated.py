@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,9 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from ptxemu import Policy
 
-TWO_STEPS = SparseMlaCase(
-    "two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True, max_logits=True
-)
+TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
 GROUP = SparseMlaCase(
-    "a group and a half", 5, 90, 16, 70, invalid=True, topk_length=True, max_logits=True
+    "a group and a half", 5, 300, 16, 70, invalid=True, topk_length=True, max_logits=True
 )
 EVERY_FEATURE = SparseMlaCase(
     "every feature",
@@ -64,6 +63,7 @@ def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emu
         inputs.topk_length,
         inputs.attn_sink,
     )
+    plan = replace(plan, max_logits=case.max_logits)
     function = emulator.function(SPARSE_MLA_FWD, plan)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     prepare_plan(emulator, function, plan, operands, scale)()
@@ -108,7 +108,9 @@ def test_queries_whose_unions_have_no_room_are_launched_in_parts(
 
 
 def test_rows_that_a_query_of_a_group_names_again_count_again() -> None:
-    repeats = SparseMlaCase("repeats", 4, 40, 16, 70, duplicates=True, attn_sink="finite")
+    repeats = SparseMlaCase(
+        "repeats", 4, 40, 16, 70, duplicates=True, attn_sink="finite", max_logits=True
+    )
     run(repeats, FwdPlan(group=4))
 
 
@@ -157,14 +159,16 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert registers == {role.registers for role in FwdPlan().roles}
 
 
-@pytest.mark.parametrize("group", [1, 4])
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path, group: int) -> None:
+@pytest.mark.parametrize("plan", [FwdPlan(), FwdPlan(4, max_logits=True)], ids=["1", "4"])
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    tmp_path: Path, plan: FwdPlan
+) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
     found = find_assembler()
     if found is None:
         pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     source = tmp_path / "forward.ptx"
-    source.write_text(ptx(FwdPlan(group=group)))
+    source.write_text(ptx(plan))
     command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdsa.analysis.model import published
+from flashdsa.analysis.model.forward_sm90 import Prefill, predict_forward
 from flashdsa.analysis.model.indexer_sm90 import predict_indexer, shapes
 from flashdsa.analysis.model.machine import B200, H200
 from flashdsa.analysis.model.predict import Work, predict
@@ -26,6 +27,11 @@ INDEXER_MICROSECONDS = {
     "128/16K": 79.3,
     "128/64K": 268.0,
 }
+
+
+FORWARD_SOURCE = "benchmarks/results/sparse_mla_fwd/2026-11-21-bench-h200.json"
+FORWARD_MILLISECONDS = {128: 3.812, 64: 2.076}
+"""By heads, of random ids, back to back."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,27 @@ def indexer() -> list[Comparison]:
     return found
 
 
+def forward() -> list[Comparison]:
+    """Our Hopper forward of 64 and 128 heads, back to back."""
+    found = []
+    for heads, measured in FORWARD_MILLISECONDS.items():
+        case = Prefill(heads)
+        prediction = predict_forward(case, H200)
+        found.append(
+            Comparison(
+                "forward of sparse MLA, H200",
+                case.name,
+                "ms",
+                prediction.seconds * 1e3,
+                measured,
+                prediction.bound,
+                HOPPER_AIM,
+                FORWARD_SOURCE,
+            )
+        )
+    return found
+
+
 _L2_OF_B200 = (
     "its adds alone run at 4.3 TB/s; 3.9 is assumed of B200's L2 (the H200's bytes a clock and SM)"
 )
@@ -126,4 +153,4 @@ def blackwell() -> list[Comparison]:
 
 def all_comparisons() -> list[Comparison]:
     """Every one, in the order of the report."""
-    return [*indexer(), *blackwell()]
+    return [*indexer(), *forward(), *blackwell()]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashdsa.analysis.model import backward_sm100, indexer_sm100
+from flashdsa.analysis.model import backward_sm100, forward_sm90, indexer_sm100
 from flashdsa.analysis.model.backward_sm100 import BACKWARD_PLAN
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
-from flashdsa.analysis.model.machine import B200, MACHINES, GpuModel
+from flashdsa.analysis.model.machine import B200, H200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
 from flashdsa.analysis.model.shapes import QUERIES, TOPK
 from flashdsa.analysis.model.traffic import Traffic
@@ -203,6 +203,45 @@ def range_tables(found: tuple[Range, ...]) -> list[Table]:
                 ("in the first hour", "wrap"),
             ],
             worth,
+        ),
+    ]
+
+
+def forward(case: forward_sm90.Prefill) -> Prediction:
+    """Predict our forward on H200, back to back."""
+    return forward_sm90.predict_forward(case, H200)
+
+
+def forward_tables(case: forward_sm90.Prefill) -> list[Table]:
+    """What a step moves, the bounds, and the predicted time."""
+    found = forward(case)
+    moved: Rows = [
+        (name.replace("_", " "), f"{value:,.0f}")
+        for name, value in counts(forward_sm90.traffic(), H200).items()
+        if value
+    ]
+    demands = sorted((found.demands | {CHIP: found.chip_cycles}).items(), key=lambda d: -d[1])
+    ideal = forward_sm90.traffic().useful_flop * H200.sms.value * H200.busy_clock.value / 1e12
+    limits: Rows = [
+        (name, f"{cycles:,.0f}", f"{ideal / cycles:,.0f}") for name, cycles in demands if cycles
+    ]
+    milliseconds, tflops = found.seconds * 1e3, case.flop / found.seconds / 1e12
+    number, text = "right", "left"
+    return [
+        (
+            f"mla_fwd, sm_90a: {case.name}: a step of 128 keys",
+            [("what", text), ("count", number)],
+            moved,
+        ),
+        (
+            "Bounds on H200, at the clock of busy tensor cores",
+            [("resource", text), ("clk a step", number), ("TFLOPS at most", number)],
+            limits,
+        ),
+        (
+            "Predicted on H200, back to back",
+            [("clk a step", number), ("ms", number), ("TFLOPS", number), ("bound", "wrap")],
+            [(f"{found.cycles:,.0f}", f"{milliseconds:.2f}", f"{tflops:.0f}", found.bound)],
         ),
     ]
 

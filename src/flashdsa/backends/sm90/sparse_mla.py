@@ -62,11 +62,12 @@ def prepare(runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float) 
     if operands.max_logits is None and sparse_mla_decode.serves(operands.inputs, runner.num_sms):
         return sparse_mla_decode.prepare(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
-    plan = plan_for(num_queries, num_heads, runner.num_sms)
+    asked = operands.max_logits is not None
+    plan = plan_for(num_queries, num_heads, runner.num_sms, asked)
     return prepare_plan(runner, runner.function(SPARSE_MLA_FWD, plan), plan, operands, sm_scale)
 
 
-def plan_for(num_queries: int, num_heads: int, num_sms: int) -> FwdPlan:
+def plan_for(num_queries: int, num_heads: int, num_sms: int, max_logits: bool = False) -> FwdPlan:
     """Groups of queries where few heads would leave rows of the MMAs empty.
 
     A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with so
@@ -74,14 +75,14 @@ def plan_for(num_queries: int, num_heads: int, num_sms: int) -> FwdPlan:
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group in GROUPS and num_queries > (group - 1) * num_sms:
-        return _plan(group)
-    return _plan(1)
+        return _plan(group, max_logits)
+    return _plan(1, max_logits)
 
 
 @cache
-def _plan(group: int) -> FwdPlan:
+def _plan(group: int, max_logits: bool) -> FwdPlan:
     """A plan checks its barriers, which takes longer than a launch."""
-    return FwdPlan(group=group)
+    return FwdPlan(group, max_logits)
 
 
 def prepare_plan(

@@ -1,8 +1,8 @@
 """The union of the kv rows that a group of neighbouring queries names.
 
 A CTA a group. Each row of a range has a byte in shared memory, or two, a bit a query; those that
-are not 0 come out in ascending order. Where a query names a row again, the row comes again behind
-them, in order too, so that a group's list is the same every time. Where very many do, the group
+are not 0 come out in an order that only they decide. Where a query names a row again, the row comes
+again behind them, in order too, so that a group's list is the same every time. Where very many do, the group
 gets all its queries' slots one after another.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
@@ -104,9 +104,6 @@ def union_kernel(
     """One group; arguments as in `launch_union`."""
     number, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile)
-    # The indices have been written, and nobody reads the lists that come into this memory.
-    cute.arch.griddepcontrol_wait()
-    cute.arch.griddepcontrol_launch_dependents()
     x = Slots(indices, topk_length, num_keys, number * group, group, tile)
     if cutlass.const_expr(choice is None):
         make_list(x, shared, lists)
@@ -169,5 +166,5 @@ def launch_union(
         choice: lists are made where it says SECOND, see `choice.py`; None: they are made.
     """
     union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
-        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
     )

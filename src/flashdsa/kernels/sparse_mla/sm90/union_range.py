@@ -184,32 +184,74 @@ def write_range(
         if other < warp:
             place += count
     line = Int64(group) * lists.rows.shape[1]
-    for start in cutlass.range(first, first + share, WARP_SIZE, unroll=1):
-        words = four_words(shared, start + lane)
-        rows = [named_rows(x, word) for word in words]
-        count = Int32(0)
-        for one in rows:
-            count += Int32(cute.arch.popc(one))
-        upto = prefix_sum(count, lane)
-        to = place + upto - count
-        row = base + (start + lane) * (VECTOR * x.word_rows)
-        for i in cutlass.range_constexpr(VECTOR):
-            to = write_word(x, lists, line, to, row + i * x.word_rows, words[i], rows[i])
-        place += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
+    if cute.arch.shuffle_sync(total, 0) > share * VECTOR:
+        write_dense(x, shared, lists, base, (first * VECTOR, share * VECTOR), line + place)
+    else:
+        write_sparse(x, shared, lists, base, (first, share), line + place)
     cute.arch.sync_threads()
     return end
 
 
 @cute.jit
-def write_word(
-    x: Slots, lists: Lists, line: Int64, to: Int32, first: Int32, word: Int32, rows: Int32
-) -> Int32:
-    """A word's rows, from `first` on, to place `to` of the list; returns the place behind them."""
+def write_dense(
+    x: Slots, shared: Shared, lists: Lists, base: Int32, words: tuple[Int32, Int32], to: Int64
+) -> None:
+    """The warp's rows where words have several, to place `to` and those behind it.
+
+    Of 32 words the first rows come first, then the second ones, and so on: neighbouring lanes write
+    to neighbouring places.
+
+    Args:
+        words: number of the first, and how many.
+    """
+    lane = cute.arch.lane_idx()
+    first, count = words
+    for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
+        word = shared.words[start + lane]
+        row = base + (start + lane) * x.word_rows
+        for i in cutlass.range_constexpr(x.word_rows):
+            members = (word >> (x.row_bits * i)) & x.row_mask
+            mask = Int32(cute.arch.vote_ballot_sync(members != 0))
+            if members != 0:
+                own = to + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
+                (lists.rows.iterator + own).store(row + i)
+                store_members(lists, own, members)
+            to += Int32(cute.arch.popc(mask))
+
+
+@cute.jit
+def write_sparse(
+    x: Slots, shared: Shared, lists: Lists, base: Int32, fours: tuple[Int32, Int32], to: Int64
+) -> None:
+    """The same, in ascending order, where most words have none: a lane takes four words.
+
+    Args:
+        fours: number of the first four words, and how many fours.
+    """
+    lane = cute.arch.lane_idx()
+    first, count = fours
+    for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
+        words = four_words(shared, start + lane)
+        rows = [named_rows(x, word) for word in words]
+        mine = Int32(0)
+        for one in rows:
+            mine += Int32(cute.arch.popc(one))
+        upto = prefix_sum(mine, lane)
+        own = to + (upto - mine)
+        row = base + (start + lane) * (VECTOR * x.word_rows)
+        for i in cutlass.range_constexpr(VECTOR):
+            own = write_word(x, lists, own, row + i * x.word_rows, words[i], rows[i])
+        to += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
+
+
+@cute.jit
+def write_word(x: Slots, lists: Lists, to: Int64, first: Int32, word: Int32, rows: Int32) -> Int64:
+    """A word's rows, from `first` on, to place `to`; returns the place behind them."""
     left = rows
     while left != 0:
         number = lowest_bit(left) // x.row_bits
-        (lists.rows.iterator + (line + to)).store(first + number)
-        store_members(lists, line + to, (word >> (number * x.row_bits)) & x.row_mask)
+        (lists.rows.iterator + to).store(first + number)
+        store_members(lists, to, (word >> (number * x.row_bits)) & x.row_mask)
         to += 1
         left = left & (left - 1)
     return to

@@ -33,7 +33,7 @@ class Output(NamedTuple):
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
-    max_logits: cute.Tensor  # (S * H,) fp32, or (0,): not asked for
+    max_logits: cute.Tensor  # (S * H,) fp32; of a plan without them (0,)
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: Scale
 
@@ -94,7 +94,7 @@ def write_item(
             if present and ctx.thread % 4 == 0:
                 number = place.first + place.row + 8 * h
                 (w.lse.iterator + number).store(lse)
-                if w.max_logits.shape[0] > 0:
+                if cutlass.const_expr(ctx.plan.max_logits):
                     others = ctx.arena.array("largest", Float32, ROWS)[place.row + 8 * h]
                     largest = cute.arch.fmax(rows.largest[h], others) * w.scale.factor
                     (w.max_logits.iterator + number).store(largest * LN_2)

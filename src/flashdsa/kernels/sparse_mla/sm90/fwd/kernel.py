@@ -58,12 +58,7 @@ def forward_kernel(
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(lse, arena)
-        # What the launch before wrote is there, and what it reads may be written: the consumers
-        # read and write behind rows that this role brings.
-        cute.arch.griddepcontrol_wait()
         gather_all(Gatherer(ctx, q_map.get_ptr(), kv, slots, num_slots, members))
-        # All rows are asked for: what follows may take the SMs that are free.
-        cute.arch.griddepcontrol_launch_dependents()
     elif group == LEFT:
         cute.arch.setmaxregister_increase(plan.left.registers)
         ctx = locate(lse, arena)
@@ -115,7 +110,7 @@ def launch_forward(
         topk_length: (S,) int32, or (0,): every slot counts.
         attn_sink: (H,) fp32, or (0,): none.
         out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
-        max_logits: (S * H,) fp32, written, or (0,): not asked for.
+        max_logits: (S * H,) fp32, written; of a plan without them (0,).
         num_ctas: at most the work items, S * ceil(H / 64); best so many as run at once.
     """
     q_map = tensor_map.create_tensor_map_tiled_from_view(
@@ -126,13 +121,7 @@ def launch_forward(
     )
     forward_kernel(
         q_map, kv, indices, topk_length, None, attn_sink, out, lse, max_logits, sm_scale, plan
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
 
 
 @cute.jit
@@ -171,10 +160,4 @@ def launch_grouped_forward(
     )
     forward_kernel(
         q_map, kv, rows, counts, members, attn_sink, out, lse, max_logits, sm_scale, plan
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -92,7 +92,7 @@ def consume_left(role: Left) -> None:
     p = cute.make_rmem_tensor(P_WORDS, Int32)
     out = cute.make_rmem_tensor(OF_OUT, Float32)
     out.fill(0.0)
-    rows = new_rows(with_largest=True)
+    rows = new_rows(ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
     ctx.barriers("q_full").wait_for(items)
