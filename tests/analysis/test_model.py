@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from flashdsa.analysis.model import backward_sm100, forward_sm90, report
-from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
+from flashdsa.analysis.model.comparisons import (
+    FORWARD_MILLISECONDS,
+    FORWARD_SOURCE,
+    Comparison,
+    all_comparisons,
+)
 from flashdsa.analysis.model.indexer_sm90 import predict_indexer, shapes
 from flashdsa.analysis.model.machine import B200, H200, MACHINES, Constant
 from flashdsa.analysis.model.predict import CHIP, predict
 from flashdsa.analysis.model.timeline import Step, period, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, chip_seconds
+from flashdsa.bench.gpu.forward import read_forward_result
 from flashdsa.cli.main import cli
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
+ROOT = Path(__file__).parents[2]
 KNOWN_MISSES: set[str] = set()
 
 
@@ -207,6 +215,12 @@ def test_our_forward_moves_what_was_counted_and_waits_between_roles() -> None:
     found = report.forward(forward_sm90.Prefill(128))
     assert found.bound == "shared memory port, waiting between roles"
     assert found.demands["tensor core"] == 4352
+
+
+def test_the_forwards_times_are_those_of_the_result() -> None:
+    rows = read_forward_result(ROOT / FORWARD_SOURCE).rows
+    measured = {row.heads: round(row.hot_ms, 3) for row in rows if row.name.endswith(", random")}
+    assert measured.items() >= FORWARD_MILLISECONDS.items()
 
 
 def test_a_call_of_one_more_round_takes_a_round_longer() -> None:

@@ -1,6 +1,6 @@
 """The Hopper forward with synchronisation removed or weakened: ptxemu notices it.
 
-`make mutate` tries a third of all mutants, evenly spread; here are some of those that it noticed.
+`make mutate` tries all mutants; here are some of those that it noticed.
 """
 
 from __future__ import annotations

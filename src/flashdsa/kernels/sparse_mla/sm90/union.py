@@ -2,8 +2,8 @@
 
 A CTA a group. Each row of a range has a byte in shared memory, or two, a bit a query; those that
 are not 0 come out in an order that only they decide. Where a query names a row again, the row comes
-again behind them, in order too, so that a group's list is the same every time. Where very many do, the group
-gets all its queries' slots one after another.
+again behind them, in order, so that a group's list is the same every time. Where very many do, the
+group gets all its queries' slots one after another.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
 is of a row that the group names, so that none needs a test before it is read.
