@@ -20,6 +20,7 @@ from flashdsa.analysis.model.shapes import QUERIES
 from flashdsa.analysis.model.unknowns import attention_ranges
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.indexer.clusters import choose_clusters
+from flashdsa.bench.gpu.forward import read_forward_result
 from flashdsa.cli.main import cli
 from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE, IndexerPlan
 from flashdsa.problem import PAGE_SIZE
@@ -94,6 +95,19 @@ def test_a_block_of_the_backward(model: dict[str, Any]) -> None:
         ("reduced_bytes", "{} added"),
     ):
         assert words.format(f"{int(block[name]):,}") in text
+
+
+def test_the_forwards_speeds_are_those_of_the_result() -> None:
+    page = "kernels/sparse-mla-fwd-sm90.md"
+    (name,) = set(re.findall(r"`(benchmarks/results/\S+\.json)`", (DOCS / page).read_text()))
+    result = read_forward_result(DOCS.parent / name)
+    wanted = {}
+    for row in result.rows:
+        ratios = (row.burst_ratio, row.hot_ratio)
+        burst, hot = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
+        times = (f"{row.burst_ms:.2f}", burst, f"{row.hot_ms:.2f}", f"{row.hot_tflops:.0f}", hot)
+        wanted[row.name] = list(times)
+    assert rows_under(page, "case") == wanted
 
 
 def test_errors_of_the_model(model: dict[str, Any]) -> None:
