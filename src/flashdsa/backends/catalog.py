@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashdsa.backends.features import ANY, Features, OneOf
+from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
@@ -78,6 +78,9 @@ _INDEXER_POSITIONS = replace(
     _INDEXER, num_heads=OneOf((32, 64)), topk=OneOf((2048,)), positions=True
 )
 """Of the variants that write positions: the sizes of the models that are served with them."""
+_SM90_PREFILL = replace(
+    _INDEXER, dtypes=("float8_e4m3fn", "bfloat16"), topk=UpTo(2048), sorted=False
+)
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
@@ -99,6 +102,8 @@ _SM90 = {
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
     Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),
+    Operation.DSA_TOPK_PREFILL: ("prefill:topk_prefill", _SM90_PREFILL),
+    Operation.PREFILL_LOGITS: ("prefill:logits", _SM90_PREFILL),
     Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
     Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
     Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),

@@ -30,6 +30,19 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
+class UpTo:
+    """Every integer from 1 to `high`."""
+
+    high: int
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and 1 <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"1 to {self.high}"
+
+
+@dataclass(frozen=True)
 class OneOf:
     """The listed integers."""
 

@@ -12,6 +12,7 @@ from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
@@ -131,6 +132,36 @@ TOPK_INDICES = KernelSpec(
     build=f"{_INDEXER_BUILD}:compile_topk",
     entry="topk_kernel",
     sources={"load": _LOAD_FILES, "select": _SELECT_FILES},
+)
+_PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
+_PREFILL_SCORE_FILES = ("score.py", "products.py")
+_PREFILL_RANK_FILES = ("select.py", "rank.py", "entries.py", "emit.py")
+
+PREFILL = KernelSpec(
+    name="prefill",
+    arch=SM90.name,
+    operations=(Operation.DSA_TOPK_PREFILL,),
+    plans=tuple(
+        PrefillPlan(num_heads, dtype) for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
+    ),
+    build=_PREFILL_BUILD,
+    entry="prefill_kernel",
+    sources={
+        "load": ("load.py",),
+        "score": (*_PREFILL_SCORE_FILES, *_PREFILL_RANK_FILES),
+    },
+)
+PREFILL_LOGITS = KernelSpec(
+    name="prefill_logits",
+    arch=SM90.name,
+    operations=(Operation.PREFILL_LOGITS,),
+    plans=tuple(
+        PrefillPlan(num_heads, dtype, scores_only=True)
+        for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
+    ),
+    build=_PREFILL_BUILD,
+    entry="prefill_kernel",
+    sources={"load": ("load.py",), "score": _PREFILL_SCORE_FILES},
 )
 QUANTIZE_INDEX = KernelSpec(
     name="quantize_index",
@@ -264,6 +295,8 @@ KERNELS = (
     INDEXER_SM100,
     INDEXER_LOGITS_SM100,
     TOPK_INDICES,
+    PREFILL,
+    PREFILL_LOGITS,
     QUANTIZE_INDEX,
     WRITE_INDEX_K_CACHE,
     SPARSE_MLA_FWD,

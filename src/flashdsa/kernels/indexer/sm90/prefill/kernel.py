@@ -1,0 +1,225 @@
+"""The indexer over shared keys for Hopper: a CTA scores a tile of queries, and ranks it.
+
+load                      | score, two warpgroups
+------------------------- | -----------------------------------------------------------
+a tile's queries          | weights and ranges
+64 keys, up to 8 in flight| 64 keys x 256 columns, relu, head sums -> workspace (in L2)
+...                       | behind a segment: every team of warps ranks its queries
+the next tile's           | rows of the best
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import GridConstant, Int32, Int64, cute
+from cutlass.experimental import primitives as prims
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
+from flashdsa.kernels.indexer.sm90.prefill.load import LoadContext, load_all
+from flashdsa.kernels.indexer.sm90.prefill.maps import key_map, query_map, scale_map
+from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.rank import team_of
+from flashdsa.kernels.indexer.sm90.prefill.score import (
+    ScoreContext,
+    prepare,
+    release_queries,
+    score_segment,
+)
+from flashdsa.kernels.indexer.sm90.prefill.select import SelectContext, select_segment
+from flashdsa.kernels.indexer.sm90.prefill.tiles import (
+    Ranges,
+    Tile,
+    num_turns,
+    tile_at,
+    tile_number,
+)
+
+SCORE_BARRIER = 1
+"""The named barrier of the warps that score."""
+
+
+@cute.kernel
+def prefill_kernel(
+    queries_map: GridConstant[tensor_map.TensorMap],
+    keys_map: GridConstant[tensor_map.TensorMap],
+    scales_map: GridConstant[tensor_map.TensorMap],
+    weights: cute.Tensor,
+    starts: cute.Tensor,
+    ends: cute.Tensor,
+    num_keys: Int32,
+    topk_indices: Any,
+    scores: cute.Tensor,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_prefill`. scores: the workspace, or (S, S_kv)."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    initialise_barriers(arena, thread)
+    cute.arch.sync_threads()
+    score, load = plan.roles
+    topk = Int32(0)
+    if cutlass.const_expr(not plan.scores_only):
+        topk = Int32(topk_indices.shape[1])
+    ranges = Ranges(starts, ends, num_keys, topk)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = thread % WARP_SIZE
+    if warp >= plan.select_warps:
+        cute.arch.setmaxregister_decrease(load.registers)
+        if warp == plan.select_warps:
+            if lane == 0:
+                prims.prefetch_tensormap(queries_map.get_ptr())
+                prims.prefetch_tensormap(keys_map.get_ptr())
+            of_scales = None
+            if cutlass.const_expr(plan.is_fp8):
+                of_scales = scales_map.get_ptr()
+            ctx = LoadContext(arena, ranges, queries_map.get_ptr(), keys_map.get_ptr(), of_scales)
+            load_all(ctx, lane, plan)
+    else:
+        cute.arch.setmaxregister_increase(score.registers)
+        cta, _, _ = cute.arch.block_idx()
+        to = cute.recast_ptr(scores.iterator, dtype=Int32)
+        if cutlass.const_expr(not plan.scores_only):
+            to = to + Int64(cta) * plan.workspace_words
+        group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
+        score_ctx = ScoreContext(arena, ranges, weights, to, group)
+        select_ctx = SelectContext(ranges, to, topk_indices)
+        score_all(score_ctx, select_ctx, thread, plan)
+
+
+@cute.jit
+def score_all(
+    ctx: ScoreContext, select: SelectContext, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Every tile of this CTA."""
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    scored, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
+    for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
+        place = tile_number(ctx.ranges, turn, plan)
+        if place >= 0:
+            tile = tile_at(ctx.ranges, place, lane, plan)
+            if tile.key_tiles > 0:
+                score_tile(ctx, select, tile, scored, number, thread, plan)
+                scored += 1
+                number += tile.key_tiles
+            elif cutlass.const_expr(not plan.scores_only):
+                emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
+
+
+@cute.jit
+def score_tile(
+    ctx: ScoreContext,
+    select: SelectContext,
+    tile: Tile,
+    scored: Int32,
+    number: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """A tile, a segment of its keys at a time."""
+    lane = thread % WARP_SIZE
+    prepared = prepare(ctx, tile, scored, lane, plan)
+    if cutlass.const_expr(plan.scores_only):
+        score_segment(ctx, prepared, tile, number, Int32(0), tile.key_tiles, thread, plan)
+        release_queries(ctx, scored, lane)
+    else:
+        team = team_of(ctx.arena, thread, plan)
+        segment_tiles = plan.segment // TILE_KEYS
+        for begin in cutlass.range(0, tile.key_tiles, segment_tiles, unroll=1):
+            end = cutlass.min(begin + segment_tiles, tile.key_tiles)
+            score_segment(ctx, prepared, tile, number, begin, end, thread, plan)
+            if end == tile.key_tiles:
+                release_queries(ctx, scored, lane)
+            # All that score: the segment's scores are in the workspace.
+            score_sync(plan)
+            select_segment(select, team, tile, begin, end, plan)
+            # They have been read, so that the next ones may be written.
+            score_sync(plan)
+
+
+def score_sync(plan: Any) -> None:
+    """All warps that score wait for each other; their accesses to memory are ordered by it."""
+    cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=plan.select_warps * WARP_SIZE)
+
+
+@cute.jit
+def launch_prefill(
+    q_index: cute.Tensor,
+    k_index: cute.Tensor,
+    k_scale: cute.Tensor,
+    weights: cute.Tensor,
+    starts: cute.Tensor,
+    ends: cute.Tensor,
+    topk_indices: cute.Tensor,
+    workspace: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        q_index: (S, H, 128) e4m3 or bf16. k_index: (S_kv, 128) likewise; at least one.
+        k_scale: (S_kv,) fp32, of bf16 keys anything. weights: (S, H) fp32.
+        starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
+        topk_indices: (S, topk) int32, written; topk at most 2048.
+        workspace: (num_ctas, plan.workspace_words) int32.
+        num_ctas: best one an SM.
+    """
+    launch(
+        q_index, k_index, k_scale, weights, starts, ends, topk_indices, workspace, num_ctas, plan,
+        stream,
+    )  # fmt: skip
+
+
+@cute.jit
+def launch_scores(
+    q_index: cute.Tensor,
+    k_index: cute.Tensor,
+    k_scale: cute.Tensor,
+    weights: cute.Tensor,
+    starts: cute.Tensor,
+    ends: cute.Tensor,
+    scores: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the scores alone on `stream`. Other arguments as in `launch_prefill`.
+
+    Args:
+        scores: (S, S_kv) fp32; written where a query sees the key.
+    """
+    launch(q_index, k_index, k_scale, weights, starts, ends, None, scores, num_ctas, plan, stream)
+
+
+@cute.jit
+def launch(
+    q_index: cute.Tensor,
+    k_index: cute.Tensor,
+    k_scale: cute.Tensor,
+    weights: cute.Tensor,
+    starts: cute.Tensor,
+    ends: cute.Tensor,
+    topk_indices: Any,
+    scores: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Either of the two."""
+    keys_map = key_map(k_index, plan)
+    prefill_kernel(
+        query_map(q_index, plan),
+        keys_map,
+        scale_map(k_scale) if cutlass.const_expr(plan.is_fp8) else keys_map,
+        weights,
+        starts,
+        ends,
+        k_index.shape[0],
+        topk_indices,
+        scores,
+        plan,
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -1,0 +1,97 @@
+"""Role load: one warp brings each tile's queries, and its keys 64 at a time."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import acquire_reused
+from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box
+from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.tiles import (
+    Ranges,
+    Tile,
+    num_turns,
+    tile_at,
+    tile_number,
+)
+
+
+class LoadContext(NamedTuple):
+    """Arrives at key_full and query_full, waits for key_empty and query_empty."""
+
+    arena: Arena
+    ranges: Ranges
+    queries_map: Any  # pointers to tensor maps: see `maps.py`
+    keys_map: Any
+    scales_map: Any  # None: keys have no scales
+
+
+@cute.jit
+def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """Every tile of this CTA that needs scores."""
+    loaded, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
+    for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
+        place = tile_number(ctx.ranges, turn, plan)
+        if place >= 0:
+            tile = tile_at(ctx.ranges, place, lane, plan)
+            if tile.key_tiles > 0:
+                if lane == 0:
+                    load_queries(ctx, tile, loaded, plan)
+                    for i in cutlass.range(tile.key_tiles, unroll=1):
+                        load_keys(ctx, tile.first_key + i * TILE_KEYS, number + i, plan)
+                number += tile.key_tiles
+                loaded += 1
+
+
+@cute.jit
+def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Constexpr) -> None:
+    """A tile's columns; those of queries behind the last one are zeros."""
+    ring = ctx.arena.producer("query_full", "query_empty")
+    state = ring.state(number)
+    acquire_reused(ring, state, number)
+    full = ring.expect(state.stage)
+    stage_bytes = plan.chunks * plan.query_chunk_bytes
+    target = ctx.arena.bytes("queries") + state.stage * stage_bytes
+    group_bytes = QUERY_GROUP * plan.num_heads * SPAN_BYTES
+    for chunk in cutlass.range_constexpr(plan.chunks):
+        for group in cutlass.range_constexpr(plan.groups):
+            load_box(
+                target + (chunk * plan.query_chunk_bytes + group * group_bytes),
+                ctx.queries_map,
+                [
+                    Int32(chunk * SPAN_BYTES),
+                    Int32(0),
+                    tile.first_query + group * QUERY_GROUP,
+                    Int32(0),
+                ],
+                full,
+                EVICT_FIRST,
+            )
+
+
+@cute.jit
+def load_keys(ctx: LoadContext, first_key: Int32, number: Int32, plan: cutlass.Constexpr) -> None:
+    """64 keys and their scales; those behind the last one are zeros."""
+    ring = ctx.arena.producer("key_full", "key_empty")
+    state = ring.state(number)
+    acquire_reused(ring, state, number)
+    full = ring.expect(state.stage)
+    target = ctx.arena.bytes("keys") + state.stage * (plan.chunks * plan.key_chunk_bytes)
+    for chunk in cutlass.range_constexpr(plan.chunks):
+        load_box(
+            target + chunk * plan.key_chunk_bytes,
+            ctx.keys_map,
+            [Int32(chunk * SPAN_BYTES), first_key],
+            full,
+            EVICT_LAST,
+        )
+    if cutlass.const_expr(plan.is_fp8):
+        load_box(
+            ctx.arena.bytes("scales") + state.stage * (TILE_KEYS * 4),
+            ctx.scales_map,
+            [first_key],
+            full,
+            EVICT_LAST,
+        )

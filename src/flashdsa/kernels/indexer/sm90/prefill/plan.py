@@ -1,0 +1,215 @@
+"""Tiles, budgets and barriers of the indexer over shared keys, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashdsa.hw import MBARRIER_BYTES, SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.plan import NUM_HEADS
+from flashdsa.plan import (
+    Arrives,
+    Barrier,
+    Role,
+    SmemPlan,
+    SmemRegion,
+    check_barriers,
+    check_registers,
+    plan_smem,
+)
+from flashdsa.problem import INDEX_HEAD_DIM
+
+COLUMNS = 256
+"""Of a product: the heads of all queries of a tile."""
+TILE_KEYS = 64
+"""Rows of a product."""
+SPAN_BYTES = 128
+"""Of a row in shared memory: a span of the 128-byte swizzle."""
+QUERY_GROUP = 4
+"""Queries that neighbouring columns belong to, one for each lane of a quad."""
+MAX_TOPK = 2048
+CHUNK = 512
+"""Scores that a warp reads at once."""
+CANDIDATES = 512
+"""Scores of the cut-off bin that a team keeps in shared memory."""
+HISTOGRAM_BINS = 8192
+"""Of all teams."""
+SCRATCH_WORDS = 4
+"""Of a team."""
+DTYPES = ("float8_e4m3fn", "bfloat16")
+WORD = 4
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """One compiled kernel: choices first, then what follows from them.
+
+    A *team* is the warps that rank a query together.
+
+    Attributes:
+        num_heads: 16, 32 or 64. dtype: of queries and keys.
+        scores_only: write the scores, rank nothing.
+        segment_scores: of a tile, that are kept until they are ranked.
+        load_registers, score_registers: of a thread.
+    """
+
+    num_heads: int = 64
+    dtype: str = "float8_e4m3fn"
+    scores_only: bool = False
+    segment_scores: int = 65_536
+    load_registers: int = 40
+    score_registers: int = 232
+
+    def __post_init__(self) -> None:
+        """Hold the choices against each other and the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.num_heads not in NUM_HEADS:
+            raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {DTYPES}; got {self.dtype}")
+        if self.segment % CHUNK:
+            raise ValueError(f"segment_scores: a query has {self.segment}, no multiple of {CHUNK}")
+        check_registers(self.roles, SM90.registers)
+        check_barriers(self.barriers, self.roles)
+        _ = self.smem
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        what = "prefill_logits" if self.scores_only else "prefill"
+        return f"{what}_h{self.num_heads}_{'fp8' if self.is_fp8 else 'bf16'}"
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether keys have scales."""
+        return self.dtype == "float8_e4m3fn"
+
+    @property
+    def tile_queries(self) -> int:
+        """Queries of a tile."""
+        return COLUMNS // self.num_heads
+
+    @property
+    def groups(self) -> int:
+        """Of `QUERY_GROUP` queries in a tile: scores that a lane has of a key."""
+        return self.tile_queries // QUERY_GROUP
+
+    @property
+    def teams(self) -> int:
+        """Teams of a CTA."""
+        return min(self.tile_queries, self.select_warps)
+
+    @property
+    def team_warps(self) -> int:
+        """Warps of a team."""
+        return self.select_warps // self.teams
+
+    @property
+    def bins(self) -> int:
+        """Of a team's histogram."""
+        return HISTOGRAM_BINS // self.teams
+
+    @property
+    def segment(self) -> int:
+        """Scores of a query that are kept until they are ranked."""
+        return self.segment_scores // self.tile_queries
+
+    @property
+    def row_words(self) -> int:
+        """Of a query in the workspace: its best scores so far, then a segment's."""
+        return MAX_TOPK + self.segment
+
+    @property
+    def workspace_words(self) -> int:
+        """Of a CTA."""
+        return self.tile_queries * self.row_words
+
+    @property
+    def chunks(self) -> int:
+        """Spans of a row of queries or keys."""
+        return INDEX_HEAD_DIM * (1 if self.is_fp8 else 2) // SPAN_BYTES
+
+    @property
+    def key_chunk_bytes(self) -> int:
+        """A span of all keys of a stage."""
+        return TILE_KEYS * SPAN_BYTES
+
+    @property
+    def query_chunk_bytes(self) -> int:
+        """A span of all columns of a tile."""
+        return COLUMNS * SPAN_BYTES
+
+    @property
+    def stages(self) -> int:
+        """Key tiles in flight; even, so that a stage is always read by the same warpgroup."""
+        return 8 if self.is_fp8 else 6
+
+    @property
+    def query_stages(self) -> int:
+        """Tiles of queries in shared memory."""
+        return 2 if self.is_fp8 else 1
+
+    @property
+    def select_warps(self) -> int:
+        """Warps that score and rank."""
+        return 2 * WARPGROUP_SIZE // WARP_SIZE
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return sum(role.threads for role in self.roles)
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """What shared memory holds, in its order."""
+        keys = self.stages * self.chunks * self.key_chunk_bytes
+        queries = self.query_stages * self.chunks * self.query_chunk_bytes
+        barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
+        rank = [
+            SmemRegion("histogram", HISTOGRAM_BINS * WORD, 16, "bins, of every team"),
+            SmemRegion("candidates", self.teams * CANDIDATES * WORD, 16, "keys of a cut-off bin"),
+            SmemRegion("scratch", self.teams * SCRATCH_WORDS * WORD, 16, "counts of the teams"),
+        ]
+        scales = [SmemRegion("scales", self.stages * TILE_KEYS * WORD, 128, "fp32, of keys")]
+        return [
+            SmemRegion("queries", queries, 1024, "columns of a tile, SW128"),
+            SmemRegion("keys", keys, 1024, "a ring of 64 rows each, SW128"),
+            *(scales if self.is_fp8 else []),
+            *([] if self.scores_only else rank),
+            SmemRegion("barriers", barriers, 8, "mbarriers"),
+        ]
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(self.regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    def roles(self) -> tuple[Role, Role]:
+        """The warps that score and rank, and the warpgroup of the one that loads."""
+        return (
+            Role("score", 2 * WARPGROUP_SIZE, self.score_registers, "scores, the best, their rows"),
+            Role("load", WARPGROUP_SIZE, self.load_registers, "queries and keys, by one warp"),
+        )
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region."""
+        score, load = self.roles
+        one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
+        keys = self.chunks * self.key_chunk_bytes + self.is_fp8 * TILE_KEYS * WORD
+        queries = self.chunks * self.query_chunk_bytes
+        return (
+            Barrier("key_full", self.stages, load, one, score, keys, "64 keys are there"),
+            Barrier("key_empty", self.stages, score, group, load, 0, "they have been read"),
+            Barrier("query_full", self.query_stages, load, one, score, queries, "a tile is there"),
+            Barrier("query_empty", self.query_stages, score, warps, load, 0, "its keys are scored"),
+        )

@@ -1,0 +1,51 @@
+"""The wgmmas of a tile: 64 keys against all columns of the queries, both from shared memory."""
+
+from typing import Any
+
+from cutlass import Int32, Int64, Uint32
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
+from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, SPAN_BYTES
+
+MMA_BYTES = 32
+"""Of a row, that one wgmma multiplies."""
+ATOM_BYTES = 1024
+"""Eight rows of 128 bytes: the stride between swizzle atoms."""
+OF_TILE = COLUMNS // 2
+"""fp32 of a product in a thread."""
+OPCODES = {
+    "float8_e4m3fn": ("wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3", ()),
+    "bfloat16": ("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16", (0, 0)),
+}
+"""By dtype, and whether either operand is transposed where that can be said."""
+
+
+def low_word(address: Any) -> Any:
+    """Low word of the descriptor of rows at a shared memory address."""
+    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
+
+
+def descriptor(low: Any, offset: int) -> Any:
+    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
+    high = (ATOM_BYTES >> 4 | 1 << 30) << 32
+    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
+
+
+def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
+    """Start keys x queries as one group. `keys`, `queries`: low words of descriptors."""
+    warpgroup.fence()
+    opcode, transposes = OPCODES[plan.dtype]
+    for chunk in range(plan.chunks):
+        for step in range(SPAN_BYTES // MMA_BYTES):
+            values = mma_async(
+                opcode,
+                [accumulator[i] for i in range(OF_TILE)],
+                descriptor(keys, chunk * plan.key_chunk_bytes + step * MMA_BYTES),
+                descriptor(queries, chunk * plan.query_chunk_bytes + step * MMA_BYTES),
+                accumulate=(chunk, step) != (0, 0),
+                transposes=transposes,
+            )
+            for i in range(OF_TILE):
+                accumulator[i] = values[i]
+    warpgroup.commit_group()

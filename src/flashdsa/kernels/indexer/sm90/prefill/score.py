@@ -1,0 +1,204 @@
+"""Scores of a segment: 64 keys against all heads of a tile's queries, on the tensor cores.
+
+score[t] = scale[t] * sum_h weight[h] * relu(q[h] . k[t]). Keys are the rows of a product. Its
+columns are in such an order (see maps.py) that a lane has all heads of its queries: lane j of a
+quad has query j of each four. So weights stay in registers and no lane needs another one's sums.
+
+relu(x) is (x + |x|) / 2, with the half in the weight, as in the paged indexer; sums are added in
+that one's order, so that both give the same bits.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.relu import doubled_relu
+from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
+from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, MAX_TOPK, QUERY_GROUP, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.products import OF_TILE, low_word, multiply
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
+
+CHAINS = 8
+"""Sums of a score that are added up at the end: of heads with the same remainder."""
+OF_LANE = COLUMNS // QUERY_GROUP
+"""Weights of a lane."""
+ROWS_APART = 8
+"""The two keys of a lane."""
+
+
+class ScoreContext(NamedTuple):
+    """Waits for key_full and query_full, arrives at key_empty and query_empty."""
+
+    arena: Arena
+    ranges: Ranges
+    weights: cute.Tensor  # (S, H) fp32, device memory
+    scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, S_kv)
+    group: Int32  # the calling warpgroup, 0 or 1
+
+
+class Prepared(NamedTuple):
+    """What a thread keeps of a tile."""
+
+    weights: cute.Tensor  # (64,) halves of the weights of column 8 c + 2 j + o, at 2 c + o
+    starts: list[Int32]  # of its queries' ranges
+    lengths: list[Int32]
+    queries: Int32  # low word of the columns' descriptor
+
+
+@cute.jit
+def prepare(
+    ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> Prepared:
+    """Wait for the tile's queries; weights and ranges of this lane's queries into registers."""
+    weights = cute.make_rmem_tensor(OF_LANE, Float32)
+    last = ctx.ranges.num_queries - 1
+    starts, lengths = [], []
+    for group in cutlass.range_constexpr(plan.groups):
+        query = tile.first_query + QUERY_GROUP * group + lane % QUERY_GROUP
+        start, end = range_of(ctx.ranges, query)
+        starts.append(start)
+        lengths.append(end - start)
+        row = ctx.weights.iterator + Int64(cutlass.min(query, last)) * plan.num_heads
+        for four in cutlass.range_constexpr(plan.num_heads // 4):
+            of_four = cute.make_tensor((row + 4 * four).align(16), cute.make_layout(4)).load()
+            for i in cutlass.range_constexpr(4):
+                weights[group * plan.num_heads + 4 * four + i] = of_four[i] * 0.5
+    ring = ctx.arena.consumer("query_full", "query_empty")
+    state = ring.state(number)
+    # query_full[stage]: TMA has brought the columns. They may be read until every warp arrives at
+    # query_empty[stage].
+    ring.wait(state)
+    stage_bytes = plan.chunks * plan.query_chunk_bytes
+    queries = low_word(ctx.arena.address("queries") + state.stage * stage_bytes)
+    return Prepared(weights, starts, lengths, queries)
+
+
+@cute.jit
+def release_queries(ctx: ScoreContext, number: Int32, lane: Int32) -> None:
+    """Behind the tile's last product."""
+    ring = ctx.arena.consumer("query_full", "query_empty")
+    cute.arch.sync_warp()
+    if lane == 0:
+        ring.release(ring.state(number).stage)
+
+
+@cute.jit
+def score_segment(
+    ctx: ScoreContext,
+    prepared: Prepared,
+    tile: Tile,
+    number: Int32,
+    begin: Int32,
+    end: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """This warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
+
+    Args:
+        number: of the tile's first key tile, among the CTA's.
+    """
+    lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
+    row = warp * 16 + lane // QUERY_GROUP  # of the product: this lane's first key
+    ring = ctx.arena.consumer("key_full", "key_empty")
+    first = begin + ((ctx.group - number - begin) & 1)
+    state = ring.state(number + first)
+    accumulator = cute.make_rmem_tensor(OF_TILE, Float32)
+    keys = low_word(ctx.arena.address("keys"))
+    target = target_of(ctx, tile, begin, lane, plan)
+    for i in cutlass.range(first, end, 2, unroll=1):
+        stage = cute.arch.make_warp_uniform(state.stage)
+        # key_full[stage], the round's phase: TMA has brought keys and scales.
+        ring.wait(PipelineState(stage, state.phase))
+        multiply(
+            accumulator,
+            keys + stage * (plan.chunks * plan.key_chunk_bytes // 16),
+            prepared.queries,
+            plan,
+        )
+        scales = load_scales(ctx, stage, row, plan)
+        warpgroup.wait_group(0)
+        # key_empty[stage]: the product is done and all lanes of this warp have the scales. The
+        # fourth warp's arrival completes the phase, and TMA may write.
+        if cutlass.const_expr(plan.is_fp8):
+            cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        if lane == 0:
+            ring.release(stage + nothing_when_loaded(scales))
+        state = advanced(state, 2, ring.stages)
+        for group in cutlass.range_constexpr(plan.groups):
+            for half in cutlass.range_constexpr(2):
+                key = i * TILE_KEYS + row + half * ROWS_APART
+                score = sum_heads(accumulator, prepared.weights, group, half, plan) * scales[half]
+                seen = Uint32(tile.first_key + key - prepared.starts[group]) < Uint32(
+                    prepared.lengths[group]
+                )
+                to = target + (Int64(group) * group_words(ctx, plan) + key)
+                store(to, score, seen, plan)
+
+
+def nothing_when_loaded(scales: list[Float32]) -> Int32:
+    """0, known only when the scales are in registers: a load's bits shifted out.
+
+    ptxas issues an arrival behind loads whose values are needed later, but does not wait for them:
+    they could still be on their way when TMA overwrites what they read.
+    """
+    bits = scales[0].bitcast(Int32) ^ scales[1].bitcast(Int32)
+    return cute.arch.inline_ptx(
+        "and.b32 {$w0}, {$r0}, 0;", write_only_types=[Int32], read_only_args=[bits]
+    )
+
+
+def load_scales(ctx: ScoreContext, stage: Int32, row: Int32, plan: Any) -> list[Float32]:
+    """Of this lane's two keys; 1 where keys have none."""
+    if not plan.is_fp8:
+        return [Float32(1.0), Float32(1.0)]
+    scales = ctx.arena.array("scales", Float32, plan.stages * TILE_KEYS)
+    at = stage * TILE_KEYS + row
+    return [scales[at], scales[at + ROWS_APART]]
+
+
+def sum_heads(accumulator: Any, weights: Any, group: int, half: int, plan: Any) -> Float32:
+    """The weighted sum over all heads of the lane's query of a group, for one of its keys."""
+    # From 0 on, so that every product is added without being rounded, as in the paged indexer.
+    sums = [Float32(0.0)] * CHAINS
+    for head in range(plan.num_heads):
+        column, odd = group * plan.num_heads // 2 + head // 2, head % 2
+        value = doubled_relu(accumulator[4 * column + 2 * half + odd])
+        sums[head % CHAINS] += weights[group * plan.num_heads + head] * value
+    pairs = [sums[2 * i] + sums[2 * i + 1] for i in range(CHAINS // 2)]
+    return (pairs[0] + pairs[1]) + (pairs[2] + pairs[3])
+
+
+def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: Any) -> Any:
+    """Where the tile's key 0 goes for this lane's first query."""
+    query = lane % QUERY_GROUP
+    if plan.scores_only:
+        row = Int64(tile.first_query + query) * ctx.ranges.num_keys
+        return ctx.scores + (row + tile.first_key)
+    return ctx.scores + (query * plan.row_words + MAX_TOPK - begin * TILE_KEYS)
+
+
+def group_words(ctx: ScoreContext, plan: Any) -> Any:
+    """From a query to the one four behind it."""
+    return QUERY_GROUP * (Int64(ctx.ranges.num_keys) if plan.scores_only else plan.row_words)
+
+
+@cute.jit
+def store(to: Any, score: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr) -> None:
+    """A score as it is, if its query sees the key; or its bits as they are ranked."""
+    if cutlass.const_expr(plan.scores_only):
+        if seen:
+            to.store(score.bitcast(Int32))
+    else:
+        bits = (score + Float32(0.0)).bitcast(Int32)  # -0 counts as +0
+        if score != score:
+            bits = Int32(NAN)
+        if not seen:
+            bits = Int32(INVALID)
+        to.store(bits)

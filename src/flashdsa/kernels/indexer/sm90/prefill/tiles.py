@@ -1,0 +1,94 @@
+"""Tiles of neighbouring queries: which a CTA takes, and which keys they need."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
+
+NOWHERE = 0x7FFFFFFF
+"""The start of an empty range."""
+SCALES_ALIGNED = 4
+"""A tile's first key is a multiple of it: TMA brings scales by 16 bytes."""
+
+
+class Ranges(NamedTuple):
+    """Which key rows each query sees, clamped to the rows that there are."""
+
+    starts: cute.Tensor  # (S,) int32, or (0,): all start at row 0
+    ends: cute.Tensor  # (S,) int32
+    num_keys: Int32
+    topk: Int32
+
+    @property
+    def num_queries(self) -> Int32:
+        """S."""
+        return Int32(self.ends.shape[0])
+
+
+class Tile(NamedTuple):
+    """A tile of queries. Without key tiles, none of its queries needs scores."""
+
+    first_query: Int32
+    first_key: Int32
+    key_tiles: Int32
+
+
+@cute.jit
+def range_of(ranges: Ranges, query: Int32) -> tuple[Int32, Int32]:
+    """(first row, behind the last one) of a query; (0, 0) behind the last query."""
+    start, end = Int32(0), Int32(0)
+    if query < ranges.num_queries:
+        if ranges.starts.shape[0] != 0:
+            start = ranges.starts[query]
+        end = ranges.ends[query]
+    start = cutlass.min(cutlass.max(start, Int32(0)), ranges.num_keys)
+    end = cutlass.max(cutlass.min(end, ranges.num_keys), start)
+    return start, end
+
+
+@cute.jit
+def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> Tile:
+    """Tile `number`; all lanes of a warp call."""
+    first_query = number * plan.tile_queries
+    start, end = Int32(0), Int32(0)
+    if lane < plan.tile_queries:
+        start, end = range_of(ranges, first_query + lane)
+    length = end - start
+    longest = cute.arch.warp_redux_sync(length, "max")
+    first_key = cute.arch.warp_redux_sync(start if length > 0 else Int32(NOWHERE), "min")
+    first_key = first_key & ~(SCALES_ALIGNED - 1)
+    last_key = cute.arch.warp_redux_sync(end if length > 0 else Int32(0), "max")
+    key_tiles = Int32(0)
+    if longest > unscored_length(ranges, plan):
+        key_tiles = (last_key - first_key + TILE_KEYS - 1) // TILE_KEYS
+    return Tile(first_query, first_key, key_tiles)
+
+
+def unscored_length(ranges: Ranges, plan: Any) -> Any:
+    """Rows up to which a query needs no scores: all of them are among the best."""
+    return Int32(0) if plan.scores_only else ranges.topk
+
+
+def num_tiles(ranges: Ranges, plan: Any) -> Int32:
+    """Tiles of all queries."""
+    return (ranges.num_queries + plan.tile_queries - 1) // plan.tile_queries
+
+
+@cute.jit
+def tile_number(ranges: Ranges, turn: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The tile that this CTA takes in a turn, negative if none is left. Last queries come first,
+    as they see most keys where attention is causal, and CTAs take turns in either order."""
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    place = cta
+    if turn % 2 == 1:
+        place = num_ctas - 1 - cta
+    return num_tiles(ranges, plan) - 1 - (turn * num_ctas + place)
+
+
+def num_turns(ranges: Ranges, plan: Any) -> Int32:
+    """Turns of every CTA."""
+    num_ctas, _, _ = cute.arch.grid_dim()
+    return (num_tiles(ranges, plan) + num_ctas - 1) // num_ctas
