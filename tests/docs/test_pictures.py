@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from benchmarks import draw_context_parallel, draw_peers
+from benchmarks import draw_context_parallel, draw_peers, draw_transformers
 from flashdsa.cli.main import cli
 from flashdsa.cli.plan_picture import draw_plan
 from flashdsa.kernels.catalog import MLA_BWD
@@ -29,6 +29,11 @@ def peers(target: Path) -> None:
 def context_parallel(target: Path) -> None:
     results = (ROOT / "benchmarks/results/context_parallel").glob("*.json")
     run_main(draw_context_parallel.main, *map(str, results), "--out", str(target))
+
+
+def transformers(target: Path) -> None:
+    (result,) = (ROOT / "benchmarks/results/integrations").glob("*-transformers-h200.json")
+    run_main(draw_transformers.main, str(result), "--out", str(target))
 
 
 def mla_bwd_sm100(target: Path) -> None:
@@ -50,7 +55,10 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(Image.open(path).convert("RGB"), dtype=np.int16)
 
 
-@pytest.mark.parametrize("draw", [peers, context_parallel, mla_bwd_sm100, lab_tiles])
+PROGRAMS = [peers, context_parallel, transformers, mla_bwd_sm100, lab_tiles]
+
+
+@pytest.mark.parametrize("draw", PROGRAMS)
 def test_a_picture_is_what_its_program_draws(draw: Callable[[Path], None], tmp_path: Path) -> None:
     """At most one pixel in 2,000 differs by more than the palette of 256 colours explains."""
     name = draw.__name__.replace("_", "-") + ".png"
