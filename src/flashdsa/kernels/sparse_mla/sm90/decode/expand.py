@@ -25,12 +25,12 @@ from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
     write_note,
 )
 from flashdsa.kernels.sparse_mla.sm90.decode.scales import (
-    Factors,
     expand_word,
-    factors_of_scales,
     multiply_word,
-    take_power,
-    take_sum,
+    parts_of_sum,
+    power_of_scale,
+    sum_of_scale,
+    twice_power_of_scale,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.gather import ROWS_AT_ONCE, TURNS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
@@ -149,23 +149,29 @@ def load_scales(role: Gatherer, slots: list[Int32], tile: cutlass.Constexpr) -> 
 def write_part(
     role: Gatherer,
     words: list[Int32],
-    factors: Factors,
+    scale: Int32,
     place: Place,
     tile: cutlass.Constexpr,
     group: cutlass.Constexpr,
 ) -> None:
-    """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced."""
+    """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced.
+
+    Args:
+        scale: bits of the one that this lane has, of its key and group; see `load_scales`.
+    """
+    both = sum_of_scale(scale)
     places = places_of_part(role, place, tile, group)
     for turn in cutlass.range_constexpr(TURNS):
-        nearest, rest = take_sum(factors, owner_of(place, turn, group), group % 2)
+        nearest, rest = parts_of_sum(cute.arch.shuffle_sync(both, owner_of(place, turn, group)))
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
         for half in cutlass.range_constexpr(2):
             to = places[half] + turn * TURN_BYTES
             store_words(to, values[UNIT_WORDS * half : UNIT_WORDS * (half + 1)])
-    if factors.small:
+    if cute.arch.vote_any_sync(power_of_scale(scale) < 0):
         for turn in cutlass.range(TURNS, unroll=1):
-            power = take_power(factors, owner_of(place, turn, group), group % 2)
+            bits = cute.arch.shuffle_sync(scale, owner_of(place, turn, group))
+            power = twice_power_of_scale(bits)
             for half in cutlass.range_constexpr(2):
                 to = places[half] + turn * TURN_BYTES
                 of_sum = load_words(to, Int32)
@@ -203,7 +209,7 @@ def gather_packed_rows(role: Gatherer) -> None:
     num_steps = find_extent(role, lane)
     ahead = slots
     for step in cutlass.range(num_steps, unroll=1):
-        factors = factors_of_scales(scales)
+        of_tile = scales
         for n in cutlass.range_constexpr(len(HALVES)):
             tile, free, first = HALVES[n]
             following = (n + 1) % len(HALVES)
@@ -214,7 +220,7 @@ def gather_packed_rows(role: Gatherer) -> None:
                 scales = load_scales(role, slots, 1)
                 ahead = read_slots(role, step + 1, lane)
             if cutlass.const_expr(n == 2):
-                factors = factors_of_scales(scales)
+                of_tile = scales
             if cutlass.const_expr(n == 3):
                 scales = load_scales(role, ahead, 0)
             acquire(ctx, free, tile, step)
@@ -223,6 +229,6 @@ def gather_packed_rows(role: Gatherer) -> None:
                 if warp == tile:
                     write_note(role, slots, lane, tile)
             for group in cutlass.range_constexpr(GROUPS):
-                write_part(role, held[group], factors, place, tile, first + group)
+                write_part(role, held[group], of_tile[group], place, tile, first + group)
             held = coming
         slots = ahead
