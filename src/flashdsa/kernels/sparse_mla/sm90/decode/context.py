@@ -9,7 +9,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, ROWS, STEP_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import Scale
 
@@ -36,6 +36,10 @@ class Context(NamedTuple):
     def kind(self) -> str:
         """Of the latent columns of Q and K, of V and P."""
         return F16_KIND if self.plan.packed else BF16_KIND
+
+    def kind_of_piece(self, piece: int) -> str:
+        """Of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
+        return BF16_KIND if piece == PIECES - 1 else self.kind
 
     def barriers(self, name: str) -> Barriers:
         """A barrier of the plan."""
@@ -101,8 +105,3 @@ def meet_consumers(ctx: Context, name: str) -> None:
     """
     ctx.barriers(name).arrive()
     ctx.barriers(name).wait(0)
-
-
-def kind_of_piece(ctx: Context, piece: int, last: int) -> Any:
-    """Of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
-    return BF16_KIND if piece == last else ctx.kind

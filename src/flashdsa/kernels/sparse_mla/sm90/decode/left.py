@@ -11,7 +11,6 @@ from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
     Context,
     Output,
-    kind_of_piece,
     wait_for_extent,
 )
 from flashdsa.kernels.sparse_mla.sm90.decode.query import (
@@ -19,11 +18,11 @@ from flashdsa.kernels.sparse_mla.sm90.decode.query import (
     unscale,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import P_FREE, SCORES_DONE, arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.fwd.left import issue_scores
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNK_BYTES,
     CHUNKS,
     LEFT_PIECES,
-    PIECES,
     RIGHT_PIECES,
     TILE_BYTES,
 )
@@ -35,7 +34,6 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
     along_n,
     multiply_others,
     multiply_own,
-    multiply_scores,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     Rows,
@@ -64,21 +62,6 @@ class Registers(NamedTuple):
     p: cute.Tensor
     out: cute.Tensor
     rows: Rows
-
-
-@cute.jit
-def issue_scores(role: Left, s: cute.Tensor, step: Int32, pieces: cutlass.Constexpr) -> None:
-    """Pieces of S of tile 0 as one group."""
-    ctx = role.ctx
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
-    for piece in pieces:
-        # k0_full: the piece has been written by threads; the fence shows it to wgmma.
-        ctx.barriers("k0_full").wait(ctx.phase(step), piece)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    for piece in pieces:
-        kind = kind_of_piece(ctx, piece, PIECES - 1)
-        multiply_scores(s, q, k, piece, piece == 0, kind)
-    warpgroup.commit_group()
 
 
 @cute.jit
@@ -112,10 +95,10 @@ def take_step(role: Left, r: Registers, step: Int32, last: cutlass.Constexpr) ->
     if cutlass.const_expr(last):
         warpgroup.wait_group(0)
     else:
-        issue_scores(role, r.s, step + 1, LEFT_PIECES)
+        issue_scores(ctx, r.s, step + 1, True, LEFT_PIECES)
         warpgroup.wait_group(1)
         arrive_warp(ctx, "left_free", 1)
-        issue_scores(role, r.s, step + 1, RIGHT_PIECES)
+        issue_scores(ctx, r.s, step + 1, True, RIGHT_PIECES)
         warpgroup.wait_group(0)
         finish_scores(ctx, step + 1)
 
@@ -133,7 +116,7 @@ def consume_left(role: Left) -> None:
     num_steps = wait_for_extent(ctx)
     if num_steps > 0:
         r = Registers(s, p, out, rows)
-        issue_scores(role, s, Int32(0), LEFT_PIECES + RIGHT_PIECES)
+        issue_scores(ctx, s, Int32(0), True, LEFT_PIECES + RIGHT_PIECES)
         warpgroup.wait_group(0)
         finish_scores(ctx, Int32(0))
         for step in cutlass.range(num_steps - 1, unroll=1):

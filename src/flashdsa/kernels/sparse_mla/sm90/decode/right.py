@@ -11,7 +11,6 @@ from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
     Context,
     Output,
-    kind_of_piece,
     wait_for_extent,
 )
 from flashdsa.kernels.sparse_mla.sm90.decode.query import (
@@ -23,9 +22,6 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNK_BYTES,
     CHUNKS,
     LEFT_CHUNKS,
-    LEFT_PIECES,
-    PIECES,
-    RIGHT_PIECES,
     TILE_BYTES,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
@@ -36,8 +32,8 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
     along_n,
     multiply_others,
     multiply_own,
-    multiply_scores,
 )
+from flashdsa.kernels.sparse_mla.sm90.fwd.right import compute_scores
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     Scale,
     exponentiate,
@@ -55,23 +51,6 @@ class Right(NamedTuple):
     ctx: Context
     output: Output
     scale: Scale
-
-
-@cute.jit
-def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
-    """S of tile 1: its right half first, which was freed first."""
-    ctx = role.ctx
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
-    for pieces in (RIGHT_PIECES, LEFT_PIECES):
-        for piece in pieces:
-            # k1_full: the piece has been written by threads; the fence shows it to wgmma.
-            ctx.barriers("k1_full").wait(ctx.phase(step), piece)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        for piece in pieces:
-            kind = kind_of_piece(ctx, piece, PIECES - 1)
-            multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0], kind)
-    warpgroup.commit_group()
-    warpgroup.wait_group(0)
 
 
 @cute.jit
@@ -93,7 +72,7 @@ def consume_right(role: Right) -> None:
         for step in cutlass.range(num_steps, unroll=1):
             # Tile 0's scores come first, so that its softmax runs under these.
             cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-            compute_scores(role, s, step)
+            compute_scores(ctx, s, step)
             ctx.barriers("notes").wait(ctx.phase(step), 1)
             ctx.barriers("p0_full").wait(ctx.phase(step))
             rescale_to_others(ctx, out, rows, role.scale, 0)

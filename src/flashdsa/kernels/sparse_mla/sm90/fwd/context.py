@@ -9,6 +9,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND
 
 SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""
@@ -31,6 +32,10 @@ class Context(NamedTuple):
     def plan(self) -> FwdPlan:
         """The budgets, known when the kernel is compiled."""
         return self.arena.plan
+
+    def kind_of_piece(self, piece: int) -> str:
+        """What the columns of a piece are to the products."""
+        return BF16_KIND
 
     def barriers(self, name: str) -> Barriers:
         """A barrier of the plan."""

@@ -56,11 +56,13 @@ class Left(NamedTuple):
 
 @cute.jit
 def issue_scores(
-    role: Left, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
+    ctx: Any, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
 ) -> None:
-    """Pieces of S of tile 0 as one group. A step that is not `there` gives numbers without use:
-    a branch around wgmmas would make ptxas wait for each of them."""
-    ctx = role.ctx
+    """Pieces of S of tile 0 as one group; the decode's too.
+
+    A step that is not `there` gives numbers without use: a branch around wgmmas would make ptxas
+    wait for each of them.
+    """
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
     if there:
         for piece in pieces:
@@ -68,7 +70,7 @@ def issue_scores(
             ctx.barriers("k0_full").wait(ctx.phase(step), piece)
     cute.arch.fence_proxy("async.shared", space="cta")
     for piece in pieces:
-        multiply_scores(s, q, k, piece, piece == 0)
+        multiply_scores(s, q, k, piece, piece == 0, ctx.kind_of_piece(piece))
     warpgroup.commit_group()
 
 
@@ -96,7 +98,7 @@ def consume_left(role: Left) -> None:
     step, items = Int32(0), Int32(0)
 
     ctx.barriers("q_full").wait_for(items)
-    issue_scores(role, s, step, True, LEFT_PIECES + RIGHT_PIECES)
+    issue_scores(ctx, s, step, True, LEFT_PIECES + RIGHT_PIECES)
     warpgroup.wait_group(0)
     finish_scores(ctx, step)
     more = Boolean(True)
@@ -119,10 +121,10 @@ def consume_left(role: Left) -> None:
         step += 1
         if flags == LAST_OF_ITEM:
             ctx.barriers("q_full").wait_for(items + 1)
-        issue_scores(role, s, step, more, LEFT_PIECES)
+        issue_scores(ctx, s, step, more, LEFT_PIECES)
         warpgroup.wait_group(1)
         arrive_warp(ctx, "left_free", 1)
-        issue_scores(role, s, step, more, RIGHT_PIECES)
+        issue_scores(ctx, s, step, more, RIGHT_PIECES)
         warpgroup.wait_group(0)
         if more:
             finish_scores(ctx, step)

@@ -1,6 +1,6 @@
 """Role right: S and P of tile 1, and O's dims 256-511 of both tiles."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
@@ -49,9 +49,8 @@ class Right(NamedTuple):
 
 
 @cute.jit
-def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
-    """S of tile 1: its right half first, which was freed first."""
-    ctx = role.ctx
+def compute_scores(ctx: Any, s: cute.Tensor, step: Int32) -> None:
+    """S of tile 1: its right half first, which was freed first. The decode's too."""
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
     for pieces in (RIGHT_PIECES, LEFT_PIECES):
         for piece in pieces:
@@ -59,7 +58,8 @@ def compute_scores(role: Right, s: cute.Tensor, step: Int32) -> None:
             ctx.barriers("k1_full").wait(ctx.phase(step), piece)
         cute.arch.fence_proxy("async.shared", space="cta")
         for piece in pieces:
-            multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0])
+            kind = ctx.kind_of_piece(piece)
+            multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0], kind)
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
@@ -84,7 +84,7 @@ def consume_right(role: Right) -> None:
     while more:
         # Tile 0's scores come first, so that its softmax runs under these.
         cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-        compute_scores(role, s, step)
+        compute_scores(ctx, s, step)
         ctx.barriers("notes").wait(ctx.phase(step), 1)
         flags = read_flags(ctx, 1)
         more = flags & LAST_OF_ALL == 0
