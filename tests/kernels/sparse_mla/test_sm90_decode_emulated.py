@@ -13,6 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+import flashdsa
+from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla_decode import launch, plan_for
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
@@ -78,6 +80,18 @@ def test_the_public_operation_takes_every_feature(packed: str) -> None:
     """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
     inputs = make_sparse_mla_inputs(replace(EVERY_FEATURE, packed=packed), 0, "cpu")
     assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+def test_scales_that_f16_has_no_room_for_are_right() -> None:
+    """Scales of 2^-20 and any mantissa: values are of a multiple of them first."""
+    draw = torch.Generator().manual_seed(0)
+    kv = flashdsa.quantize_kv(torch.randn(64, 576, generator=draw) * 2.0**-13, scale="fp32")
+    q = torch.randn(1, 8, 576, generator=draw).bfloat16()
+    indices = torch.randperm(64, generator=draw).int()[None]
+    O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
+    ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, indices)
+    assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
+    torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
