@@ -2,8 +2,8 @@
 
 A *part* is the 128 latent columns of a group, of the 64 keys of a tile. A thread loads 16 bytes of
 each of four keys: eight threads have a key's 128, so that a warp asks for whole stretches of rows.
-It holds the two parts of half a tile, and while it expands them the next two are on their way. The
-RoPE columns stay bf16 and are copied as they are.
+It holds several parts at a time: while one is expanded the next ones are on their way. The RoPE
+columns stay bf16 and are copied as they are.
 """
 
 from typing import Any, NamedTuple
@@ -25,12 +25,12 @@ from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
     write_note,
 )
 from flashdsa.kernels.sparse_mla.sm90.decode.scales import (
+    Factors,
     expand_word,
+    factors_of_scales,
     multiply_word,
-    parts_of_sum,
-    power_of_scale,
-    sum_of_scale,
-    twice_power_of_scale,
+    take_power,
+    take_sum,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.gather import ROWS_AT_ONCE, TURNS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
@@ -52,10 +52,11 @@ TURN_BYTES = ROWS_AT_ONCE * CHUNK * BF16
 """From a thread's key in a chunk to its next one."""
 WARP_ROWS = ROWS_AT_ONCE // 4
 """Keys of which a warp loads stretches at once."""
-HALVES = ((0, "left_free", 0), (0, "right_free", 2), (1, "right_free", 2), (1, "left_free", 0))
-"""Tile, barrier and first group of each half, in the order in which the consumers free them."""
-GROUPS = 2
-"""Of a half."""
+ORDER = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 0), (1, 1))
+"""Tiles and groups of a step, in the order in which the consumers free their places."""
+SECOND_TILE = len(ORDER) // 2
+FREED_BY = {(0, 0): "left_free", (0, 2): "right_free", (1, 2): "right_free", (1, 0): "left_free"}
+"""The first groups of the halves, and the barriers that say that their places are free."""
 
 
 class Place(NamedTuple):
@@ -91,7 +92,10 @@ def row_address(role: Gatherer, row: Any) -> Any:
 
 
 def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
-    """2 or 4 words behind an address of device memory; 0 of a negative row. They are read once."""
+    """2 or 4 words behind an address of device memory; 0 of a negative row.
+
+    First-level cache has no room: rows are read once.
+    """
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
     return list(
@@ -106,27 +110,14 @@ def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
     )
 
 
-def zero_behind(word: Any) -> Any:
-    """0, as soon as a word that is loaded has come: no word has 64 bits."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 bits; popc.b32 bits, {$r0}; shr.u32 {$w0}, bits, 6; }",
-        write_only_types=[Int32],
-        read_only_args=[word],
-    )
-
-
-def load_half(
-    role: Gatherer, slots: list[Int32], place: Place, half: int, zero: Any
-) -> list[list[Any]]:
-    """This thread's words of the parts of a half; `zero` is added to where they are."""
-    tile, _, first = HALVES[half]
-    parts: list[list[Any]] = [[] for _ in range(GROUPS)]
+def load_part(role: Gatherer, slots: list[Int32], place: Place, tile: int, group: int) -> list[Any]:
+    """This thread's words of a part."""
+    words = []
     for turn in range(TURNS):
         row = row_of_turn(slots, tile * TURNS + turn, place.key)
-        address = row_address(role, row) + (place.unit * COPY_BYTES + zero)
-        for n, part in enumerate(parts):
-            part += load_or_zero(address, row, (first + n) * KV_GROUP, UNIT_WORDS)
-    return parts
+        address = row_address(role, row) + place.unit * COPY_BYTES
+        words += load_or_zero(address, row, group * KV_GROUP, UNIT_WORDS)
+    return words
 
 
 @cute.jit
@@ -149,29 +140,23 @@ def load_scales(role: Gatherer, slots: list[Int32], tile: cutlass.Constexpr) -> 
 def write_part(
     role: Gatherer,
     words: list[Int32],
-    scale: Int32,
+    factors: Factors,
     place: Place,
     tile: cutlass.Constexpr,
     group: cutlass.Constexpr,
 ) -> None:
-    """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced.
-
-    Args:
-        scale: bits of the one that this lane has, of its key and group; see `load_scales`.
-    """
-    both = sum_of_scale(scale)
+    """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced."""
     places = places_of_part(role, place, tile, group)
     for turn in cutlass.range_constexpr(TURNS):
-        nearest, rest = parts_of_sum(cute.arch.shuffle_sync(both, owner_of(place, turn, group)))
+        nearest, rest = take_sum(factors, owner_of(place, turn, group), group % 2)
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
         for half in cutlass.range_constexpr(2):
             to = places[half] + turn * TURN_BYTES
             store_words(to, values[UNIT_WORDS * half : UNIT_WORDS * (half + 1)])
-    if cute.arch.vote_any_sync(power_of_scale(scale) < 0):
+    if factors.small:
         for turn in cutlass.range(TURNS, unroll=1):
-            bits = cute.arch.shuffle_sync(scale, owner_of(place, turn, group))
-            power = twice_power_of_scale(bits)
+            power = take_power(factors, owner_of(place, turn, group), group % 2)
             for half in cutlass.range_constexpr(2):
                 to = places[half] + turn * TURN_BYTES
                 of_sum = load_words(to, Int32)
@@ -193,42 +178,36 @@ def owner_of(place: Place, turn: Any, group: int) -> Any:
 
 @cute.jit
 def gather_packed_rows(role: Gatherer) -> None:
-    """All four warps: every step of the CTA.
-
-    A half is asked for when the one before it has come, and not sooner: a warp waits for all that
-    it has asked for (ptxas counts its loads together).
-    """
+    """All four warps: every step of the CTA."""
     ctx = role.ctx
+    num_held = ctx.plan.held_parts
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     place = place_of(ctx.thread)
     load_query(role)
     slots = read_slots(role, Int32(0), lane)
     scales = load_scales(role, slots, 0)
-    held = load_half(role, slots, place, 0, Int32(0))
+    held = [word for part in ORDER[:num_held] for word in load_part(role, slots, place, *part)]
     num_steps = find_extent(role, lane)
-    ahead = slots
     for step in cutlass.range(num_steps, unroll=1):
-        of_tile = scales
-        for n in cutlass.range_constexpr(len(HALVES)):
-            tile, free, first = HALVES[n]
-            following = (n + 1) % len(HALVES)
-            zero = zero_behind(held[GROUPS - 1][PART_WORDS - 1])
-            of_slots = ahead if cutlass.const_expr(following == 0) else slots
-            coming = load_half(role, of_slots, place, following, zero)
-            if cutlass.const_expr(n == 1):
-                scales = load_scales(role, slots, 1)
-                ahead = read_slots(role, step + 1, lane)
-            if cutlass.const_expr(n == 2):
-                of_tile = scales
-            if cutlass.const_expr(n == 3):
-                scales = load_scales(role, ahead, 0)
-            acquire(ctx, free, tile, step)
-            if cutlass.const_expr(free == "right_free"):
+        factors = factors_of_scales(scales)
+        for n in cutlass.range_constexpr(len(ORDER)):
+            tile, group = ORDER[n]
+            if cutlass.const_expr(n == SECOND_TILE):
+                factors = factors_of_scales(scales)
+            if cutlass.const_expr(ORDER[n] in FREED_BY):
+                acquire(ctx, FREED_BY[ORDER[n]], tile, step)
+            if cutlass.const_expr(FREED_BY.get(ORDER[n]) == "right_free"):
                 copy_rope(role, slots, place, tile)
                 if warp == tile:
                     write_note(role, slots, lane, tile)
-            for group in cutlass.range_constexpr(GROUPS):
-                write_part(role, held[group], of_tile[group], place, tile, first + group)
-            held = coming
+            write_part(role, held[:PART_WORDS], factors, place, tile, group)
+            if cutlass.const_expr(n == 0):
+                scales = load_scales(role, slots, 1)
+                ahead = read_slots(role, step + 1, lane)
+            if cutlass.const_expr(n == SECOND_TILE):
+                scales = load_scales(role, ahead, 0)
+            of_slots = ahead if cutlass.const_expr(n + num_held >= len(ORDER)) else slots
+            part = ORDER[(n + num_held) % len(ORDER)]
+            held = held[PART_WORDS:] + load_part(role, of_slots, place, *part)
         slots = ahead

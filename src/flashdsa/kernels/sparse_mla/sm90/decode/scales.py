@@ -5,10 +5,10 @@ and that of the rest are added in one operation. Where a scale is so small that 
 for the rest, both are of the scale times a power of two, which the values are divided by.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 
 LEAST_EXPONENT = -24
 """Of a power of two in f16."""
@@ -17,6 +17,24 @@ LEAST_OF_SUM = -11
 power below."""
 MANTISSA = (1 << 23) - 1
 """Of the bits of fp32."""
+
+
+class Factors(NamedTuple):
+    """Of the lane's two neighbouring groups of a key."""
+
+    scales: list[Int32]  # bits of fp32
+    sums: list[Int32]  # f16 nearest to the scale, or to its multiple, and the rest
+    small: Boolean  # whether any lane of the warp has a power other than 1
+
+
+def factors_of_scales(scales: list[Any]) -> Factors:
+    """From the bits of fp32."""
+    sums, small = [], Boolean(False)
+    for bits in scales:
+        power = power_of_scale(bits)
+        small = small | (power < 0)
+        sums.append(as_sum(as_float(bits) * power_of_two(-power)))
+    return Factors(scales, sums, cute.arch.vote_any_sync(small))
 
 
 @cute.jit
@@ -30,23 +48,22 @@ def power_of_scale(bits: Int32) -> Int32:
     return power
 
 
-def sum_of_scale(bits: Any) -> Any:
-    """The two f16 of a scale, whose bits of fp32 are given, in a word."""
-    return as_sum(as_float(bits) * power_of_two(-power_of_scale(bits)))
-
-
-def parts_of_sum(both: Any) -> Any:
-    """The two f16 of a word, each twice in a word."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
-        "mov.b32 {$w0}, {low, low}; mov.b32 {$w1}, {high, high}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[both],
+def take_sum(factors: Factors, owner: Any, number: int) -> tuple[Any, Any]:
+    """All lanes: of a lane's group of that number, both f16, each twice in a word."""
+    both = cute.arch.shuffle_sync(factors.sums[number], owner)
+    return tuple(
+        cute.arch.inline_ptx(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+            "mov.b32 {$w0}, {low, low}; mov.b32 {$w1}, {high, high}; }",
+            write_only_types=[Int32, Int32],
+            read_only_args=[both],
+        )
     )
 
 
-def twice_power_of_scale(bits: Any) -> Any:
-    """The power of two that values of a scale are multiplied by; f16, twice in a word."""
+def take_power(factors: Factors, owner: Any, number: int) -> Any:
+    """All lanes: of a lane's group of that number; f16, twice in a word."""
+    bits = cute.arch.shuffle_sync(factors.scales[number], owner)
     return twice(power_of_two(power_of_scale(bits)))
 
 
