@@ -78,15 +78,11 @@ def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
     assert publishing_ctas(launch.workspaces[0][1]) == 2
 
 
-@pytest.mark.parametrize(("values", "at_most"), [("random", 560), ("equal", 2048)])
-def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins(
-    values: str, at_most: int
-) -> None:
-    """Many entries lie in the group of the last winner, so that its bins are counted. Of
-    equal keys nothing can be left out so."""
+def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins() -> None:
+    """Many entries lie in the group of the last winner, so that its bins are counted."""
     patient = replace(TIGHT, settling_ctas=2, settling_pages=1, count_polls=1_000_000)
-    inputs = make_inputs([6000, 513], num_heads=16, values=values)
+    inputs = make_inputs([6000, 513], num_heads=16)
     launch = assert_as_the_cpu(patient, inputs, 4, 1, seed=2, warnings=BEHIND_THE_LIST)
     published = launch.workspaces[0][1][:, 0]
     published = published[published != UNTOUCHED]
-    assert len(published) >= 3 and PLAN.topk <= int(published.sum()) <= at_most
+    assert len(published) >= 3 and PLAN.topk <= int(published.sum()) <= 560

@@ -60,6 +60,8 @@ def write_scores(
         scoring.score_pages(
             ctx.inputs, source.scorer, prepared, pages, thread, write_score, sink, plan
         )
+        # Between the reads of the tile's weights and the copy that may overwrite them later.
+        cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if thread % WARP_SIZE == 0:
             # tile_empty[stage]: all lanes of this warp have read queries, weights and description.
