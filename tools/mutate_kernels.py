@@ -72,6 +72,13 @@ KERNELS = {
         "forward_kernel",
         (("--topk", "448"),),  # seven tiles: every ring goes round
     ),
+    "mla-bwd-scores-sm_90a": Launches(
+        "sm_90a",
+        "tools/launch_sm90_backward.py",
+        "scores_kernel",
+        (("--topk", "100", "--groups", "2"),),  # two tiles, and a second item in the same stages
+        limit=40,
+    ),
     "indexer-sm_100a": Launches(
         "sm_100a",
         "tools/launch_sm100_indexer.py",

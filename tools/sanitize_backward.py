@@ -19,7 +19,7 @@ class Backward:
     Attributes:
         num_heads: 64 and more have two groupings; the device chooses. alike: queries name the same
             keys, so that the larger groups are chosen.
-        ctas: so few that each has several work items.
+        ordered: the deterministic form. ctas: so few that each has several work items.
         mutant: the name of the kernel of which a control leaves something out; see `compile`. The
             kernels with a spool are launched then, however many heads there are.
     """
@@ -28,6 +28,7 @@ class Backward:
     queries: int = 3
     topk: int = 100
     alike: bool = False
+    ordered: bool = False
     ctas: int = 2
     mutant: str = ""
 
@@ -44,7 +45,7 @@ class Backward:
 
         specs = {spec.name: spec for spec in (MLA_BWD_SCORES, MLA_BWD_DQ, MLA_BWD_DKV)}
         grouping = grouping_for(self.queries, self.num_heads, self.topk, self.ctas)
-        scores, dq, dkv = plans_of(grouping, self.num_heads)
+        scores, dq, dkv = plans_of(grouping, self.num_heads, self.ordered)
         plans = {"mla_bwd_scores": scores, "mla_bwd_dq": dq[0], "mla_bwd_dkv": dkv[0]}
         return specs[self.mutant], plans[self.mutant]
 
@@ -101,6 +102,7 @@ class Backward:
             self.num_heads,
             self.topk,
             invalid=True,
+            duplicates=self.ordered,
             topk_length=not self.alike,
         )
         inputs = make_sparse_mla_inputs(case, 0, device)
@@ -119,7 +121,7 @@ class Backward:
                 runner,
                 operands,
                 sm_scale=case.d_qk**-0.5,
-                deterministic=False,
+                deterministic=self.ordered,
                 dkv_dtype=torch.float32,
             )
         return inputs, O, lse, {"dQ": dq, "dKV": dkv}

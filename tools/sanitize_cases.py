@@ -186,6 +186,8 @@ CASES: dict[str, Callable[[], None]] = {
     "backward, alike": Backward(queries=4, alike=True),
     "backward, 16 heads": Backward(16, 9),
     "backward, 8 heads": Backward(8, 17, 70),
+    "ordered backward": Backward(16, 41, 20, ordered=True),
+    "ordered, alike": Backward(queries=11, topk=40, alike=True, ordered=True),
     "decode": Decode(),
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),

@@ -264,16 +264,19 @@ CONTROLS = {
         "backward, scores: keys are multiplied before they are there",
         Backward(16, 2, 30, mutant="mla_bwd_scores"),
         wait=("issue_products", "k_full"),
+        unseen="does not see wgmma",
     ),
     "stage": Control(
         "backward, dQ: keys are multiplied before they are there",
         Backward(16, 2, 30, mutant="mla_bwd_dq"),
         wait=("multiply_all", "full"),
+        unseen="does not see wgmma",
     ),
     "rows": Control(
         "backward, dKV: Q and dO are multiplied before they are there",
         Backward(16, 2, 30, mutant="mla_bwd_dkv", ctas=3),
         wait=("multiply_tile", "rows_full"),
+        unseen="does not see wgmma",
     ),
     RIGHT_DECODE: Control("nothing", Decode("ue8m0", 1)),
     "decode P": Control(

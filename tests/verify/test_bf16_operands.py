@@ -20,6 +20,7 @@ from flashdsa.verify.cases import (
 )
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from flashdsa.verify.tolerances import BF16_ROUNDING
 
 CANCELS = SparseMlaCase("logits near -1e4", 2, 60, 128, 48, logit_shift=-1e4)
 FEW = next(case for case in SPARSE_MLA_CASES if case.name == "topk_length")
@@ -104,6 +105,25 @@ def test_the_spread_is_the_root_of_the_sum_of_squares() -> None:
                 ds = p * (do @ key[:4] - O[s, head] @ do) * 0.4
                 wanted[row] += (ds * q).square().sum() + (p * do).square().sum()
     torch.testing.assert_close(spread, wanted.sqrt())
+
+
+def test_dkv_in_bf16_has_its_own_rounding_on_top() -> None:
+    """A row that cancels, so and so far off, in units of what fp32 may be."""
+    inputs = make_sparse_mla_inputs(CANCELS, 0)
+    O, lse = forward_results(inputs)
+    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    _, dkv, _ = reference.mla_bwd(*operands)
+    spread = reference.mla_bwd_dkv_spread(*operands)
+    row = int((spread / dkv.norm(dim=1) - 2).abs().nan_to_num(9.0).argmin())
+    allowed = BF16_ROUNDING * float(spread[row] / dkv[row].norm())
+    passed = set()
+    for far in (0.9, 1.1, 2.0):
+        moved = dkv.clone()
+        moved[row] *= 1 - far * allowed
+        for name, dtype in (("dKV", torch.float32), ("dKV:bf16", torch.bfloat16)):
+            (verdict,) = judge_backward(inputs, O, lse, {name: moved.to(dtype)}, bf16_operands=True)
+            passed |= {(name, far)} if verdict.passed else set()
+    assert passed == {("dKV", 0.9), ("dKV:bf16", 0.9), ("dKV:bf16", 1.1)}
 
 
 def rounded_dq(inputs: SparseMlaInputs, bits: int = 8) -> Tensor:

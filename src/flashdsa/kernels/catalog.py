@@ -249,13 +249,17 @@ MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
-    plans=tuple(DkvPlan(row_blocks) for row_blocks in reversed(ROW_BLOCKS)),
+    plans=tuple(
+        DkvPlan(row_blocks, ordered)
+        for ordered, row_blocks in product((False, True), reversed(ROW_BLOCKS))
+    ),
     build=f"{_SM90_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     sources={
         "images": ("images.py",),
         "rows": ("rows.py", "cp_async.py"),
-        "multiply": ("multiply.py", "add.py"),
+        "publish": ("publish.py",),
+        "multiply": ("multiply.py", "add.py", "order.py"),
     },
 )
 MLA_BWD_FUSED = KernelSpec(

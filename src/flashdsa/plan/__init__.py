@@ -1,6 +1,7 @@
 """Budgets as data: what kernels allocate from, what `flashdsa plan` prints, what tests check."""
 
 from flashdsa.plan.arrivals import check_arrivals, check_barriers
+from flashdsa.plan.budgets import Sm90Plan
 from flashdsa.plan.lifetimes import BudgetError, LiveRange
 from flashdsa.plan.roles import Arrives, Barrier, Role, check_registers, registers_each
 from flashdsa.plan.smem import SmemPlan, SmemRegion, lay_out, plan_smem
@@ -12,6 +13,7 @@ __all__ = [
     "BudgetError",
     "LiveRange",
     "Role",
+    "Sm90Plan",
     "SmemPlan",
     "SmemRegion",
     "TmemPlan",

@@ -23,7 +23,8 @@ Where the numbers come from
             beyond the rule for each of 20 seeds, by up to 6 times.  Such kernels may besides be off
             by 2 * 2^-8 of the root of the sum of squares of what is summed into the row: the
             roundings are independent, so this is 4.6 times their rms.  One lost contribution among
-            16,000 like ones is still seen.
+            16,000 like ones is still seen.  Where dKV is itself in bf16, 2^-8 of the row comes on
+            top.
             The rms of one rounding is r = 1.66e-3: errors even over half an ulp, significands
             even in their logarithm.  dQ in bf16 is rounded once more, so of very many dS
             2.35e-3 is the most: below 2.5e-3.  Where few matter, chance takes some cases beyond
@@ -59,6 +60,8 @@ BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
+BF16_HALF_ULP = 2.0**-8
+"""Of a number, at most: what its rounding to bf16 may change."""
 BF16_RMS = 2.0**-8 * math.sqrt((1 - 1 / 4) / (6 * math.log(2)))
 """Of a number's relative error by one rounding to bf16."""
 BF16_CHANCE = 4.0

@@ -95,6 +95,3 @@ def test_what_the_kernels_do_not_take_is_refused() -> None:
     inputs = make_sparse_mla_inputs(SparseMlaCase("20 heads", 1, 40, 20, 32), 0, "cpu")
     with pytest.raises(UnsupportedError, match="num_heads: takes 8, 16, 32, 64, 128; got 20"):
         check_backward(inputs, "emulate-sm90")
-    inputs = make_sparse_mla_inputs(SparseMlaCase("16 heads", 1, 40, 16, 32), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="deterministic"):
-        check_backward(inputs, "emulate-sm90", deterministic=True)

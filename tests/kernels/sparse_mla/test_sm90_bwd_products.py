@@ -15,6 +15,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WORDS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
     BLOCK_ROWS,
     DS_IMAGE,
@@ -24,6 +25,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
     group_queries,
     spool_bytes,
 )
+from flashdsa.kernels.sparse_mla.sm90.union_memory import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.toolchain.ptxas import find_assembler
 from ptxemu import Policy
@@ -112,14 +114,31 @@ def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
     return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads, row_blocks)
 
 
-def launch(spec: KernelSpec, inputs: Inputs, policy: Policy | None, *arguments: Any) -> None:
-    """The plan for the inputs' row blocks, of the groups from FIRST_GROUP on; nothing is found."""
-    (plan,) = (plan for plan in spec.plans if plan.row_blocks == inputs.row_blocks)
+def plan_of(spec: KernelSpec, row_blocks: int, *, ordered: bool = False) -> Any:
+    """The plan for groups of so many row blocks."""
+    plans = (plan for plan in spec.plans if getattr(plan, "ordered", False) == ordered)
+    return next(plan for plan in plans if plan.row_blocks == row_blocks)
+
+
+def launch(
+    spec: KernelSpec,
+    inputs: Inputs,
+    policy: Policy | None,
+    *arguments: Any,
+    order: tuple[Any, ...] = (),
+    num_ctas: int = NUM_CTAS,
+) -> None:
+    """The plan for the inputs' row blocks, of the groups from FIRST_GROUP on; nothing is found.
+
+    Args:
+        order: of dKV in order, the arguments behind the others.
+    """
+    plan = plan_of(spec, inputs.row_blocks, ordered=bool(order))
     emulator = Emulator(policy=policy, on_finding="collect")
     function = emulator.function(spec, plan)
     groups = (FIRST_GROUP, len(inputs.counts), torch.empty(0, dtype=torch.int32), 0)
     with emulator.launching():
-        function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, NUM_CTAS)
+        function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order)
     assert [str(finding) for finding in emulator.findings] == []
     (setup,) = emulator.setups
     assert (setup.smem, setup.block[0]) == (plan.smem.total, plan.threads)
@@ -158,6 +177,12 @@ def check_dkv(row_blocks: int, heads: int, policy: Policy | None = None) -> None
     before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
     dkv = before.clone()
     launch(MLA_BWD_DKV, inputs, policy, inputs.present, inputs.q, inputs.do, dkv, heads)
+    judge_dkv(inputs, before, dkv)
+
+
+def judge_dkv(inputs: Inputs, before: Tensor, dkv: Tensor) -> None:
+    """Every element of dKV, to which the groups from FIRST_GROUP on have been added."""
+    row_blocks = inputs.row_blocks
     expected, terms = before.double(), before.double().abs()
     q, do = inputs.rows(inputs.q), inputs.rows(inputs.do)
     for block in range(FIRST_GROUP * row_blocks, len(inputs.p)):
@@ -173,6 +198,43 @@ def check_dkv(row_blocks: int, heads: int, policy: Policy | None = None) -> None
     named = {int(i) for g in range(FIRST_GROUP, 5) for i in inputs.ids[g, : COUNTS[g]]}
     others = [key for key in range(NUM_KEYS) if key not in named]
     assert others and torch.equal(dkv[others], before[others])
+
+
+def put_in_order(inputs: Inputs) -> None:
+    """Lists ascend, but for the ids that come again, which are behind the others; the last list
+    has any order, which `present` says."""
+    for group, count in enumerate(COUNTS):
+        ids = inputs.ids[group]
+        unique, times = ids[:count].unique(return_counts=True)
+        again = unique.repeat_interleave(times - 1)
+        unordered = len(again)
+        if group == len(COUNTS) - 1:
+            unordered = MOST_UNORDERED
+        else:
+            ids[:count] = torch.cat([unique, again])
+        inputs.present[group] |= unordered << UNORDERED_SHIFT
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> None:
+    """And without the order it has others, so that this shows something."""
+    inputs, heads = make_inputs(2, 64), 64
+    inputs.ids.clamp_(min=1)
+    put_in_order(inputs)
+    before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
+    rest = torch.zeros(buffers - 1, NUM_KEYS, 576)
+    ordered, free = [], []
+    for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
+        common = inputs.present, inputs.q, inputs.do
+        dkv = torch.cat([before[None], rest])
+        words = torch.zeros(len(COUNTS), SLICES * WORDS, dtype=torch.int32)
+        order = words, FIRST_GROUP
+        launch(MLA_BWD_DKV, inputs, policy, *common, dkv, heads, order=order, num_ctas=num_ctas)
+        ordered.append(dkv.sum(0))
+        free.append(before.clone())
+        launch(MLA_BWD_DKV, inputs, policy, *common, free[-1], heads, num_ctas=num_ctas)
+    judge_dkv(inputs, before, ordered[0])
+    assert torch.equal(*ordered) and not torch.equal(*free)
 
 
 @ROW_BLOCKS
@@ -219,7 +281,7 @@ def ptx(spec: KernelSpec, plan: Any) -> str:
 def test_the_products_are_those_of_the_design(
     spec: KernelSpec, row_blocks: int, shapes: dict[str, int]
 ) -> None:
-    (plan,) = (plan for plan in spec.plans if plan.row_blocks == row_blocks)
+    plan = plan_of(spec, row_blocks)
     found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, plan))
     assert {shape: found.count(shape) for shape in found} == shapes
 

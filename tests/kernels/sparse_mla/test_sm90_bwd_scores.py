@@ -112,7 +112,11 @@ def check_lists(spooled: Spooled, inputs: SparseMlaInputs) -> None:
         assert all(bits >> len(mine) == 0 for bits in members)
         assert not any(members[count:]) and set(rows) <= {row for one in mine for row in one}
         assert int(spooled.named[group]) == sum(map(len, mine))
-        assert int(spooled.present[group]) == sum(bool(one) << i for i, one in enumerate(mine))
+        present, unordered = spooled.present[group] & 0xFFFF, spooled.present[group] >> 16
+        assert int(present) == sum(bool(one) << i for i, one in enumerate(mine))
+        assert int(unordered) == sum(len(one) - len(set(one)) for one in mine)
+        ascending = rows[: count - int(unordered)]
+        assert ascending == sorted(set(ascending))
 
 
 def check_images(spooled: Spooled, inputs: SparseMlaInputs) -> None:

@@ -16,15 +16,20 @@ from flashdsa.backends.sm90.mla_bwd_fused import is_far, launch_either, launch_f
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import WORDS, DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan, dq_slices
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS, WARP_ROWS, ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS, group_queries, spool_bytes
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 from flashdsa.operands import MlaBwdOperands
 
 MOST_WORKSPACE_BYTES = 1 << 30
 """Of the spool and the lists of one launch; queries that need more are launched in parts."""
+
+MOST_BUFFERS = 3
+MOST_BUFFER_BYTES = 1 << 30
+"""Of the deterministic backward's dKVs, each of S_kv rows in fp32; one there is in any case."""
 
 RATIO = {128: 1.2, 64: 1.4}
 """By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
@@ -82,11 +87,14 @@ class Workspace(NamedTuple):
     Attributes:
         choice: (1,) int32: which of two groupings is taken; (0,): there is one.
         lists: of the grouping and of the second one, if there is.
+        order: of each grouping (groups, words) int32, of the deterministic backward: see
+            `kernels.sparse_mla.sm90.bwd.dkv.order`.
     """
 
     spool: Tensor
     choice: Tensor
     lists: tuple[Lists, ...]
+    order: tuple[Tensor, ...]
 
 
 class Part(NamedTuple):
@@ -95,7 +103,7 @@ class Part(NamedTuple):
     Attributes:
         operands: q (S * H, d_qk), dO and O (S * H, d_v), lse (S * H,).
         delta: (S * H,) and dq (S * H, d_qk), written. dkv: all of it, added to.
-        lists: of each grouping, written.
+        lists: of each grouping, written. first: number of the first query.
     """
 
     operands: MlaBwdOperands
@@ -103,6 +111,7 @@ class Part(NamedTuple):
     dq: Tensor
     dkv: Tensor
     lists: tuple[Lists, ...]
+    first: int
 
     @property
     def heads(self) -> int:
@@ -118,17 +127,16 @@ def backward(
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink.
-
-    Args:
-        deterministic: False; there is no such form yet, which the catalog says.
-    """
+    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
     q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
     num_queries, num_heads, _ = q.shape
-    dkv = torch.zeros(kv.shape, dtype=torch.float32, device=q.device)
+    buffers = buffers_for(kv.shape[0]) if deterministic else 1
+    shape = (buffers, *kv.shape) if deterministic else kv.shape
+    dkv = torch.zeros(shape, dtype=torch.float32, device=q.device)
     sink_size = 0 if attn_sink is None else num_heads
     if not num_queries or not kv.shape[0]:
         d_sink = torch.zeros(sink_size, dtype=torch.float32, device=q.device)
+        dkv = dkv.view(-1, kv.shape[1])[: kv.shape[0]]
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dkv.to(dkv_dtype), d_sink
     dq = runner.empty(*q.shape, dtype=q.dtype)
     delta = runner.empty(*lse.shape, dtype=torch.float32)
@@ -146,7 +154,7 @@ def backward(
         every if topk_length is None else topk_length.contiguous(),
     )
     grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
-    if is_far(num_heads, kv.shape[0]):
+    if deterministic or is_far(num_heads, kv.shape[0]):
         launch(runner, whole, grouping, delta, dq, dkv, sm_scale)
     elif grouping.ratio:
         grouping = grouping._replace(ratio=FUSED_RATIO)
@@ -160,7 +168,15 @@ def backward(
     d_sink = torch.zeros(0, dtype=torch.float32, device=q.device)
     if attn_sink is not None:
         d_sink = sink_backward(lse, attn_sink, delta)[1]
+    if deterministic:
+        dkv = dkv.sum(0) if buffers > 1 else dkv[0]
     return dq, dkv.to(dkv_dtype), d_sink
+
+
+def buffers_for(num_keys: int) -> int:
+    """dKVs that the deterministic backward adds to: so many groups may go over the same keys at a
+    time. The bits depend on it, so it depends on nothing else."""
+    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * D_QK * max(1, num_keys))))
 
 
 def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> Grouping:
@@ -180,28 +196,38 @@ def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> G
 
 
 @lru_cache
-def plans_of(grouping: Grouping, num_heads: int) -> tuple[ScoresPlan, list[DqPlan], list[DkvPlan]]:
+def plans_of(
+    grouping: Grouping, num_heads: int, deterministic: bool = False
+) -> tuple[ScoresPlan, list[DqPlan], list[DkvPlan]]:
     """Of P and dS, and of dQ and dKV by each grouping."""
     fewer = grouping.groupings[1].queries if grouping.ratio else 0
     row_blocks = [one.row_blocks for one in grouping.groupings]
     return (
         ScoresPlan(grouping.queries, num_heads < WARP_ROWS, fewer),
         [DqPlan(blocks) for blocks in row_blocks],
-        [DkvPlan(blocks) for blocks in row_blocks],
+        [DkvPlan(blocks, ordered=deterministic) for blocks in row_blocks],
     )
 
 
-def allocate(runner: Runner, grouping: Grouping, groups: int) -> Workspace:
+def allocate(
+    runner: Runner, grouping: Grouping, groups: int, deterministic: bool = False
+) -> Workspace:
     """Room for so many groups at a time."""
     every = [
         allocate_lists(runner, groups * grouping.queries // one.queries, one.queries, one.capacity)
         for one in grouping.groupings
+    ]
+    order = [
+        runner.empty(lists.counts.shape[0], DKV_SLICES * WORDS, dtype=torch.int32)
+        for lists in every
+        if deterministic
     ]
     spool = spool_bytes(groups, grouping.row_blocks, grouping.capacity)
     return Workspace(
         runner.empty(spool, dtype=torch.uint8),
         runner.empty(len(every) - 1, dtype=torch.int32),
         tuple(every),
+        tuple(order),
     )
 
 
@@ -218,17 +244,19 @@ def launch(
 
     Args:
         operands: without gaps; topk_length (0,) says that every slot counts, lse has the sinks.
-        delta: (S, H) fp32 and dq, written. dkv: fp32, added to.
+        delta: (S, H) fp32 and dq, written.
+        dkv: fp32, added to: (S_kv, d_qk); deterministic: (buffers, S_kv, d_qk).
     """
+    deterministic = dkv.ndim > operands.kv.ndim
     num_queries, num_heads, _ = operands.q.shape
     at_a_time = min(grouping.groups_at_a_time, -(-num_queries // grouping.queries))
-    of_scores, *of_products = plans_of(grouping, num_heads)
+    of_scores, *of_products = plans_of(grouping, num_heads, deterministic)
     scores = runner.function(MLA_BWD_SCORES, of_scores)
     products = [
         (runner.function(MLA_BWD_DQ, dq_plan), runner.function(MLA_BWD_DKV, dkv_plan))
         for dq_plan, dkv_plan in zip(*of_products, strict=True)
     ]
-    workspace = allocate(runner, grouping, at_a_time)
+    workspace = allocate(runner, grouping, at_a_time, deterministic)
     with runner.launching():
         for first in range(0, num_queries, at_a_time * grouping.queries):
             queries = slice(first, first + at_a_time * grouping.queries)
@@ -265,7 +293,7 @@ def launch_chosen(
     with runner.launching():
         for first in range(0, groups, at_a_time):
             of_part = Lists(*(x[first : first + at_a_time] for x in lists))
-            workspace = Workspace(spool, choice, (of_part,))
+            workspace = Workspace(spool, choice, (of_part,), ())
             queries = slice(first * one.queries, (first + at_a_time) * one.queries)
             part = part_of(operands, outputs, queries, workspace, one)
             q, kv, dO, lse, *_ = part.operands
@@ -300,7 +328,8 @@ def part_of(
         of_one.of(-(-count // one.queries))
         for of_one, one in zip(workspace.lists, grouping.groupings, strict=True)
     )
-    return Part(rows, delta[queries].flatten(), dq[queries].flatten(0, 1), dkv, lists)
+    of_part = delta[queries].flatten(), dq[queries].flatten(0, 1), dkv
+    return Part(rows, *of_part, lists, queries.start)
 
 
 def launch_scores(
@@ -343,4 +372,8 @@ def launch_products(
     compute_dq(workspace.spool, rows, counts, kv, part.dq, *taken, num_ctas)
     num_ctas = min(groups * DKV_SLICES, num_sms)
     of_rows = counts, present, q, dO, part.dkv, part.heads
-    compute_dkv(workspace.spool, rows, *of_rows, *taken, num_ctas)
+    in_order: tuple[Any, ...] = ()
+    if workspace.order:
+        words = workspace.order[number].zero_()
+        in_order = words, part.first // grouping.groupings[number].queries
+    compute_dkv(workspace.spool, rows, *of_rows, *taken, num_ctas, *in_order)

@@ -17,8 +17,10 @@ from cutlass import Int32, Int64, cute
 from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken
 from flashdsa.kernels.sparse_mla.sm90.union_memory import (
     MOST_REPEATS,
+    MOST_UNORDERED,
     RANGE_WORDS,
     THREADS,
+    UNORDERED_SHIFT,
     Lists,
     Shared,
     Slots,
@@ -142,8 +144,10 @@ def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
     if thread == 0:
         lists.counts[number] = count
         if cutlass.const_expr(tile > 0):
-            lists.present[number] = shared.present[0]
-            lists.named[number] = shared.named[0] + shared.num_repeats[0]
+            repeats = shared.num_repeats[0]
+            unordered = repeats if repeats <= MOST_REPEATS else Int32(MOST_UNORDERED)
+            lists.present[number] = shared.present[0] | (unordered << UNORDERED_SHIFT)
+            lists.named[number] = shared.named[0] + repeats
 
 
 @cute.jit

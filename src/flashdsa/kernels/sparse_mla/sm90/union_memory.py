@@ -19,6 +19,9 @@ RANGE_WORDS = 8 * STEP_WORDS
 """Words of shared memory for a range of rows: they leave room for three CTAs on an SM."""
 WORD_BITS = 32
 MOST_REPEATS = 1024
+UNORDERED_SHIFT = 16
+MOST_UNORDERED = (1 << 15) - 1
+"""And all, where so many are said."""
 
 
 class Slots(NamedTuple):
@@ -64,7 +67,9 @@ class Lists(NamedTuple):
     rows: cute.Tensor  # (groups, capacity) int32; capacity is at least group * topk
     members: cute.Tensor  # (groups, capacity) uint8 or uint16: bit i: query i of the group names it
     counts: cute.Tensor  # (groups,) int32
-    present: Any = None  # with whole tiles (groups,) int32: bit i: query i names any row
+    # With whole tiles (groups,) int32: bit i: query i names any row; from bit UNORDERED_SHIFT on:
+    # how many of the list's last rows may be less than, or equal to, one before; see MOST_UNORDERED
+    present: Any = None
     named: Any = None  # with whole tiles (groups,) int32: rows of all queries, one by one
 
 

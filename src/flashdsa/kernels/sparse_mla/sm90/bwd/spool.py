@@ -14,7 +14,9 @@ count as zeros and are not written.
     counts   (groups,) int32; with 0 there is no tile: dQ of the group's rows is 0.
     present  (groups,) int32: bit i says that query i of the group names any key. Q and dO of one
              that does not, or that is behind the last query, may hold anything, NaN too. Products
-             over rows take them for zeros.
+             over rows take them for zeros. From bit UNORDERED_SHIFT on: how many of the list's last
+             ids may be less than or equal to one before, all where it is MOST_UNORDERED. The others
+             ascend.
 
 **Spool.** For each row block and tile of TILE_KEYS keys an image of P and one of dS, in bf16. An
 image is a K-major tile [key][row] of 128-byte rows in the 128-byte swizzle, as wgmma reads it, so a

@@ -5,6 +5,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICE_DIMS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 
@@ -17,20 +18,23 @@ LINE_DIMS = 2 * PAIR_DIMS
 
 
 @cute.jit
-def add_tile(dkv: cute.Tensor, acc: Any, keys: list[Int32], first_dim: Int32) -> None:
+def add_tile(dkv: Any, acc: Any, keys: list[Int32]) -> None:
     """dKV of the rows `keys` += this thread's accumulators; a negative key has no row.
+
+    Args:
+        dkv: pointer to the first row's first dim of the slice.
 
     The four lanes of a row have 64 bytes of two lines each time. They exchange with the four lanes
     of the next row, so that all eight have 128 bytes of one row, and then of the other.
     """
     lane = cute.arch.lane_idx()
     is_next = lane // 4 % 2 == 1
-    dim = first_dim + lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
+    dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
     for h in cutlass.range_constexpr(KEYS):
         others = cute.arch.shuffle_sync_bfly(keys[h], 4)
         key, next_key = (others if is_next else keys[h]), (keys[h] if is_next else others)
-        row = dkv.iterator + (Int64(key) * D_QK + dim)
-        next_row = dkv.iterator + (Int64(next_key) * D_QK + dim)
+        row = dkv + (Int64(key) * D_QK + dim)
+        next_row = dkv + (Int64(next_key) * D_QK + dim)
         for line in cutlass.range_constexpr(SLICE_DIMS // LINE_DIMS):
             left = four_dims(acc, 2 * line, h)
             right = four_dims(acc, 2 * line + 1, h)
@@ -41,6 +45,20 @@ def add_tile(dkv: cute.Tensor, acc: Any, keys: list[Int32], first_dim: Int32) ->
             of_next = [right[i] if is_next else got[i] for i in range(4)]
             add_four(row + line * LINE_DIMS, of_row, key)
             add_four(next_row + line * LINE_DIMS, of_next, next_key)
+
+
+@cute.jit
+def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32]) -> None:
+    """As `add_tile`, a row after the other: several may be of the same key."""
+    lane = cute.arch.lane_idx()
+    for h in cutlass.range_constexpr(KEYS):
+        row = dkv + (Int64(keys[h]) * D_QK + lane % 4 * 4)
+        for quad in cutlass.range(WARP_SIZE // 4, unroll=1):
+            # The others' additions, which are to other rows or come later.
+            key = keys[h] if lane // 4 == quad else Int32(-1)
+            for pair in cutlass.range_constexpr(SLICE_DIMS // PAIR_DIMS):
+                add_four(row + pair * PAIR_DIMS, four_dims(acc, pair, h), key)
+            cute.arch.sync_warp()
 
 
 def four_dims(acc: Any, pair: int, h: int) -> list[Any]:

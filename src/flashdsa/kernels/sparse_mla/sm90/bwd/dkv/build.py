@@ -7,8 +7,8 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.kernel import launch_dkv
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.kernel import launch_dkv, launch_dkv_in_order
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WORDS, DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V
 
@@ -17,25 +17,29 @@ def compile_dkv(plan: DkvPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
-    num_ctas), see
-    `launch_dkv`.
+    num_ctas), see `launch_dkv`; in order (..., num_ctas, words, first), see `launch_dkv_in_order`.
     """
     spool_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(5))
+    dkv = (cute.sym_int32(), keys, D_QK) if plan.ordered else (keys, D_QK)
+    order = []
+    if plan.ordered:
+        order = [fake_tensor(Int32, (cute.sym_int32(), SLICES * WORDS)), Int32(0)]
     return cute.compile(
-        launch_dkv,
+        launch_dkv_in_order if plan.ordered else launch_dkv,
         fake_tensor(Uint8, (spool_bytes,)),
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(BFloat16, (rows, D_QK)),
         fake_tensor(BFloat16, (rows, D_V)),
-        fake_tensor(Float32, (keys, D_QK)),
+        fake_tensor(Float32, dkv),
         Int32(128),
         Int32(0),
         Int32(1),
         fake_tensor(Int32, (cute.sym_int32(),), 4),
         Int32(0),
         Int32(1),
+        *order,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",

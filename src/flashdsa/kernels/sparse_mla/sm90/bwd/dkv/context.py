@@ -2,12 +2,17 @@
 
 from typing import Any, NamedTuple
 
-from cutlass import Int32
+import cutlass
+from cutlass import Int32, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, Lists, Work, item_at
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
+
+MANY_HEADS = 64
+"""From which on groups are small only where queries have little in common."""
 
 
 class Context(NamedTuple):
@@ -16,6 +21,7 @@ class Context(NamedTuple):
     arena: Arena
     work: Work
     lists: Lists
+    heads: Int32
     thread: Int32  # in its warpgroup
 
     @property
@@ -30,3 +36,30 @@ class Context(NamedTuple):
     def barriers(self, name: str) -> Barriers:
         """A barrier of the plan."""
         return self.arena.barriers(name)
+
+
+@cute.jit
+def first_tile(ctx: Context, item: Item) -> Int32:
+    """Where the item begins with its list, which goes round: lists are in order of the keys, so
+    groups that run at the same time and have much in common would else add to the same rows."""
+    if cutlass.const_expr(ctx.plan.ordered):
+        return Int32(0)
+    at_once = cutlass.max(ctx.work.num_ctas // SLICES, Int32(1))
+    first = item.local % at_once * item.tiles // at_once
+    if cutlass.const_expr(ctx.plan.row_blocks < max(ROW_BLOCKS)):
+        # Many heads in small groups: queries have little in common, and find rows in the
+        # second-level cache that others have just added to.
+        if ctx.heads >= MANY_HEADS:
+            first = Int32(0)
+    return first
+
+
+@cute.jit
+def tile_at(item: Item, first: Int32, number: Int32) -> Int32:
+    """Tile of the list that the item takes as number `number`; behind the last: item.tiles."""
+    tile = first + number
+    if tile >= item.tiles:
+        tile -= item.tiles
+    if number >= item.tiles:
+        tile = item.tiles
+    return tile

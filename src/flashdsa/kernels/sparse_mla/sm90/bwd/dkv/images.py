@@ -7,7 +7,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.pipeline import RingProducer, state_in_turn
 from flashdsa.dsl.tma import load_bytes
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context, first_tile
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import image_of
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import DS_IMAGE, IMAGE_BYTES, IMAGES, P_IMAGE
 
@@ -29,8 +29,9 @@ def load_all(role: Images) -> None:
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
         first = item.local * plan.row_blocks
+        tile = first_tile(ctx, item)
         sources = [
-            image_of(role.spool, first + block, 0, ctx.lists.capacity, P_IMAGE)
+            image_of(role.spool, first + block, tile, ctx.lists.capacity, P_IMAGE)
             for block in range(plan.row_blocks)
         ]
         for _ in cutlass.range(item.tiles, unroll=1):
@@ -44,6 +45,11 @@ def load_all(role: Images) -> None:
                 RingProducer(full, free).acquire(at)
                 full.arrive_and_expect_tx(None, stage)
                 load_bytes(ring + at.stage * IMAGE_BYTES, source, IMAGE_BYTES, full.at(stage))
-            sources = [source + IMAGES * IMAGE_BYTES for source in sources]
+            tile += 1
+            step = Int32(IMAGES * IMAGE_BYTES)
+            if tile == item.tiles:
+                tile = Int32(0)
+                step -= item.tiles * (IMAGES * IMAGE_BYTES)
+            sources = [source + step for source in sources]
             number += plan.parts
         item_number += ctx.work.num_ctas

@@ -21,7 +21,9 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.images import Images, load_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.multiply import Multiply, multiply_all
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.order import GROUP_WARPS, Order
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WARPGROUPS
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.publish import Publish, publish_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.rows import Rows, copy_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Groups, Lists, work_of_cta
 
@@ -37,35 +39,44 @@ def dkv_kernel(
     dkv: cute.Tensor,
     heads: Int32,
     groups: Groups,
+    order: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_dkv`."""
+    """One CTA; arguments as in `launch_dkv`. order: Order, or None."""
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     initialise_barriers(arena, thread)
+    if cutlass.const_expr(order is not None):
+        if thread < WARPGROUPS * GROUP_WARPS:
+            (arena.pointer("added", Int32) + thread).store(Int32(0))
     cute.arch.sync_threads()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role finds its place for itself: what all share would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.rows.registers)
-        ctx = locate(arena, ids, counts, groups)
-        if warp > 0:
+        ctx = locate(arena, ids, counts, heads, groups)
+        if warp == 0:
+            if thread == 0:
+                load_all(Images(ctx, spool))
+        elif warp <= plan.row_warps:
             copy_all(Rows(ctx, q, do, present, heads))
-        elif thread == 0:
-            load_all(Images(ctx, spool))
+        elif cutlass.const_expr(order is not None):
+            publish_all(Publish(ctx, order, dkv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, ids, counts, groups)
-        multiply_all(Multiply(ctx, dkv, group - 1))
+        ctx = locate(arena, ids, counts, heads, groups)
+        multiply_all(Multiply(ctx, dkv, group - 1, order))
 
 
 @cute.jit
-def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
+def locate(
+    arena: Arena, ids: cute.Tensor, counts: cute.Tensor, heads: Int32, groups: Groups
+) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     work = work_of_cta(groups, SLICES)
-    return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
+    return Context(arena, work, Lists(ids, counts), heads, thread % WARPGROUP_SIZE)
 
 
 @cute.jit
@@ -106,5 +117,56 @@ def launch_dkv(
         dkv,
         heads,
         Groups(group_begin, group_end, choice, number),
+        None,
         plan,
     ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+
+
+@cute.jit
+def launch_dkv_in_order(
+    spool: cute.Tensor,
+    ids: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    q: cute.Tensor,
+    do: cute.Tensor,
+    dkv: cute.Tensor,
+    heads: Int32,
+    group_begin: Int32,
+    group_end: Int32,
+    choice: cute.Tensor,
+    number: Int32,
+    num_ctas: Int32,
+    words: cute.Tensor,
+    first: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`, cooperatively.
+
+    Args:
+        As for `launch_dkv`, and
+        dkv: (buffers, S_kv, 576) fp32, added to; group g of the call to buffer g % buffers.
+        num_ctas: at most so many as run at once.
+        words: (groups, order.SLICES * order.WORDS) int32, 0. first: number in the call of the group
+            group_begin.
+    """
+    dkv_kernel(
+        spool,
+        ids,
+        counts,
+        present,
+        q,
+        do,
+        dkv,
+        heads,
+        Groups(group_begin, group_end, choice, number),
+        Order(words, present, first, Int32(dkv.shape[0])),
+        plan,
+    ).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        cooperative=True,
+    )

@@ -12,7 +12,12 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import KEYS, add_tile
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context, first_tile, tile_at
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.order import (
+    GROUP_WARPS,
+    add_in_order,
+    place_of,
+)
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import (
     LAST_LATENT_DIMS,
     PART_BYTES,
@@ -20,8 +25,9 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import (
     SLICES,
     WARPGROUPS,
 )
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.publish import count_tile
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, arrive_warp, multiply
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, IMAGES, TILE_KEYS
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, IMAGES, ROW_BLOCKS, TILE_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_k, along_n
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
@@ -36,8 +42,9 @@ class Multiply(NamedTuple):
     """Reads rows and the ring. Signals rows_free, image_free; adds to dKV."""
 
     ctx: Context
-    dkv: cute.Tensor  # (S_kv, 576) fp32
+    dkv: cute.Tensor  # (S_kv, 576) fp32; ordered: (buffers, S_kv, 576)
     warpgroup: Int32  # 0 or 1
+    order: Any  # Order; None: additions are in any order
 
 
 class Tile(NamedTuple):
@@ -93,11 +100,19 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
 
 
 @cute.jit
-def read_keys(role: Multiply, item: Item, tile: Int32) -> list[Int32]:
-    """Rows of dKV of this thread's rows of a tile that there may not be; -1 behind the list."""
+def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[Int32]:
+    """Rows of dKV of this thread's rows of a tile that there may not be; -1 behind the list.
+
+    Args:
+        begin: the item's first tile. number: of the tile among the item's.
+    """
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
-    first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    first = (
+        tile_at(item, begin, number) * TILE_KEYS
+        + ctx.thread // WARP_SIZE * MMA_ROWS
+        + ctx.thread % WARP_SIZE // 4
+    )
     at = ctx.lists.row(item.group) + first
     for h in cutlass.range_constexpr(KEYS):
         if first + 8 * h < item.count:
@@ -120,18 +135,33 @@ def multiply_item(
         for part in cutlass.range_constexpr(role.ctx.plan.parts):
             role.ctx.barriers("rows_full").wait_round(items, part)
             arrive_warp(role.ctx.barriers("rows_free"), part, role.ctx.thread)
-    keys = read_keys(role, item, tile)
+    begin = first_tile(role.ctx, item)
+    keys = read_keys(role, item, begin, tile)
     opens = Boolean(True)
     while tile < item.tiles:
-        ahead = read_keys(role, item, tile + WARPGROUPS)
+        ahead = read_keys(role, item, begin, tile + WARPGROUPS)
         number = (tiles_before + tile) * role.ctx.plan.parts
         acc = cute.make_rmem_tensor(SLICE_DIMS // 2, Float32)
+        if cutlass.const_expr(role.ctx.plan.row_blocks < max(ROW_BLOCKS)):
+            # The first product clears them, but ptxas would serialise the products here.
+            acc.fill(0.0)
         closes = tile + WARPGROUPS >= item.tiles
         multiply_tile(role, acc, Tile(number, items, opens, closes), last)
-        add_tile(role.dkv, acc, keys, item.slice * SLICE_DIMS)
+        if cutlass.const_expr(role.order is not None):
+            place = place_of(role.order, role.dkv, item)
+            add_in_order(place, acc, keys, tile, role.ctx.thread // WARP_SIZE)
+            count_tile(counter_of(role))
+        else:
+            add_tile(role.dkv.iterator + item.slice * SLICE_DIMS, acc, keys)
         keys = ahead
         opens = Boolean(False)
         tile += WARPGROUPS
+
+
+def counter_of(role: Multiply) -> Any:
+    """Pointer to how many tiles the warp has added."""
+    warp = role.warpgroup * GROUP_WARPS + role.ctx.thread // WARP_SIZE
+    return role.ctx.arena.pointer("added", Int32) + warp
 
 
 @cute.jit

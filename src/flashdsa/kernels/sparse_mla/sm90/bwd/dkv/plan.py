@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, IMAGES, ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, CHUNK_BYTES, D_QK, D_V
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
 """That multiply: they take turns with the tiles of keys."""
@@ -28,20 +19,25 @@ LAST_LATENT_DIMS = D_V - (SLICES - 1) * SLICE_DIMS
 """Dims of the last slice that dO has too."""
 CHUNKS = SLICE_DIMS // CHUNK
 """Chunks of 64 dims of a slice; each is copied by a warp."""
+WORDS = 16
+"""Of an item, where additions are in order: see order.py. Two are used; the others keep those of
+different items apart."""
 PART_BYTES = CHUNKS * CHUNK_BYTES
 """A row block's slice of Q or of dO."""
 
 
 @dataclass(frozen=True)
-class DkvPlan:
+class DkvPlan(Sm90Plan):
     """One compiled dKV: choices first, then what follows from them.
 
     Attributes:
         row_blocks: of a group; Q and dO of all of them stay in shared memory for an item.
+        ordered: additions to an element are in the order of the groups: see order.py.
         load_registers, multiply_registers: of a thread.
     """
 
     row_blocks: int = 4
+    ordered: bool = False
     load_registers: int = 88
     multiply_registers: int = 208
 
@@ -53,19 +49,12 @@ class DkvPlan:
         """
         if self.row_blocks not in ROW_BLOCKS:
             raise ValueError(f"row_blocks: expected one of {ROW_BLOCKS}; got {self.row_blocks}")
-        check_registers(self.roles, SM90.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check()
 
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        return f"mla_bwd_dkv_blocks{self.row_blocks}"
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
+        return f"mla_bwd_dkv_blocks{self.row_blocks}" + "_ordered" * self.ordered
 
     @property
     def parts(self) -> int:
@@ -84,26 +73,16 @@ class DkvPlan:
         return max(self.slots, WARPGROUPS * self.parts)
 
     @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         holds = f"Q and dO of {self.row_blocks} row blocks, {SLICE_DIMS} dims, SW128"
+        counters = WARPGROUPS * WARPGROUP_SIZE // WARP_SIZE * 4
+        added = SmemRegion("added", counters, 16, "tiles that each warp has added")
         return [
             SmemRegion("rows", self.parts * PART_BYTES, 1024, holds, stages=self.parts),
             SmemRegion("ring", self.slots * IMAGE_BYTES, 1024, "images", stages=self.slots),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
+            *([added] if self.ordered else []),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -112,10 +91,23 @@ class DkvPlan:
         return Role("images", WARP_SIZE, self.load_registers, "P and dS of each tile")
 
     @property
+    def row_warps(self) -> int:
+        """That copy Q and dO; where additions are in order a third one publishes instead."""
+        return 2 if self.ordered else 3
+
+    @property
     @cache  # noqa: B019 - plans are few
     def rows(self) -> Role:
-        """Warps 1 to 3, each for a chunk of dims."""
-        return Role("rows", CHUNKS * WARP_SIZE, self.load_registers, "Q and dO of each item")
+        """Warps 1 to 3, each for a chunk of dims; ordered: 1 and 2."""
+        threads = self.row_warps * WARP_SIZE
+        return Role("rows", threads, self.load_registers, "Q and dO of each item")
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def publish(self) -> Role:
+        """Warp 3, where additions are in order."""
+        does = "says to other CTAs what has been added"
+        return Role("publish", WARP_SIZE, self.load_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -127,7 +119,8 @@ class DkvPlan:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The warps, in the order of their threads."""
-        return self.images, self.rows, self.multiply
+        publish = [self.publish] if self.ordered else []
+        return self.images, self.rows, *publish, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -137,7 +130,7 @@ class DkvPlan:
         Those of images complete a phase for each image in them; those of rows one an item that has
         keys.
         """
-        images, rows, multiply = self.roles
+        images, rows, multiply = self.images, self.rows, self.multiply
         return (
             Barrier(
                 "image_full", self.full_barriers, images, Arrives.ONE_THREAD, multiply,

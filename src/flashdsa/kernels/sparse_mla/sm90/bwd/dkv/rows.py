@@ -1,4 +1,4 @@
-"""Role rows: the item's dims of Q and dO of the group's rows, each warp for 64 of them."""
+"""Role rows: the item's dims of Q and dO of the group's rows, each warp for 64 of them, or more."""
 
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ Exchanges between lanes, behind the products, would take as long or longer."""
 WORD_DIMS = WORD_BYTES // BF16
 QUERY_ROWS = 8
 """Neighbouring rows that are of the same query: the number of heads is a multiple."""
+OCTETS = BLOCK_ROWS // QUERY_ROWS
 PART_DIMS = (D_QK, D_V)
 """Of Q and of dO."""
 
@@ -36,20 +37,45 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
-    """This thread's copies of a row block's Q or dO, a word of each row; zeros where the query
-    names no key."""
+    """This thread's copies of a row block's Q or dO."""
+    warp = role.ctx.thread // WARP_SIZE - 1
+    if cutlass.const_expr(role.ctx.plan.ordered):
+        # Two warps, each with the first or the last chunk and a half of the one between.
+        copy_chunk(role, item, present, part, 2 * warp, 0, OCTETS)
+        copy_chunk(role, item, present, part, 1, warp * (OCTETS // 2), OCTETS // 2)
+    else:
+        copy_chunk(role, item, present, part, warp, 0, OCTETS)
+
+
+@cute.jit
+def copy_chunk(
+    role: Rows,
+    item: Item,
+    present: Int32,
+    part: cutlass.Constexpr,
+    chunk: Any,
+    begin: Any,
+    octets: cutlass.Constexpr,
+) -> None:
+    """This thread's copies of 64 dims of a row block's Q or dO, a word of each row; zeros where the
+    query names no key.
+
+    Args:
+        begin, octets: of the block's rows, eight at a time, the first ones and how many.
+    """
     ctx = role.ctx
     block, operand = part // IMAGES, part % IMAGES
     source, dims = (role.q, role.do)[operand], PART_DIMS[operand]
     log2_heads = lowest_bit(role.heads)
-    warp, lane = ctx.thread // WARP_SIZE - 1, ctx.thread % WARP_SIZE
-    first_dim = item.slice * SLICE_DIMS + warp * CHUNK
-    first_row = Int64(item.group * ctx.plan.row_blocks + block) * BLOCK_ROWS
+    lane = ctx.thread % WARP_SIZE
+    first_dim = item.slice * SLICE_DIMS + chunk * CHUNK
+    first_row = Int64(item.group * ctx.plan.row_blocks + block) * BLOCK_ROWS + begin * QUERY_ROWS
     at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
-    to = ctx.arena.address("rows") + part * PART_BYTES + warp * CHUNK_BYTES + place_of_word(lane)
+    to = ctx.arena.address("rows") + part * PART_BYTES + chunk * CHUNK_BYTES + place_of_word(lane)
+    to += begin * (QUERY_ROWS * CHUNK * BF16)
     if first_dim < dims:
-        for rows in cutlass.range_constexpr(BLOCK_ROWS // QUERY_ROWS):
-            query = (block * BLOCK_ROWS + rows * QUERY_ROWS) >> log2_heads
+        for rows in cutlass.range_constexpr(octets):
+            query = (block * BLOCK_ROWS + (begin + rows) * QUERY_ROWS) >> log2_heads
             none = ((present >> query) & 1) - 1
             for line in cutlass.range_constexpr(QUERY_ROWS):
                 # The swizzle of row `line` of eight: its number into bits 4 to 6.
@@ -70,7 +96,7 @@ def place_of_word(word: Any) -> Any:
 
 @cute.jit
 def copy_all(role: Rows) -> None:
-    """Three warps: Q and dO of the CTA's items that have keys, part by part."""
+    """All warps of the role: Q and dO of the CTA's items that have keys, part by part."""
     ctx = role.ctx
     items, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK_BYTES, D_QK
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
 """That multiply."""
@@ -30,7 +21,7 @@ def dq_slices(row_blocks: int) -> int:
 
 
 @dataclass(frozen=True)
-class DqPlan:
+class DqPlan(Sm90Plan):
     """One compiled dQ: choices first, then what follows from them.
 
     Attributes:
@@ -51,19 +42,12 @@ class DqPlan:
         """
         if self.row_blocks not in ROW_BLOCKS:
             raise ValueError(f"row_blocks: expected one of {ROW_BLOCKS}; got {self.row_blocks}")
-        check_registers(self.roles, SM90.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check()
 
     @property
     def name(self) -> str:
         """The exported name of its function."""
         return f"mla_bwd_dq_blocks{self.row_blocks}"
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
 
     @property
     def slices(self) -> int:
@@ -96,25 +80,12 @@ class DqPlan:
         return self.images_bytes + self.key_chunks * CHUNK_BYTES
 
     @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         holds = f"{self.row_blocks} dS images and {self.key_chunks} chunks of 64 keys, SW128"
         return [
             SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     @cache  # noqa: B019 - plans are few

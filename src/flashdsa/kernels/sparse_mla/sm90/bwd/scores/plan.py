@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 ITEM_BLOCKS = 2
 """Row blocks of a work item, one for each consumer warpgroup."""
@@ -38,7 +29,7 @@ WARP_ROWS = 16
 
 
 @dataclass(frozen=True)
-class ScoresPlan:
+class ScoresPlan(Sm90Plan):
     """One compiled kernel: choices first, then what follows from them.
 
     Attributes:
@@ -70,9 +61,7 @@ class ScoresPlan:
             raise ValueError(f"fewer: 0 or a half of {self.queries}; got {self.fewer}")
         if self.slots < CHUNKS:
             raise ValueError(f"slots: a tile has {CHUNKS} chunks; got {self.slots}")
-        check_registers(self.roles, SM90.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check()
 
     @property
     def name(self) -> str:
@@ -92,32 +81,14 @@ class ScoresPlan:
         return ScoresPlan(self.fewer)
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         return [
             SmemRegion(
                 "q", ITEM_BLOCKS * BLOCK_BYTES, 1024, "Q of an item, 2 x 9 x [64, 64] SW128"
             ),
             SmemRegion("k", self.slots * CHUNK_BYTES, 1024, "keys: a ring of [64, 64] SW128"),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     @cache  # noqa: B019 - plans are few

@@ -1,0 +1,94 @@
+"""Role publish: says on other SMs up to which key the CTA's items have been added."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.gmem import store_release
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.order import (
+    ADDED,
+    DONE,
+    GROUP_WARPS,
+    Order,
+    Place,
+    ask,
+    place_of,
+    wait_for_key,
+)
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import WARPGROUPS
+from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS
+
+NAP_NS = 100
+"""Between two looks at a counter."""
+
+
+class Publish(NamedTuple):
+    """Reads what the warps that multiply have counted; writes the items' words."""
+
+    ctx: Context
+    order: Order
+    dkv: cute.Tensor  # (buffers, S_kv, 576) fp32
+
+
+@cute.jit
+def count_tile(counter: Any) -> None:
+    """A warp that multiplies has added its part of one more tile."""
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        cute.arch.atomic_add(counter, Int32(1), sem="release", scope="cta")
+
+
+@cute.jit
+def wait_for_tile(role: Publish, number: Int32) -> None:
+    """Wait until tile `number` of the CTA has been added by the warpgroup whose turn it is."""
+    lane = cute.arch.lane_idx()
+    if lane < GROUP_WARPS:
+        counters = role.ctx.arena.pointer("added", Int32)
+        counter = counters + (number % WARPGROUPS * GROUP_WARPS + lane)
+        # An atomic operation that changes nothing: racecheck takes a load for a race.
+        while (
+            cute.arch.atomic_or(counter, Int32(0), sem="acquire", scope="cta")
+            <= number // WARPGROUPS
+        ):
+            cute.arch.inline_ptx(f"nanosleep.u32 {NAP_NS};")
+    # What each lane has seen is seen by the one that says so.
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def say(place: Place, key: Int32) -> None:
+    """To lower keys all groups up to this one have added."""
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        store_release(place.words + ADDED, key)
+
+
+@cute.jit
+def first_key(role: Publish, item: Item, tile: Int32) -> Int32:
+    """Of a tile that there may not be."""
+    key = Int32(DONE)
+    if tile < item.tiles:
+        key = (role.ctx.lists.row(item.group) + tile * TILE_KEYS).load()
+    return key
+
+
+@cute.jit
+def publish_all(role: Publish) -> None:
+    """One warp: every tile of the CTA's items."""
+    ctx = role.ctx
+    number, item_number = Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        place = place_of(role.order, role.dkv, item)
+        for tile in cutlass.range(item.tiles, unroll=1):
+            upto = first_key(role, item, tile + 1)
+            wait_for_tile(role, number)
+            if not place.has_unordered:
+                say(place, cutlass.min(ask(place), upto))
+            number += 1
+        wait_for_key(place, Int32(DONE - 1))
+        say(place, Int32(DONE))
+        item_number += ctx.work.num_ctas
