@@ -259,7 +259,6 @@ MLA_BWD_DKV = KernelSpec(
         "images": ("images.py",),
         "rows": ("rows.py", "cp_async.py"),
         "publish": ("publish.py",),
-        "publish": ("publish.py",),
         "multiply": ("multiply.py", "add.py", "order.py"),
     },
 )
