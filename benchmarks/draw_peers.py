@@ -47,7 +47,7 @@ def draw_column(axes: Axes, rows: list[dict[str, Any]], groups: list[str], wides
     place, cases = 0.0, []
     for group in groups:
         axes.text(
-            0, place, f" {group}", fontweight="bold", color=INK, va="center", fontsize=10.5,
+            0, place, f" {group}", fontweight="bold", color=INK, va="center", fontsize=9.8,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=3,
         )  # fmt: skip
         place += 1

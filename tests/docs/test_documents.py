@@ -100,6 +100,10 @@ def test_the_readmes_ratios_are_those_of_the_result() -> None:
         ("sparse decode, fp8 rows, topk = 2048, hot; peer FlashMLA", "decode {} to {}"),
         ("indexer, equal lengths", "{} to {} with equal lengths"),
         ("indexer, mixed lengths", "{} to {} with these mixed lengths"),
+        (
+            "indexer, two queries a request (next_n = 2)",
+            "{} to {} with two queries a request",
+        ),
     ):
         ratios = [draw_peers.ratio(row) for row in rows if row["group"] == group]
         assert words.format(f"{min(ratios):.2f}", f"{max(ratios):.2f}") in readme
