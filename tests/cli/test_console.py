@@ -19,7 +19,8 @@ def test_without_a_terminal_progress_is_plain_lines_on_stderr_while_a_step_runs(
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.splitlines()
-    assert len(lines) >= 2 and all(line.startswith(" 50% half way (") for line in lines)
+    assert len(lines) >= 2 and all(line.startswith(" 50% half way") for line in lines)
+    assert lines[-1].startswith(" 50% half way (")  # the seconds that the step has taken
 
 
 def test_a_quick_step_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

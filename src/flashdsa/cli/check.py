@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
     from flashdsa.verify.check import CheckRow
 
-OPERATIONS = ("sparse_mla", *(operation.value for operation in Operation))
-"""What run_checks knows, kept here so that --help needs no torch."""
+OPERATIONS = (
+    "sparse_mla",
+    *(one.value for one in Operation if one is not Operation.SPARSE_MLA_FWD_OUT),
+)
+"""What run_checks knows, kept here so that --help needs no torch. The forward into the caller's
+buffers is judged as `sparse_mla_fwd`, whose implementation it shares."""
 
 
 @click.command()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cache
 
-from flashdsa.hw import SM90
+from flashdsa.hw import MBARRIER_BYTES, SM90
 from flashdsa.plan.arrivals import check_barriers
 from flashdsa.plan.roles import Barrier, Role, check_registers
 from flashdsa.plan.smem import SmemPlan, SmemRegion, plan_smem
-
-MBARRIER_BYTES = 8
 
 
 class Sm90Plan(ABC):
