@@ -55,7 +55,7 @@ def judge_forward(
     operation: str = "sparse_mla_fwd",
     backend: str = "",
 ) -> list[Comparison]:
-    """The verdicts on O `[S, H, d_v]`, lse `[S, H]` and, where they are given, max_logits.
+    """The verdicts on O `[S, H, d_v]`, lse `[S, H]` and max_logits, if given and the case's.
 
     Args:
         backend: whose results they are; "": one that adds up in fp32 as IEEE 754 says.
@@ -90,7 +90,7 @@ def judge_forward(
             dtype=accumulator_dtype(inputs),
         ),
     ]
-    if max_logits is not None:
+    if case.max_logits and max_logits is not None:
         verdicts.append(
             compare_lse(
                 "max_logits",

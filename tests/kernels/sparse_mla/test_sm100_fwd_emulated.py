@@ -120,7 +120,7 @@ def test_groups_of_queries_with_fewer_heads(group: int) -> None:
 def test_queries_whose_unions_have_no_room_are_launched_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashdsa.backends.sm100.sparse_mla.MOST_UNION_BYTES", 1)
+    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
     setups = run(PAIRS, FwdPlan(group=2)).setups
     assert len(setups) == 4  # of each group its union, and the forward
 

@@ -102,7 +102,7 @@ def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
 def test_queries_whose_unions_have_no_room_are_launched_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashdsa.backends.sm90.sparse_mla.MOST_UNION_BYTES", 1)
+    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
     setups = run(GROUP, FwdPlan(group=4)).setups
     assert len(setups) == 4  # of each group its union, and the forward
 
