@@ -29,13 +29,16 @@ class Sm90Plan(ABC):
     def buffers(self) -> list[SmemRegion]:
         """What shared memory holds before the mbarriers, in its order."""
 
-    def check(self) -> None:
+    def check(self, registers: int = SM90.registers) -> None:
         """Hold the choices against the architecture.
+
+        Args:
+            registers: that all threads of the CTA together may have.
 
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        check_registers(self.roles, SM90.registers)
+        check_registers(self.roles, registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem
 

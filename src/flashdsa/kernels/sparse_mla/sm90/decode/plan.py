@@ -17,17 +17,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     TILE_KEYS,
     TILES,
 )
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-    registers_each,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, registers_each
 
 F16 = 2
 GROUP_DIMS = 8
@@ -42,7 +32,7 @@ STATISTICS = 4
 
 
 @dataclass(frozen=True)
-class DecodePlan:
+class DecodePlan(Sm90Plan):
     """One compiled decode: choices first, then what follows from them.
 
     Attributes:
@@ -66,9 +56,7 @@ class DecodePlan:
             BudgetError: names the region or role that does not fit.
         """
         # What setmaxnreg hands out is what the CTA has at its launch.
-        check_registers(self.roles, self.threads * registers_each(self.threads, SM90.registers))
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check(self.threads * registers_each(self.threads, SM90.registers))
 
     group = 1
     """Queries of an item, as in the forward's plan."""
@@ -80,14 +68,8 @@ class DecodePlan:
         return "mla_decode" + ("_packed" if self.packed else "")
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         return [
             SmemRegion(
                 "q",
@@ -108,19 +90,7 @@ class DecodePlan:
             SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
             SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
             SmemRegion("extent", 4, 4, "steps of the CTA"),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     @cache  # noqa: B019 - plans are few

@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import SM90, WARPGROUP_SIZE
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-)
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 ROWS = 64
 """(query, head) pairs of a work item: the M of a wgmma."""
@@ -50,7 +41,7 @@ GROUPS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class FwdPlan:
+class FwdPlan(Sm90Plan):
     """One compiled forward: choices first, then what follows from them.
 
     Attributes:
@@ -75,9 +66,7 @@ class FwdPlan:
         """
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        check_registers(self.roles, SM90.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check()
 
     @property
     def name(self) -> str:
@@ -86,19 +75,13 @@ class FwdPlan:
         return "mla_fwd" + group + "_max_logits" * self.max_logits
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
-
-    @property
     def group_heads(self) -> int:
         """Heads of each query of a group."""
         return ROWS // self.group
 
     @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         masks = TILES * self.group * MASK_WORDS * 4
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
         return [
@@ -112,19 +95,7 @@ class FwdPlan:
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             *(largest if self.max_logits else []),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     @cache  # noqa: B019 - plans are few
