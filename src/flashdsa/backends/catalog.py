@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import SCORES_HEADS, TARGET_HEADS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, Operation
@@ -95,6 +96,21 @@ _SM90_FORWARD = Features(
 _SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
 _SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS))
 _SM90_SCORES = replace(_CPU_SCORES, topk=_INDEXER.topk)
+_SM90_TARGET = Features(
+    devices=("cuda",),
+    dtypes=("bfloat16",),
+    num_heads=UpTo(max(TARGET_HEADS)),
+    d_qk=OneOf((576,)),
+    attn_sink=True,
+    topk_length=True,
+    deterministic=True,
+)
+_SM90_INDEX_SCORES = replace(
+    _SM90_TARGET,
+    num_heads=UpTo(max(SCORES_HEADS)),
+    d_qk=OneOf((INDEX_HEAD_DIM,)),
+    attn_sink=False,
+)
 _SM90 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
     Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM90_FORWARD),
@@ -108,6 +124,8 @@ _SM90 = {
     Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
     Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
+    Operation.ATTENTION_TARGET: ("attention_target:attention_target", _SM90_TARGET),
+    Operation.INDEXER_SCORES: ("indexer_scores:indexer_scores", _SM90_INDEX_SCORES),
 }
 _FORWARDS = (Operation.SPARSE_MLA_FWD, Operation.SPARSE_MLA_FWD_OUT)
 _SM100_BACKWARD = Features(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 
 _SWIZZLE_CODES = {"INTER": 0, "SW128": 1, "SW64": 2, "SW32": 3}
@@ -22,6 +22,22 @@ def matrix_descriptor(address: Any, leading: int, stride: int, swizzle: str) -> 
     if fixed >= 1 << 63:
         fixed -= 1 << 64
     return (Int64(address) & Int64(0x3FFFF)) >> Int64(4) | Int64(fixed)
+
+
+ATOM_BYTES = 1024
+"""Eight rows of 128 bytes: the stride between the atoms of the 128-byte swizzle."""
+
+
+def low_word(address: Any) -> Any:
+    """Low word of the descriptor of rows of 128 bytes, 128-byte swizzle, at a shared memory address
+    that is a multiple of 16; the rows lie along K."""
+    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
+
+
+def descriptor_behind(low: Any, offset: int) -> Any:
+    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
+    high = (ATOM_BYTES >> 4 | 1 << 30) << 32
+    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 
 
 def mma_async(

@@ -17,6 +17,7 @@ from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
+from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
@@ -293,6 +294,30 @@ SPARSE_MLA_DECODE = KernelSpec(
     },
 )
 
+_HEAD_SUMS_BUILD = "flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums"
+_HEAD_SUMS_FILES = {
+    "gather": ("gather.py", "row_tiles.py", "cp_async.py"),
+    "add": ("add.py", "products.py"),
+}
+ATTENTION_TARGET = KernelSpec(
+    name="attention_target",
+    arch=SM90.name,
+    operations=(Operation.ATTENTION_TARGET,),
+    plans=tuple(head_sums.target_plan(heads) for heads in reversed(head_sums.TARGET_HEADS)),
+    build=_HEAD_SUMS_BUILD,
+    entry="head_sums_kernel",
+    sources=_HEAD_SUMS_FILES,
+)
+INDEXER_SCORES = KernelSpec(
+    name="indexer_scores",
+    arch=SM90.name,
+    operations=(Operation.INDEXER_SCORES,),
+    plans=tuple(head_sums.ScoresPlan(heads) for heads in reversed(head_sums.SCORES_HEADS)),
+    build=_HEAD_SUMS_BUILD,
+    entry="head_sums_kernel",
+    sources=_HEAD_SUMS_FILES,
+)
+
 KERNELS = (
     INDEXER,
     INDEXER_LOGITS,
@@ -309,6 +334,8 @@ KERNELS = (
     MLA_BWD_DKV,
     MLA_BWD_FUSED,
     SPARSE_MLA_DECODE,
+    ATTENTION_TARGET,
+    INDEXER_SCORES,
     MLA_BWD,
     SPARSE_MLA_FWD_SM100,
 )

@@ -13,6 +13,7 @@ from flashdsa.reference.indexer import (
 )
 from flashdsa.reference.indexer_training import (
     attention_target,
+    attention_target_slope,
     indexer_bwd,
     indexer_kl,
     indexer_kl_bwd,
@@ -48,6 +49,7 @@ from flashdsa.reference.sparse_mla import (
 
 __all__ = [
     "attention_target",
+    "attention_target_slope",
     "decode_e4m3",
     "dsa_topk_indexer",
     "dsa_topk_prefill",

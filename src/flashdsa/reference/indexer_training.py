@@ -34,19 +34,49 @@ def attention_target(
     attn_sink: Tensor | None = None,
 ) -> Tensor:
     """P `[S, topk]` = sum_h exp(sm_scale q . kv - logaddexp(lse, sink)), 0 where invalid."""
+    return _target_and_slope(q, kv, lse, indices, sm_scale, topk_length, attn_sink)[0]
+
+
+def attention_target_slope(
+    q: Tensor,
+    kv: Tensor,
+    lse: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> Tensor:
+    """`[S, topk]`: by how much P moves at most where every logit moves by its own size: sum_h
+    exp(logit - lse') |logit|."""
+    return _target_and_slope(q, kv, lse, indices, sm_scale, topk_length, attn_sink)[1]
+
+
+def _target_and_slope(
+    q: Tensor,
+    kv: Tensor,
+    lse: Tensor,
+    indices: Tensor,
+    sm_scale: float | None,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     rows = kv.reshape(-1, kv.shape[-1])
     target = torch.zeros(indices.shape[0], indices.shape[-1], dtype=torch.float64)
+    slope = torch.zeros_like(target)
     table = indices.reshape(target.shape).cpu().long()
     for s, slots in enumerate(_slots(indices, len(rows), topk_length)):
-        logits = scale * (_f64(q[s]) @ _f64(rows[table[s, slots]]).T)
+        logits = scale * (_f64(q[s]) @ _f64(rows[table[s, slots].to(rows.device)]).T)
         total = _f64(lse[s])
         if attn_sink is not None:
             total = torch.logaddexp(total, _f64(attn_sink))
         for head in range(q.shape[1]):
             if total[head] != torch.inf:
-                target[s, slots] += (logits[head] - total[head]).exp()
-    return target
+                p = (logits[head] - total[head]).exp()
+                target[s, slots] += p
+                slope[s, slots] += p * logits[head].abs()
+    return target, slope
 
 
 def indexer_scores(

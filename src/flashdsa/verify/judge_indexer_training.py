@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,10 +10,19 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.compare import Comparison, compare, compare_lse, compare_scores
+from flashdsa.verify.compare import Comparison, compare, compare_scores
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_sparse_mla import empty_queries, forward_results, unnamed_rows
-from flashdsa.verify.tolerances import KL_TOLERANCE, TRAINED_SCORE_CUT, TRAINED_SCORES, tolerance
+from flashdsa.verify.tolerances import (
+    KL_TOLERANCE,
+    TARGET_EXPONENT_CUTS,
+    TRAINED_SCORE_CUT,
+    TRAINED_SCORES,
+    WGMMA_CUT,
+    WGMMA_K,
+    WGMMA_SUMS,
+    tolerance,
+)
 
 
 def _sums(inputs: IndexerTrainingInputs) -> torch.dtype:
@@ -31,18 +41,27 @@ def check_target(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison
     attention = inputs.attention
     _, lse = forward_results(attention)
     operands = (attention.q, attention.kv, lse, attention.indices)
+    found = flashdsa.attention_target(*operands, backend=backend, **attention.options)
+    return [judge_target(inputs, lse, found, backend)]
+
+
+def judge_target(
+    inputs: IndexerTrainingInputs, lse: Tensor, target: Tensor, backend: str
+) -> Comparison:
+    """The verdict on the `target` that a backend has of that lse."""
+    attention = inputs.attention
+    operands = (attention.q, attention.kv, lse, attention.indices)
     limits = tolerance("attention_target", "target", inputs.case.attention.dtype)
     assert limits.absolute is not None and limits.relative is not None
-    return [
-        compare_lse(
-            "target",
-            flashdsa.attention_target(*operands, backend=backend, **attention.options),
-            reference.attention_target(*operands, **attention.options),
-            absolute=limits.absolute,
-            relative=limits.relative,
-            dtype=_sums(inputs),
-        )
-    ]
+    ref = reference.attention_target(*operands, **attention.options)
+    besides = torch.full_like(ref, limits.absolute)
+    if backend in WGMMA_SUMS:
+        roundings = math.ceil(inputs.case.attention.d_qk / WGMMA_K) + TARGET_EXPONENT_CUTS
+        slope = reference.attention_target_slope(*operands, **attention.options)
+        besides += WGMMA_CUT * roundings * slope
+    return compare_scores(
+        "target", target, ref, ref, c=limits.relative, besides=besides, dtype=_sums(inputs)
+    )
 
 
 def check_index_scores(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:

@@ -75,6 +75,9 @@ WGMMA_CUT = 2.0**-23
 """Share of a partial sum that a wgmma may cut off."""
 WGMMA_K = 16
 """bf16 columns that a wgmma adds to a partial sum."""
+TARGET_EXPONENT_CUTS = 1
+"""Cuts that the two fp32 roundings of a target's exponent (of its scale and of its lse) are like: P
+may besides be off by WGMMA_CUT of its logits' sizes for each cut."""
 UNDERFLOW = 1e8
 """Times an output dtype's smallest normal number: what is smaller may have become 0 on the way."""
 

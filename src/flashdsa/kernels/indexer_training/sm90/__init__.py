@@ -1,0 +1,1 @@
+"""Training of the indexer on Hopper GPUs."""

@@ -1,0 +1,190 @@
+"""Role gather: rows of keys into the ring, and under them each query's Q and heads' numbers.
+
+Row numbers are read a step of several tiles ahead, over the end of a query too. A query's Q takes
+the place of the one before piece by piece, behind the same pieces of its first tile.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, Int64, cute
+
+from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.tma import load_box
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer_training.sm90.head_sums.context import Context, read_row, slots_of
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import STEP_SLOTS, STEP_TILES
+from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
+
+LOG2_E = 1.4426950408889634
+
+
+class Gatherer(NamedTuple):
+    """Fills q, heads and k. Signals q_full, k_full."""
+
+    ctx: Context
+    q_map: Any  # (S, H, width), boxes of 1 x num_heads x 64
+    keys: cute.Tensor  # (S_kv, width) bf16
+    of_heads: cute.Tensor  # (S, H) fp32: lse, natural, or weights
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+
+
+class Cursor(NamedTuple):
+    """A step: of which query, its first slot, how many the query has, and the one behind it."""
+
+    query: Int32
+    slot: Int32
+    num_slots: Int32
+    next_slots: Int32
+
+
+class Rings(NamedTuple):
+    """Where the next piece of the keys, and of Q, goes."""
+
+    k: PipelineState
+    q: PipelineState
+
+
+@cute.jit
+def following(ctx: Context, at: Cursor) -> Cursor:
+    """The step behind `at`: a query has one, even without a slot."""
+    query, slot = at.query, at.slot + STEP_SLOTS
+    num_slots, next_slots = at.num_slots, at.next_slots
+    if slot >= num_slots:
+        query += ctx.num_ctas
+        slot = Int32(0)
+        num_slots = next_slots
+        next_slots = slots_of(ctx, query + ctx.num_ctas)
+    return Cursor(query, slot, num_slots, next_slots)
+
+
+@cute.jit
+def read_rows(ctx: Context, at: Cursor) -> list[Int32]:
+    """This lane's rows of the step, of slots lane, lane + 32, ...; -1 where not valid."""
+    slot = at.slot + ctx.thread % WARP_SIZE
+    return [
+        read_row(ctx, at.query, slot + WARP_SIZE * i, at.num_slots)
+        for i in range(STEP_SLOTS // WARP_SIZE)
+    ]
+
+
+@cute.jit
+def head_number(role: Gatherer, query: Int32) -> Float32:
+    """What the sums take of head `thread`: lse', in log2, or the weight. Heads that are not there
+    add nothing."""
+    head = role.ctx.thread
+    nothing = Float32(float("inf") if role.ctx.plan.is_target else 0.0)
+    number = nothing
+    if head < role.of_heads.shape[1] and query < role.ctx.num_queries:
+        number = (role.of_heads.iterator + (Int64(query) * role.of_heads.shape[1] + head)).load()
+        if cutlass.const_expr(role.ctx.plan.is_target):
+            number = number * Float32(LOG2_E)
+            if role.attn_sink.shape[0] > 0:
+                number = log2_of_sum(number, (role.attn_sink.iterator + head).load() * LOG2_E)
+    return number
+
+
+@cute.jit
+def log2_of_sum(a: Float32, b: Float32) -> Float32:
+    """log2(2^a + 2^b), of infinite ones too."""
+    larger, smaller = cute.arch.fmax(a, b), cute.arch.fmin(a, b)
+    total = larger
+    if smaller > -float("inf") and larger < float("inf"):
+        total = larger + cute.math.log2(
+            1.0 + cute.math.exp2(smaller - larger, fastmath=True), fastmath=True
+        )
+    return total
+
+
+@cute.jit
+def load_query_piece(
+    role: Gatherer, query: Int32, at: PipelineState, number: Float32, piece: cutlass.Constexpr
+) -> PipelineState:
+    """A piece of the query's Q, and with the first one its heads' numbers; returns the next place.
+
+    Args:
+        number: of head `thread`.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    ring = ctx.arena.producer("q_full", "q_free")
+    # q_free: every consumer has the products of what the slot held, and had read its heads before.
+    ring.acquire(at)
+    if cutlass.const_expr(piece == 0):
+        if ctx.thread < plan.num_heads:
+            heads = ctx.arena.array("heads", Float32, plan.queries * plan.num_heads)
+            heads[at.stage // plan.query_pieces * plan.num_heads + ctx.thread] = number
+    if ctx.thread == 0:
+        barrier = ring.expect(at.stage)
+        for i in cutlass.range_constexpr(plan.query_piece):
+            to = at.stage * plan.query_piece_bytes + i * plan.query_chunk_bytes
+            column = (piece * plan.query_piece + i) * CHUNK_COLUMNS
+            load_box(
+                ctx.arena.bytes("q") + to, role.q_map, [Int32(column), Int32(0), query], barrier
+            )
+    else:
+        ring.commit(at.stage)
+    return advanced(at, 1, plan.query_slots)
+
+
+@cute.jit
+def copy_tile(
+    role: Gatherer,
+    own: list[Int32],
+    to: Int32,
+    rings: Rings,
+    query: Int32,
+    number: Float32,
+    is_first: Any,
+    tile: cutlass.Constexpr,
+) -> Rings:
+    """A tile of the step, and under it the query's Q where the tile `is_first`; returns the next
+    places.
+
+    Args:
+        own: this lane's rows of the step. to: of this thread's unit in the ring's first row.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    ring = ctx.arena.producer("k_full", "k_free")
+    k, q = rings
+    rows = []
+    for turn in cutlass.range_constexpr(TURNS):
+        slot = tile * TILE_ROWS + turn * ROWS_AT_ONCE
+        lane = slot % WARP_SIZE + ctx.thread // UNITS
+        rows.append(cute.arch.shuffle_sync(own[slot // WARP_SIZE], lane))
+    sources = row_sources(role.keys, rows, ctx.thread % UNITS)
+    for piece in cutlass.range_constexpr(plan.key_pieces):
+        chunks = range(piece * plan.key_piece, (piece + 1) * plan.key_piece)
+        k = copy_piece(ring, k, to, sources, rows, chunks)
+        if cutlass.const_expr(tile == 0 and (chunks.stop % plan.query_piece) == 0):
+            if is_first:
+                of_query = chunks.stop // plan.query_piece - 1
+                q = load_query_piece(role, query, q, number, of_query)
+    return Rings(k, q)
+
+
+@cute.jit
+def gather_all(role: Gatherer) -> None:
+    """All four warps: every step of the CTA."""
+    ctx = role.ctx
+    to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
+    start = PipelineState(Int32(0), Int32(0))
+    rings = Rings(start, start)
+    first = ctx.first_query
+    at = Cursor(first, Int32(0), slots_of(ctx, first), slots_of(ctx, first + ctx.num_ctas))
+    own = read_rows(ctx, at)
+    number = head_number(role, first)
+    more = Boolean(first < ctx.num_queries)
+    while more:
+        ahead = following(ctx, at)
+        more = ahead.query < ctx.num_queries
+        # The next step's row numbers, and the next query's heads, come under this step's copies.
+        own_ahead = read_rows(ctx, ahead)
+        number_ahead = number
+        if ahead.slot == 0:
+            number_ahead = head_number(role, ahead.query)
+        for tile in cutlass.range_constexpr(STEP_TILES):
+            if tile == 0 or at.slot + tile * TILE_ROWS < at.num_slots:
+                rings = copy_tile(role, own, to, rings, at.query, number, at.slot == 0, tile)
+        at, own, number = ahead, own_ahead, number_ahead

@@ -1,0 +1,211 @@
+"""Tiles, budgets, barriers and roles of the kernels that sum over heads, as data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
+from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
+
+STEP_TILES = 4
+"""Tiles whose row numbers the gather reads together, a step ahead of their copies."""
+STEP_SLOTS = STEP_TILES * TILE_ROWS
+FP32 = 4
+TARGET_HEADS = (8, 16, 32, 64, 128)
+SCORES_HEADS = (16, 32, 64)
+"""Columns of a product. Fewer heads have columns of zeros beside them."""
+
+
+@dataclass(frozen=True)
+class HeadSumsPlan(Sm90Plan):
+    """One compiled kernel: choices first, then what follows from them.
+
+    A query is a work item. Its rows of keys come in tiles of 64, through a ring of pieces; its
+    heads stay in shared memory. The consumers, a warpgroup each, take the tiles in turn.
+
+    Attributes:
+        num_heads: columns of a product. chunks: of 64 columns in a row of Q and of the keys.
+        key_piece, query_piece: chunks that a barrier tells of, of the keys and of Q.
+        key_slots, query_slots: such pieces in shared memory.
+        consumers: warpgroups. gather_registers, consumer_registers: of a thread.
+    """
+
+    num_heads: int
+    chunks: int
+    key_piece: int
+    query_piece: int
+    key_slots: int
+    query_slots: int
+    consumers: int
+    gather_registers: int
+    consumer_registers: int
+
+    def __post_init__(self) -> None:
+        """Hold the choices against each other and the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.chunks % self.query_piece or self.query_piece % self.key_piece:
+            raise ValueError(
+                f"pieces: {self.chunks} chunks, {self.query_piece} of Q and {self.key_piece} of "
+                "the keys at a time: expected each to divide the one before"
+            )
+        if self.query_slots % self.query_pieces:
+            raise ValueError(f"query_slots: {self.query_slots} hold no whole number of queries")
+        if self.key_slots < self.key_pieces:
+            raise ValueError(f"key_slots: {self.key_slots} hold no tile")
+        self.check()
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The exported name of its function."""
+
+    @property
+    @abstractmethod
+    def is_target(self) -> bool:
+        """Whether exponentials of the products are summed, or what relu leaves of them."""
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of Q and of the keys."""
+        return self.chunks * CHUNK_COLUMNS
+
+    @property
+    def key_pieces(self) -> int:
+        """Of a tile."""
+        return self.chunks // self.key_piece
+
+    @property
+    def query_pieces(self) -> int:
+        """Of a query."""
+        return self.chunks // self.query_piece
+
+    @property
+    def key_piece_bytes(self) -> int:
+        """A slot of the ring of keys."""
+        return self.key_piece * CHUNK_BYTES
+
+    @property
+    def query_chunk_bytes(self) -> int:
+        """64 columns of every head."""
+        return self.num_heads * ROW_BYTES
+
+    @property
+    def query_piece_bytes(self) -> int:
+        """A slot of the ring of Q."""
+        return self.query_piece * self.query_chunk_bytes
+
+    @property
+    def queries(self) -> int:
+        """In shared memory at a time."""
+        return self.query_slots // self.query_pieces
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
+        q, k = self.query_slots * self.query_piece_bytes, self.key_slots * self.key_piece_bytes
+        heads = self.queries * self.num_heads * FP32
+        return [
+            SmemRegion("q", q, 1024, "Q: a ring of [heads, 64] SW128"),
+            SmemRegion("k", k, 1024, "keys: a ring of [64, 64] SW128"),
+            SmemRegion("heads", heads, 16, "of each head its lse, in log2, or its weight"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys")
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def add(self) -> Role:
+        """The warpgroups behind it."""
+        does = "products of a tile each, their sums over heads"
+        return Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles, in the order of their threads."""
+        return self.gather, self.add
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region."""
+        gather, add = self.roles
+        every, warps, group = (
+            Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
+        )  # fmt: skip
+        return (
+            Barrier(
+                "q_full", self.query_slots, gather, every, add, self.query_piece_bytes,
+                "a piece of Q is there, and with the first one the heads' numbers",
+            ),
+            Barrier(
+                "q_free", self.query_slots, add, warps, gather, 0,
+                "the piece's products with every tile are computed",
+            ),
+            Barrier("k_full", self.key_slots, gather, every, add, 0, "a piece is there"),
+            Barrier("k_free", self.key_slots, add, group, gather, 0, "it has been read"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TargetPlan(HeadSumsPlan):
+    """The kernel of `attention_target`: rows of 576 columns, exponentials."""
+
+    num_heads: int = 128
+    chunks: int = 9
+    key_piece: int = 1
+    query_piece: int = 3
+    key_slots: int = 10
+    query_slots: int = 3
+    consumers: int = 2
+    gather_registers: int = 72
+    consumer_registers: int = 216
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"attention_target_h{self.num_heads}"
+
+    @property
+    def is_target(self) -> bool:
+        """It is."""
+        return True
+
+
+@dataclass(frozen=True)
+class ScoresPlan(HeadSumsPlan):
+    """The kernel of `indexer_scores`: rows of 128 columns, relu and weights."""
+
+    num_heads: int = 64
+    chunks: int = 2
+    key_piece: int = 2
+    query_piece: int = 2
+    key_slots: int = 12
+    query_slots: int = 2
+    consumers: int = 3
+    gather_registers: int = 72
+    consumer_registers: int = 144
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"indexer_scores_h{self.num_heads}"
+
+    @property
+    def is_target(self) -> bool:
+        """It is not."""
+        return False
+
+
+def target_plan(num_heads: int) -> TargetPlan:
+    """The target's plan for so many columns; what fewer heads leave is for the keys."""
+    return TargetPlan(num_heads, key_slots=10 if num_heads == max(TARGET_HEADS) else 18)

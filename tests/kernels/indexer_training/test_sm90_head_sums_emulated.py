@@ -1,0 +1,148 @@
+"""The Hopper kernels of the target and of the scores on ptxemu: within the contract, no finding."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+import flashdsa
+from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
+from flashdsa.backends.sm90.head_sums import plan_for
+from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import ScoresPlan, TargetPlan
+from flashdsa.toolchain.ptxas import find_assembler
+from flashdsa.verify import judge_indexer_training as judge
+from flashdsa.verify.cases import (
+    IndexerTrainingCase,
+    SparseMlaCase,
+    make_indexer_training_inputs,
+)
+from flashdsa.verify.compare import failures
+from ptxemu import Policy
+
+ONE_SM = Device(1, {1: 1})
+"""Every query is the same CTA's, one behind the other."""
+EVERY_FEATURE = IndexerTrainingCase(
+    SparseMlaCase(
+        "every feature",
+        4,
+        60,
+        5,
+        140,
+        duplicates=True,
+        invalid=True,
+        empty_rows=True,
+        topk_length=True,
+        attn_sink="infinite",
+        poison=True,
+        strided=True,
+        kv_3d=True,
+        indices_3d=True,
+    ),
+    index_heads=13,
+)
+SEVERAL_STEPS = IndexerTrainingCase(
+    SparseMlaCase("several steps", 3, 90, 8, 330, invalid=True, poison=True), index_heads=16
+)
+CHECKS = {"target": judge.check_target, "scores": judge.check_index_scores}
+
+
+def run(case: IndexerTrainingCase, what: str, policy: Policy | None = None) -> Emulator:
+    """The case's results are judged, and nothing may be found."""
+    inputs = make_indexer_training_inputs(case, 0)
+    with emulation(ONE_SM, policy=policy, on_finding="collect") as emulator:
+        assert failures(CHECKS[what](inputs, "emulate-sm90")) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return emulator
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_every_feature(what: str) -> None:
+    """Lengths, sinks, gaps, a number of heads that no product has, queries without a valid slot."""
+    run(EVERY_FEATURE, what)
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+@pytest.mark.parametrize("what", CHECKS)
+def test_it_does_not_matter_when_asynchronous_work_happens(what: str, when: str) -> None:
+    run(SEVERAL_STEPS, what, Policy(asynchronous=when, seed=3))
+
+
+def test_all_heads_of_a_model() -> None:
+    """128 heads leave room for one tile and a piece."""
+    case = SparseMlaCase("128 heads", 2, 70, 128, 65, invalid=True, attn_sink="finite")
+    (setup,) = run(IndexerTrainingCase(case), "target").setups
+    plan = TargetPlan()
+    assert setup.smem == plan.smem.total
+    assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+def test_any_finite_scale(scale: float) -> None:
+    case = SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True)
+    run(IndexerTrainingCase(case), "target")
+
+
+def test_large_logits() -> None:
+    run(IndexerTrainingCase(SparseMlaCase("1e4", 1, 50, 8, 64, logit_scale=1e4)), "target")
+
+
+def test_a_head_that_attends_nowhere_adds_nothing() -> None:
+    q, kv = torch.ones(1, 2, 576).bfloat16(), torch.ones(3, 576).bfloat16()
+    indices = torch.tensor([[0, 2]], dtype=torch.int32)
+    lse = torch.tensor([[24.0, torch.inf]])
+    with emulation(ONE_SM):
+        target = flashdsa.attention_target(q, kv, lse, indices, backend="emulate-sm90")
+    torch.testing.assert_close(target, torch.ones(1, 2))
+
+
+def test_the_plan_of_a_number_of_heads() -> None:
+    assert [plan_for(heads, True).num_heads for heads in (1, 8, 9, 64, 100)] == [8, 8, 16, 64, 128]
+    assert [plan_for(heads, False).num_heads for heads in (1, 16, 33)] == [16, 16, 64]
+
+
+@pytest.mark.parametrize("plan", [TargetPlan(), ScoresPlan()], ids=["target", "scores"])
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    tmp_path: Path, plan: TargetPlan | ScoresPlan
+) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    found = find_assembler()
+    if found is None:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    spec = ATTENTION_TARGET if plan.is_target else INDEXER_SCORES
+    text = str(compiled(spec, plan).__ptx__).rstrip("\0")
+    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
+    assert products == [f"m64n{plan.num_heads}"] * (4 * plan.chunks)
+    source = tmp_path / "kernel.ptx"
+    source.write_text(text)
+    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills and set(spills) == {("0", "0")}
+    assert "wgmma" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("what", CHECKS)
+def test_the_order_of_warps_does_not_matter(what: str) -> None:
+    for seed in range(5):
+        run(SEVERAL_STEPS, what, Policy(seed=seed))
+        run(EVERY_FEATURE, what, Policy(seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("heads", [16, 32, 64])
+def test_other_numbers_of_heads(heads: int) -> None:
+    case = SparseMlaCase("heads", 3, 90, heads, 200, invalid=True, topk_length=True)
+    for what in CHECKS:
+        run(IndexerTrainingCase(case, index_heads=heads), what)
