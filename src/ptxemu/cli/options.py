@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from ptxemu.cli import report
 from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
+
+MOST_PROCESSES = 8
+"""By default: each holds what it has written since the launch began."""
 
 
 def add_schedule_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +28,14 @@ def add_schedule_options(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_LIMIT,
         metavar="N",
         help=f"stop after N warp instructions (default {DEFAULT_LIMIT:,})",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="without the check: most processes among which the clusters of a long launch are\n"
+        f"dealt, if nothing ties them (default: one a core, at most {MOST_PROCESSES})",
     )
     parser.add_argument(
         "--sms",
@@ -60,4 +72,9 @@ def limit_of(options: argparse.Namespace) -> int | None:
 
 def policy_of(options: argparse.Namespace) -> Policy:
     """The schedule that the options ask for."""
-    return Policy(asynchronous=options.asynchronous, seed=options.seed, limit=options.step_limit)
+    return Policy(
+        asynchronous=options.asynchronous,
+        seed=options.seed,
+        limit=options.step_limit,
+        processes=options.processes or min(len(os.sched_getaffinity(0)), MOST_PROCESSES),
+    )

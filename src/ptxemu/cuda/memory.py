@@ -87,7 +87,8 @@ class EmulatedMemory:
         """Make all that is allocated now part of a launch's memory."""
         for block in self._blocks.values():
             if block.size:
-                memory.register(self.view(block.base, block.size), block.name, base=block.base)
+                view = self.view(block.base, block.size)
+                memory.register(view, block.name, base=block.base, is_shared=True)
 
     def close(self) -> None:
         """Give the memory back; views that are still held keep the pages they map."""

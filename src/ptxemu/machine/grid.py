@@ -96,6 +96,7 @@ class Machine:
         self.cancelled_clusters = 0
         """Clusters that clusterlaunchcontrol.try_cancel kept from starting."""
         self._next_cluster = 0
+        self._share, self._shares, self._dealt_from = 0, 1, 0
         self._grid_workspace: int | None = None
         block = np.frombuffer(bytearray(launch.parameters), dtype=np.uint8)
         if len(block):
@@ -144,11 +145,23 @@ class Machine:
     def _take_cluster(self) -> tuple[int, int, int] | None:
         """%clusterid of the next cluster in launch order, which whoever asks now owns."""
         nx, ny, nz = self.launch.clusters
+        while (self._next_cluster - self._dealt_from) % self._shares != self._share:
+            self._next_cluster += 1  # another process has it
         index = self._next_cluster
-        if index == nx * ny * nz:
+        if index >= nx * ny * nz:
             return None
         self._next_cluster += 1
         return index % nx, index // nx % ny, index // (nx * ny)
+
+    @property
+    def clusters_left(self) -> int:
+        """Clusters that nobody has started or cancelled, those of other processes included."""
+        nx, ny, nz = self.launch.clusters
+        return max(nx * ny * nz - self._next_cluster, 0)
+
+    def deal(self, share: int, shares: int) -> None:
+        """Of the clusters that are left start only every `shares`-th, from number `share` on."""
+        self._share, self._shares, self._dealt_from = share, shares, self._next_cluster
 
     def issue(self, operation: AsyncOperation) -> None:
         """Start an asynchronous operation; the scheduler takes its steps from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,14 @@ class PendingOperations:
             self._behind.setdefault(other, []).append(operation)
         if not operation.after:
             self.ready.append(operation)
+
+    def keep(self, is_kept: Callable[[AsyncOperation], bool]) -> None:
+        """Forget the others, for which none of these waits."""
+        self.ready = [operation for operation in self.ready if is_kept(operation)]
+        behind = {op: followers for op, followers in self._behind.items() if is_kept(op)}
+        self._behind = behind
+        waiting = {follower for followers in behind.values() for follower in followers}
+        self._count = len(self.ready) + len(waiting)
 
     def remove(self, operation: AsyncOperation) -> None:
         """An operation that was ready has completed."""

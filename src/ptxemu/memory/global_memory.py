@@ -24,6 +24,8 @@ class Allocation:
     data: NDArray[np.uint8]
     name: str
     writable: bool = True
+    is_shared: bool = False
+    """Processes forked from this one write to the same bytes, not to a copy."""
     words: Words = field(init=False, repr=False)
     """The same bytes as rows of words."""
 
@@ -57,7 +59,13 @@ class GlobalMemory:
         return tuple(self._allocations)
 
     def register(
-        self, data: NDArray[np.uint8], name: str, *, base: int | None = None, writable: bool = True
+        self,
+        data: NDArray[np.uint8],
+        name: str,
+        *,
+        base: int | None = None,
+        writable: bool = True,
+        is_shared: bool = False,
     ) -> Allocation:
         """Make `data` (contiguous bytes) addressable, at its own address unless `base` is given.
 
@@ -68,7 +76,7 @@ class GlobalMemory:
         found = self.find(base, len(data))
         if found is not None:
             return found
-        allocation = Allocation(base, data, name, writable)
+        allocation = Allocation(base, data, name, writable, is_shared)
         at = bisect_right(self._bases, base)
         self._allocations.insert(at, allocation)
         self._bases.insert(at, base)

@@ -23,6 +23,9 @@ class Policy:
         fill: the byte that shared memory and TMEM hold at first; a result that depends on it
             depends on memory that nobody wrote.
         limit: warp instructions after which the run is stopped with a StepLimitError.
+        processes: among which the clusters of a long launch are dealt, at most, if nothing listens
+            to it and no instruction of the kernel ties clusters together. Where there is no race
+            the results are the same.
     """
 
     asynchronous: str = "random"
@@ -32,6 +35,7 @@ class Policy:
     timeouts: float = 0.0
     limit: int = DEFAULT_LIMIT
     fill: int = 0
+    processes: int = 1
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class ResidentWarps(Sequence["Warp"]):
             self._warps.append(warp)
             self._ids.append(warp.agent_id)
             self._awake.append(1)
+
+    def keep(self, is_kept: Callable[[Warp], bool]) -> None:
+        """Forget the others."""
+        kept = [index for index, warp in enumerate(self._warps) if is_kept(warp)]
+        self._warps = [self._warps[index] for index in kept]
+        self._ids = [self._ids[index] for index in kept]
+        self._awake = bytearray(self._awake[index] for index in kept)
 
     def remove(self, index: int) -> None:
         """A warp has exited."""

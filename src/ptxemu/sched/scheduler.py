@@ -13,6 +13,7 @@ from ptxemu.machine.grid import Machine
 from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.warp import Status, Warp
+from ptxemu.sched.crew import STEPS_BEFORE, Crew
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.resident_warps import ResidentWarps
 
@@ -45,6 +46,7 @@ class Scheduler:
         self._finished = 0
         self._room = machine.device.num_sms
         """CTAs that are kept resident."""
+        self._crew = Crew(machine, policy.processes)
         self._states: set[int] = set()
         self._states_since = -1
         self.steps = 0
@@ -57,6 +59,16 @@ class Scheduler:
             DeadlockError: nothing can go on.
             StepLimitError: the policy's limit was reached.
         """
+        try:
+            self._run()
+            self._totals()
+            self._finished += self._crew.finish()
+            self._tell_progress()
+        except BaseException as error:
+            self._crew.give_up(error)
+            raise
+
+    def _run(self) -> None:
         self._waiting = self._machine.clusters()
         self._start_clusters()
         spinning, seen, idle_rounds = 0, self._machine.progress, 0
@@ -73,6 +85,8 @@ class Scheduler:
             if not self.steps % STEPS_BETWEEN_COUNTS:
                 self._check_limit()
                 self._tell_progress()
+                if self._crew.can_deal and self.steps >= STEPS_BEFORE:
+                    self._deal()
             if self._machine.progress != seen:
                 spinning, seen, idle_rounds = 0, self._machine.progress, 0
                 continue
@@ -94,6 +108,22 @@ class Scheduler:
                     continue
                 if not moved or idle_rounds > LIVELOCK_ROUNDS:
                     self._deadlock(spins=moved)
+
+    def _deal(self) -> None:
+        """Go on with a share of the clusters, and leave the others to other processes."""
+        left = len(self._clusters) + self._machine.clusters_left
+        number, count = self._crew.deal(left, self._finished)
+        if not self._crew.is_first:
+            self._on_progress = None
+        if count == 1:
+            return
+        resident = len(self._clusters)
+        self._clusters = self._clusters[number::count]
+        mine = {cluster.index for cluster in self._clusters}
+        self._warps.keep(lambda warp: warp.cta.cluster.index in mine)
+        self._machine.pending.keep(lambda operation: operation.cta.cluster.index in mine)
+        self._machine.deal((number - resident) % count, count)
+        self._start_clusters()
 
     def _start_clusters(self) -> None:
         """Keep as many clusters resident as there is room for."""
@@ -170,9 +200,10 @@ class Scheduler:
 
     def _tell_progress(self) -> None:
         if self._on_progress is not None:
-            done = self._finished + self._machine.cancelled_clusters
+            finished, instructions = self._totals()
+            done = finished + self._machine.cancelled_clusters
             clusters = prod(self._machine.launch.clusters)
-            self._on_progress(LaunchProgress(done, clusters, self._instructions()))
+            self._on_progress(LaunchProgress(done, clusters, instructions))
 
     def _step_async(self) -> bool:
         ready = self._machine.pending.ready
@@ -210,7 +241,7 @@ class Scheduler:
             self._machine.take_step(ready[0])
 
     def _check_limit(self) -> None:
-        count = self._instructions()
+        _, count = self._totals()
         limit = self._policy.limit
         if count > limit:
             where = "\n  ".join(self._whereabouts()[:10])
@@ -219,9 +250,10 @@ class Scheduler:
                 f"...), --step-limit): a loop that never ends, or a problem too large?\n  {where}"
             )
 
-    def _instructions(self) -> int:
-        """Of all warps so far."""
-        return self._machine.warp_instructions + sum(w.instruction_count for w in self._warps)
+    def _totals(self) -> tuple[int, int]:
+        """Clusters finished and instructions executed so far, by all processes."""
+        under_way = sum(warp.instruction_count for warp in self._warps)
+        return self._crew.totals(self._finished, self._machine.warp_instructions + under_way)
 
     def _whereabouts(self) -> list[str]:
         """Where the warps that can run are."""
@@ -243,8 +275,7 @@ class Scheduler:
         """For the report of a deadlock: the CTAs that wait for room."""
         machine = self._machine
         each = prod(machine.launch.cluster)
-        started = self._finished + len(self._clusters) + machine.cancelled_clusters
-        left = prod(machine.launch.clusters) - started
+        left = machine.clusters_left
         if not left:
             return []
         return [
