@@ -125,6 +125,20 @@ class Registry:
             self._selected[problem, backend] = chosen
         return chosen
 
+    def chosen(self, device: str, backend: str = "auto") -> dict[Operation, str]:
+        """The backend that `select` last gave to each operation that was called.
+
+        Args:
+            device: type of the calls' tensors.
+            backend: as the calls named it.
+        """
+        backend = resolve_backend(backend)
+        return {
+            problem.operation: one.backend
+            for (problem, named), one in self._selected.items()
+            if (problem.device, named) == (device, backend)
+        }
+
     def _select(self, problem: Problem, backend: str) -> Implementation:
         candidates = self.implementations(problem.operation)
         if backend != "auto":

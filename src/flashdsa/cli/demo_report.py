@@ -16,6 +16,7 @@ def print_report(result: DemoResult) -> None:
     """Print everything, in the order in which it happened."""
     console = new_console()
     _print_set_up(console, result)
+    _print_served(console, result)
     _print_losses(console, result)
     _print_captured_mass(console, result)
     _print_differences(console, result)
@@ -50,6 +51,16 @@ def _print_set_up(console: Console, result: DemoResult) -> None:
     ):
         table.add_row(*row)
     print_table(console, "DeepSeek Sparse Attention on real text", table)
+
+
+def _print_served(console: Console, result: DemoResult) -> None:
+    """The backend of each operation, in the order of a training step, and its kernels."""
+    headings = [("operation", "left"), ("backend", "left"), ("kernels", "wrap")]
+    table = new_table(headings)
+    for row in result.served:
+        table.add_row(row.operation, row.backend, ", ".join(row.kernels) or "-")
+    table.add_row("indexer_kl_loss_dense", "torch", "-")
+    print_table(console, f"Served by, on {result.device_name}", table)
 
 
 def _print_losses(console: Console, result: DemoResult) -> None:

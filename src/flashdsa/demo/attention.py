@@ -1,4 +1,4 @@
-"""The two ways to attend with the same weights: the sparse op on pages, and densely in torch."""
+"""The two ways to attend with the same weights: the sparse op, and densely in torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from flashdsa import sparse_mla
-from flashdsa.demo.indexer import IndexerActivations, LightningIndexer, quantise, select
+from flashdsa.demo.indexer import (
+    IndexerActivations,
+    LightningIndexer,
+    quantise,
+    quantise_shared,
+    select,
+    select_shared,
+)
 from flashdsa.demo.model import D_LATENT, SM_SCALE, ByteModel, Projections
 from flashdsa.demo.paging import PagePool
 
@@ -18,7 +25,7 @@ class SparseOutput(NamedTuple):
 
     logits: Tensor  # [batch, S, 256]
     attended: Tensor  # [batch, S, H, D_LATENT] bf16
-    indices: Tensor  # [batch * S, topk] int32, physical ids
+    indices: Tensor  # [batch * S, topk] int32, rows of kv
     projections: Projections
     index_inputs: IndexerActivations
 
@@ -27,28 +34,37 @@ def run_sparse(
     model: ByteModel,
     indexer: LightningIndexer,
     tokens: Tensor,
-    pool: PagePool,
+    pool: PagePool | None,
     *,
     num_queries: int,
     topk: int,
     backend: str,
 ) -> SparseOutput:
-    """tokens [batch, T] -> the indexer selects from its pages, `sparse_mla` attends in bf16."""
+    """tokens [batch, T] -> the indexer selects, `sparse_mla` attends in bf16.
+
+    Keys lie in the pages of `pool`, as where text is generated; without one they follow each other
+    in reading order and the queries of a window share them, as in training.
+    """
     projections = model.project(tokens, num_queries)
     index_inputs = indexer.project(projections.hidden, projections.key_input)
-    indices = select(quantise(pool, index_inputs), topk, backend)
+    if pool is None:
+        indices = select_shared(quantise_shared(index_inputs), topk, backend)
+    else:
+        indices = select(quantise(pool, index_inputs), topk, backend)
     q, kv = sparse_operands(projections, pool)
     flat = sparse_mla(
         q, kv, indices, d_v=D_LATENT, sm_scale=SM_SCALE, deterministic=True, backend=backend
     )
-    attended = flat.unflatten(0, (pool.batch, num_queries))
+    attended = flat.unflatten(0, (len(tokens), num_queries))
     logits = model.read_out(projections.hidden, attended)
     return SparseOutput(logits, attended, indices, projections, index_inputs)
 
 
-def sparse_operands(projections: Projections, pool: PagePool) -> tuple[Tensor, Tensor]:
-    """q [batch * S, H, 576] and kv [num_pages * 64, 576] in page order, both bf16."""
-    return projections.q.flatten(0, 1).bfloat16(), pool.place(projections.kv.bfloat16())
+def sparse_operands(projections: Projections, pool: PagePool | None) -> tuple[Tensor, Tensor]:
+    """q [batch * S, H, 576] and kv, [num_pages * 64, 576] in page order or, without a pool,
+    [batch * T, 576] in reading order, both bf16."""
+    kv = projections.kv.bfloat16()
+    return projections.q.flatten(0, 1).bfloat16(), pool.place(kv) if pool else kv.flatten(0, 1)
 
 
 def dense_probabilities(projections: Projections, rows: Tensor) -> Tensor:
@@ -60,13 +76,13 @@ def dense_probabilities(projections: Projections, rows: Tensor) -> Tensor:
     q = projections.q[:, rows].float()
     logits = torch.einsum("bshd,btd->bhst", q, projections.kv.float()) * SM_SCALE
     position = rows + window - num_queries  # [n]
-    future = torch.arange(window) > position[:, None]  # [n, T]
+    future = torch.arange(window, device=rows.device) > position[:, None]  # [n, T]
     visible: Tensor = logits.masked_fill(future, -torch.inf)
     return visible.softmax(dim=-1)
 
 
 def dense_attended(projections: Projections) -> Tensor:
     """Dense attention's latents [batch, S, H, 512], float32."""
-    rows = torch.arange(projections.q.shape[1])
+    rows = torch.arange(projections.q.shape[1], device=projections.q.device)
     probabilities = dense_probabilities(projections, rows)
     return torch.einsum("bhst,btc->bshc", probabilities, projections.kv[..., :D_LATENT].float())

@@ -18,7 +18,6 @@ from flashdsa import quantize_index_q
 from flashdsa.demo.indexer import IndexerActivations, LightningIndexer
 from flashdsa.demo.model import D_LATENT, LOCAL_BYTES, SM_SCALE, ByteModel, normalise
 from flashdsa.demo.options import DemoOptions
-from flashdsa.demo.paging import PagePool
 from flashdsa.demo.text import load_corpus
 from flashdsa.demo.train import StepLosses, Trainer, dense_divergence
 from flashdsa.distributed import (
@@ -58,9 +57,7 @@ class ContextParallelTrainer(Trainer):
         # Dealt out by pages: the last positions of a window, which alone ask, lie on all processes.
         self.layout = SequenceLayout.packed(bounds, mesh)
 
-    def losses(
-        self, tokens: Tensor, targets: Tensor, pool: PagePool, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, tokens: Tensor, targets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """This process's part of both losses; the sums over processes are those of `Trainer`."""
         options, layout = self.options, self.layout
         local = self._project(tokens)
@@ -163,7 +160,8 @@ def untrained(options: DemoOptions) -> tuple[ByteModel, LightningIndexer]:
     """Model and indexer from the seed; the global random state of torch is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        return ByteModel(options.num_heads), LightningIndexer()
+        model, indexer = ByteModel(options.num_heads), LightningIndexer()
+    return model.to(options.device), indexer.to(options.device)
 
 
 def make_trainer(

@@ -55,9 +55,10 @@ class Evaluator:
         self.options = options
         last = len(text) - options.window - 1
         starts = torch.linspace(0, last, options.eval_windows).long()[:, None]
-        self.tokens, self.targets = cut_windows(text, starts, options.window)
+        windows = cut_windows(text, starts, options.window)
+        self.tokens, self.targets = (one.to(options.device) for one in windows)
         generator = torch.Generator().manual_seed(options.seed)
-        self.pool = PagePool.shuffled(len(starts), options.window, generator)
+        self.pool = PagePool.shuffled(len(starts), options.window, generator, options.device)
 
     @torch.no_grad()
     def evaluate(self, model: ByteModel, indexer: LightningIndexer, step: int) -> Evaluation:
@@ -76,7 +77,7 @@ class Evaluator:
         logits = model.read_out(output.projections.hidden, attended)
         positions = self.pool.positions_of(output.indices, options.num_queries)
         chosen = _as_mask(positions, options.window).unflatten(0, (-1, options.num_queries))
-        rows = torch.arange(options.num_queries)
+        rows = torch.arange(options.num_queries, device=options.device)
         attention = dense_probabilities(output.projections, rows).mean(dim=1)  # [batch, S, T]
         first_query = options.window - options.num_queries
         record = HeldOutRecord(
@@ -100,8 +101,8 @@ class Evaluator:
 def captured_mass(chosen: Tensor, attention: Tensor, topk: int) -> CapturedMass:
     """chosen [batch, S, T] bool, attention [batch, S, T] with rows summing to 1."""
     num_queries, window = chosen.shape[1:]
-    query = torch.arange(window - num_queries, window)[:, None]  # [S, 1]
-    key = torch.arange(window)
+    key = torch.arange(window, device=chosen.device)
+    query = key[-num_queries:, None]  # [S, 1]
     recent = (key <= query) & (key > query - topk)  # [S, T]
 
     def share(mask: Tensor) -> float:
@@ -117,7 +118,8 @@ def captured_mass(chosen: Tensor, attention: Tensor, topk: int) -> CapturedMass:
 
 def _as_mask(positions: Tensor, window: int) -> Tensor:
     """positions [rows, topk], -1 for none -> bool [rows, window]."""
-    mask = torch.zeros((positions.shape[0], window + 1), dtype=torch.bool)
+    shape = positions.shape[0], window + 1
+    mask = torch.zeros(shape, dtype=torch.bool, device=positions.device)
     mask.scatter_(1, positions.remainder(window + 1).long(), True)  # -1 lands in the extra column
     return mask[:, :window]
 
@@ -136,8 +138,9 @@ def _examples(
     Only printable ASCII bytes count: a space found is no story.
     """
     num_queries, window = chosen.shape[1:]
-    query = torch.arange(window - num_queries, window)
-    far = torch.arange(window) <= query[:, None] - topk  # [S, T]
+    key_at = torch.arange(window, device=tokens.device)
+    query = key_at[-num_queries:]
+    far = key_at <= query[:, None] - topk  # [S, T]
     right = tokens[:, None, :] == targets[:, -num_queries:, None]  # [batch, S, T]
     printable = ((tokens > ord(" ")) & (tokens < ASCII_END))[:, None, :]  # [batch, 1, T]
     weight = torch.where(chosen & far & right & printable, attention, 0)

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flashdsa import dsa_topk_indexer, quantize_index_q, write_index_k_cache
+from flashdsa import (
+    causal_ranges,
+    dsa_topk_indexer,
+    dsa_topk_prefill,
+    quantize_index_k,
+    quantize_index_q,
+    write_index_k_cache,
+)
 from flashdsa.demo.model import D_EMBED, D_MODEL, D_ROPE, normalise, random_weight, rotate
 from flashdsa.demo.paging import PagePool
 
@@ -35,7 +42,7 @@ class LightningIndexer(nn.Module):
 
     def project(self, hidden: Tensor, key_input: Tensor) -> IndexerActivations:
         """hidden [batch, S, D_MODEL] of the last S positions, key_input [batch, T, ...] of all."""
-        position = torch.arange(key_input.shape[1])
+        position = torch.arange(key_input.shape[1], device=key_input.device)
         return self.project_at(hidden, position[-hidden.shape[1] :], key_input, position)
 
     def project_at(
@@ -80,7 +87,7 @@ def quantise(pool: PagePool, inputs: IndexerActivations) -> IndexerOperands:
     cache = pool.empty_index_cache()
     keys = inputs.k_index.flatten(0, 1).bfloat16()  # [batch * T, D_INDEX]
     write_index_k_cache(keys, pool.slots.flatten(), cache)
-    seq_lens = torch.arange(pool.window - num_queries + 1, pool.window + 1)
+    seq_lens = torch.arange(pool.window - num_queries + 1, pool.window + 1, device=cache.device)
     return IndexerOperands(
         q_index_fp8,
         cache,
@@ -94,6 +101,43 @@ def quantise(pool: PagePool, inputs: IndexerActivations) -> IndexerOperands:
 def select(operands: IndexerOperands, topk: int, backend: str) -> Tensor:
     """The physical ids [B, topk] int32 of each query's best keys, in the pool's page order."""
     num_rows = len(operands.seq_lens)
-    indices = torch.empty((num_rows, topk), dtype=torch.int32)
+    indices = operands.seq_lens.new_empty((num_rows, topk))
     dsa_topk_indexer(*operands, indices, backend=backend)
+    return indices
+
+
+class SharedOperands(NamedTuple):
+    """What `dsa_topk_prefill` reads; B = batch * S queries.
+
+    Key row i * T + t is token t of window i.
+    """
+
+    q_index_fp8: Tensor  # [B, NUM_INDEX_HEADS, D_INDEX] float8_e4m3fn
+    k_index_fp8: Tensor  # [batch * T, D_INDEX] float8_e4m3fn
+    weights: Tensor  # [B, NUM_INDEX_HEADS] float32, the queries' scales folded in
+    starts: Tensor  # [B] int32, the first row that a query sees
+    ends: Tensor  # [B] int32, the row behind the last one
+    k_scale: Tensor  # [batch * T] float32
+
+
+@torch.no_grad()
+def quantise_shared(inputs: IndexerActivations) -> SharedOperands:
+    """Round queries and keys to fp8. The queries of a window share its keys."""
+    batch, num_queries = inputs.q_index.shape[:2]
+    window = inputs.k_index.shape[1]
+    q_index = inputs.q_index.flatten(0, 1).bfloat16()  # [batch * S, NUM_INDEX_HEADS, D_INDEX]
+    q_index_fp8, weights = quantize_index_q(q_index, inputs.weights.flatten(0, 1))
+    k_index_fp8, k_scale = quantize_index_k(inputs.k_index.flatten(0, 1).bfloat16())
+    windows = torch.arange(batch + 1, device=q_index.device)
+    starts, ends = causal_ranges(
+        windows * num_queries, windows * window, num_queries=batch * num_queries
+    )
+    return SharedOperands(q_index_fp8, k_index_fp8, weights, starts, ends, k_scale)
+
+
+@torch.no_grad()
+def select_shared(operands: SharedOperands, topk: int, backend: str) -> Tensor:
+    """The rows [B, topk] int32 of each query's best keys."""
+    indices = operands.ends.new_empty((len(operands.ends), topk))
+    dsa_topk_prefill(*operands[:-1], indices, k_scale=operands.k_scale, backend=backend)
     return indices

@@ -70,7 +70,7 @@ class ByteModel(nn.Module):
         local = torch.cat([shift(embedded, back) for back in range(LOCAL_BYTES)], dim=-1)
         hidden = normalise(local @ self.mix)  # [batch, T, D_MODEL]
         key_input = torch.cat([shift(hidden, 1), embedded], dim=-1)
-        position = torch.arange(tokens.shape[1])
+        position = torch.arange(tokens.shape[1], device=tokens.device)
         kv = self.keys(hidden, key_input, position)
         hidden = hidden[:, -num_queries:]
         return Projections(hidden, self.queries(hidden, position[-num_queries:]), kv, key_input)
@@ -117,7 +117,7 @@ def shift(x: Tensor, back: int) -> Tensor:
 def rotate(x: Tensor, position: Tensor) -> Tensor:
     """Rotary embedding of x [..., T, D] (pairs of neighbours) at position [T]."""
     d = x.shape[-1]
-    frequency = ROPE_BASE ** (-torch.arange(0, d, 2) / d)
+    frequency = ROPE_BASE ** (-torch.arange(0, d, 2, device=x.device) / d)
     angle = position[:, None] * frequency  # [T, D / 2]
     cos, sin = angle.cos(), angle.sin()
     even, odd = x[..., 0::2], x[..., 1::2]

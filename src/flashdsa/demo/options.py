@@ -5,26 +5,39 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 LARGEST_SEED = 2**63 - 1
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+DEVICES = ("cpu", "cuda")
+SIZES = MappingProxyType(
+    {
+        "cpu": MappingProxyType({"window": 1280, "num_queries": 256, "topk": 256, "num_heads": 4}),
+        "cuda": MappingProxyType(
+            {"window": 4096, "num_queries": 2048, "topk": 512, "num_heads": 16}
+        ),
+    }
+)
+"""What a run of about a minute takes, by device; on a GPU, what its kernels are compiled for."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Choices of one run; the defaults take a little over a minute on two CPU cores.
+    """Choices of one run; the defaults take some two minutes on two CPU cores.
 
     Each training window has `window` bytes; its last `num_queries` positions are the queries, so
     every query's context is at least `window - num_queries + 1` bytes, out of which it selects
     `topk`. `batch` windows share one pool of pages. `indices`, where given, is the file that what
     the trained indexer chose on the held-out windows is saved to, [windows, num_queries, topk].
+    `on` has the sizes that suit a device.
     """
 
     steps: int = 200
-    window: int = 1280
-    num_queries: int = 256
-    topk: int = 256
-    num_heads: int = 4
+    window: int = SIZES["cpu"]["window"]
+    num_queries: int = SIZES["cpu"]["num_queries"]
+    topk: int = SIZES["cpu"]["topk"]
+    num_heads: int = SIZES["cpu"]["num_heads"]
     batch: int = 1
     seed: int = 0
     learning_rate: float = 3e-3
@@ -33,6 +46,13 @@ class DemoOptions:
     picture: Path = Path("out/demo.png")
     backend: str = "auto"
     indices: Path | None = None
+    device: str = "cpu"
+
+    @classmethod
+    def on(cls, device: str, **choices: Any) -> DemoOptions:
+        """The options of a run on `device`, one of `DEVICES`; sizes that are None suit it."""
+        given = {name: value for name, value in choices.items() if value is not None}
+        return cls(**{**SIZES[device], **given, "device": device})
 
     @property
     def smallest_context(self) -> int:

@@ -29,17 +29,22 @@ class PagePool:
     position: Tensor  # [num_pages * PAGE_SIZE] int64: physical row -> position, -1 where unused
 
     @classmethod
-    def shuffled(cls, batch: int, window: int, generator: torch.Generator) -> PagePool:
-        """Give every window its pages in random physical order, with spare pages in between."""
+    def shuffled(
+        cls, batch: int, window: int, generator: torch.Generator, device: str = "cpu"
+    ) -> PagePool:
+        """Give every window its pages in random physical order, with spare pages in between.
+
+        The order is the same on every device; `generator` is of the CPU.
+        """
         pages_per_window = -(-window // PAGE_SIZE)
         num_pages = batch * pages_per_window + SPARE_PAGES
-        order = torch.randperm(num_pages, generator=generator)
+        order = torch.randperm(num_pages, generator=generator).to(device)
         block_table = order[: batch * pages_per_window].view(batch, pages_per_window)
-        token = torch.arange(window)
+        token = torch.arange(window, device=device)
         slots = block_table[:, token // PAGE_SIZE] * PAGE_SIZE + token % PAGE_SIZE
-        owner = torch.full((num_pages * PAGE_SIZE,), -1)
+        owner = torch.full((num_pages * PAGE_SIZE,), -1, device=device)
         position = owner.clone()
-        owner[slots] = torch.arange(batch)[:, None].expand_as(slots)
+        owner[slots] = torch.arange(batch, device=device)[:, None].expand_as(slots)
         position[slots] = token.expand_as(slots)
         return cls(window, num_pages, block_table.int(), slots, owner, position)
 
@@ -59,7 +64,7 @@ class PagePool:
     def empty_index_cache(self) -> Tensor:
         """[num_pages, 64, 1, 132] uint8, every byte 0xFF: NaN keys and NaN scales."""
         shape = (self.num_pages, PAGE_SIZE, 1, BYTES_PER_TOKEN)
-        return torch.full(shape, 0xFF, dtype=torch.uint8)
+        return torch.full(shape, 0xFF, dtype=torch.uint8, device=self.slots.device)
 
     def tables_per_query(self, num_queries: int) -> Tensor:
         """[batch * num_queries, pages_per_window] int32: a query uses its window's pages."""
@@ -70,7 +75,7 @@ class PagePool:
 
         -1 stays -1. An id of a row that is not the query's window's raises RuntimeError.
         """
-        window_of_query = torch.arange(self.batch)
+        window_of_query = torch.arange(self.batch, device=indices.device)
         expected = window_of_query.repeat_interleave(num_queries)[:, None]  # [S, 1]
         valid = indices >= 0
         row = indices.clamp_min(0).long()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from flashdsa.demo.device import Served
 from flashdsa.demo.options import DemoOptions
 
 
@@ -100,6 +101,8 @@ class DemoResult:
     seconds: float
     seconds_by_part: dict[str, float]
     processes: int = 1  # that trained it
+    device_name: str = "the CPU"
+    served: tuple[Served, ...] = ()
 
     @property
     def before(self) -> HeldOutRecord:

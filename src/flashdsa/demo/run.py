@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashdsa.demo.context_parallel import make_trainer, untrained
+from flashdsa.demo.device import device_name, require_device, served_operations
 from flashdsa.demo.error_table import error_table
 from flashdsa.demo.evaluate import Evaluation, Evaluator
 from flashdsa.demo.options import DemoOptions
@@ -67,6 +68,7 @@ def run_demo(
     given, `options.indices`. With a `mesh` the training is spread over its processes; the others
     call `context_parallel.train_along`.
     """
+    require_device(options.device)
     options.require_writable_files()
     clock = _Clock()
     ticker = _Ticker(options.steps + OTHER_STAGES, on_progress)
@@ -90,7 +92,7 @@ def run_demo(
     with clock.part("picture"):
         draw_picture(options, steps, evaluations)
     if options.indices is not None:
-        torch.save(after.indices, options.indices)
+        torch.save(after.indices.cpu(), options.indices)
     ticker.tell("done", finished=1)
     return DemoResult(
         options=options,
@@ -106,6 +108,8 @@ def run_demo(
         seconds=clock.total,
         seconds_by_part=clock.seconds,
         processes=1 if mesh is None else mesh.size(),
+        device_name=device_name(options.device),
+        served=served_operations(options.device, options.backend),
     )
 
 

@@ -14,7 +14,6 @@ from flashdsa.demo.attention import SparseOutput, run_sparse
 from flashdsa.demo.indexer import IndexerActivations, LightningIndexer
 from flashdsa.demo.model import SM_SCALE, ByteModel
 from flashdsa.demo.options import DemoOptions
-from flashdsa.demo.paging import PagePool
 
 # Queries per window and step whose dense attention teaches the indexer.
 KL_QUERIES = 32
@@ -61,7 +60,7 @@ def indexer_loss(output: SparseOutput, rows: Tensor) -> Tensor:
     projections, index = output.projections, output.index_inputs
     batch, num_queries = projections.q.shape[:2]
     window = projections.kv.shape[1]
-    first = torch.arange(batch).repeat_interleave(len(rows)) * window
+    first = torch.arange(batch, device=rows.device).repeat_interleave(len(rows)) * window
     visible = (rows + window - num_queries + 1).repeat(batch)
     return dense_divergence(
         IndexerActivations(
@@ -85,7 +84,7 @@ def dense_divergence(
     query i sees the keys [first[i], end[i]), both int64 [n].
     """
     with torch.no_grad():
-        key = torch.arange(len(kv))
+        key = torch.arange(len(kv), device=kv.device)
         hidden = (key < first[:, None]) | (key >= end[:, None])
         logits = torch.einsum("nhd,td->nht", q, kv) * SM_SCALE
         lse = logits.masked_fill(hidden[:, None], -torch.inf).logsumexp(-1)
@@ -96,7 +95,7 @@ def dense_divergence(
         lse,
         end.int(),
         key_start=first.int(),
-        row_weight=torch.ones(len(q)),
+        row_weight=torch.ones(len(q), device=q.device),
         sm_scale=SM_SCALE,
     )
 
@@ -125,9 +124,9 @@ class Trainer:
         """Select, attend, go back through both losses, update."""
         options = self.options
         tokens, targets = sample_windows(self.text, options.batch, options.window, self.generator)
-        pool = PagePool.shuffled(options.batch, options.window, self.generator)
         rows = torch.randperm(options.num_queries, generator=self.generator)[:KL_QUERIES]
-        language, divergence = self.losses(tokens, targets, pool, rows)
+        batch = (one.to(options.device) for one in (tokens, targets, rows))
+        language, divergence = self.losses(*batch)
         self.optimiser.zero_grad()
         (language + divergence).backward()
         found = self.share(StepLosses(language.item(), divergence.item()))
@@ -136,16 +135,14 @@ class Trainer:
         self.schedule.step()
         return found
 
-    def losses(
-        self, tokens: Tensor, targets: Tensor, pool: PagePool, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def losses(self, tokens: Tensor, targets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The language loss and the indexer's, the latter of the queries named by `rows` [n]."""
         options = self.options
         output = run_sparse(
             self.model,
             self.indexer,
             tokens,
-            pool,
+            None,
             num_queries=options.num_queries,
             topk=options.topk,
             backend=options.backend,

@@ -26,6 +26,8 @@ logger = logging.getLogger("flashdsa.jit")
 INSTALLED = PACKAGE / "_kernels"
 """The shared objects that `make kernels` makes and wheels carry, one a backend."""
 
+_loaded: list[Variant] = []
+
 
 @cache
 def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
@@ -42,6 +44,19 @@ def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
     if plan not in spec.plans:
         raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
     variant = Variant(spec, plan)
+    function = _found(variant)
+    _loaded.append(variant)
+    return function
+
+
+def loaded_variants() -> tuple[Variant, ...]:
+    """Of all kernels that this process has asked for, in the order of their first use."""
+    return tuple(_loaded)
+
+
+def _found(variant: Variant) -> Callable[..., Any]:
+    """From the installed object, the cache, or the compiler."""
+    spec = variant.spec
     installed = _installed(spec.backend, installed_object(spec.backend))
     if installed is not None:
         try:
