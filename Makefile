@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt tools/make_venv.sh
 
 setup: $(READY)  ## Make .venv with everything that the other targets need
 
-demo: $(READY)  ## A DSA layer learns real text on this machine (about a minute); writes out/demo.png
+demo: $(READY)  ## A DSA layer learns real text on this machine (two minutes); writes out/demo.png
 	$(BIN)/flashdsa demo
 
 test: $(READY)  ## The tests that need no GPU and are not marked slow

@@ -12,6 +12,7 @@ from click.testing import Result
 
 import flashdsa.demo
 from flashdsa.demo import DemoOptions, DemoResult, run_demo
+from flashdsa.demo.options import SIZES
 
 Run = Callable[..., Result]
 
@@ -67,6 +68,28 @@ def test_defaults_are_those_of_the_library_and_options_reach_it(
     ]
 
 
+def test_help_tells_the_sizes_of_both_devices(run: Run) -> None:
+    text = " ".join(run("demo", "--help").output.split())
+    for name in SIZES["cpu"]:
+        assert f"[default: ({SIZES['cpu'][name]}, on a GPU {SIZES['cuda'][name]})" in text
+
+
+def test_what_served_each_operation_is_said(run: Run, asked: list[DemoOptions]) -> None:
+    lines = run("demo").output.splitlines()
+    (title,) = (number for number, line in enumerate(lines) if line == "Served by, on the CPU")
+    rows = [line.split() for line in lines[title + 3 :]]
+    assert rows[2] == ["dsa_topk_prefill", "cpu", "-"]
+    assert ["indexer_kl_loss_dense", "torch", "-"] in rows
+
+
+def test_a_gpu_that_is_not_there_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run("demo", "--device", "cuda")
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("flashdsa: error: device: expected auto or cpu")
+
+
 def test_an_error_over_its_limit_is_exit_code_1(
     run: Run, monkeypatch: pytest.MonkeyPatch, short_result: DemoResult
 ) -> None:
@@ -88,4 +111,5 @@ def test_context_parallel_needs_torchrun(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("RANK", raising=False)
     result = run("demo", "--context-parallel")
     assert result.exit_code == 2
+    assert "runs on the CPU" in run("demo", "--context-parallel", "--device", "cuda").output
     assert "torchrun --nproc-per-node 2 -m flashdsa.demo --context-parallel" in result.output

@@ -23,12 +23,12 @@ class Layer(NamedTuple):
     tokens: Tensor  # [BATCH, WINDOW]
     pool: PagePool
 
-    def run(self, tokens: Tensor, topk: int = TOPK) -> SparseOutput:
+    def run(self, tokens: Tensor, topk: int = TOPK, *, shared: bool = False) -> SparseOutput:
         return run_sparse(
             self.model,
             self.indexer,
             tokens,
-            self.pool,
+            None if shared else self.pool,
             num_queries=NUM_QUERIES,
             topk=topk,
             backend="auto",
@@ -78,6 +78,15 @@ def test_choices_are_causal_distinct_and_a_real_selection(layer: Layer) -> None:
     newest = query_positions() - torch.arange(TOPK - 1, -1, -1)
     assert not bool((ordered == newest).all(dim=-1).any())
     assert len(torch.unique(ordered, dim=0)) > BATCH  # queries choose differently
+
+
+def test_shared_keys_are_chosen_as_those_in_pages(layer: Layer) -> None:
+    paged, shared = layer.run(layer.tokens), layer.run(layer.tokens, shared=True)
+    window_of_query = torch.arange(BATCH).repeat_interleave(NUM_QUERIES)[:, None]
+    positions = layer.pool.positions_of(paged.indices, NUM_QUERIES)
+    expected = (window_of_query * WINDOW + positions).sort().values
+    assert torch.equal(shared.indices.sort().values.long(), expected)
+    assert torch.allclose(shared.logits, paged.logits, rtol=0, atol=1e-2)
 
 
 def test_the_last_byte_changes_only_the_last_query(layer: Layer) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashdsa.demo import DemoOptions, DemoResult, run_demo
+from flashdsa.demo.device import OPERATIONS
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 Report = list[tuple[int, int, str]]
@@ -65,6 +66,8 @@ def test_picture_and_plain_data_are_written(run: tuple[DemoResult, Report]) -> N
     plain = json.loads(json.dumps(result.to_json_dict()))
     assert plain["options"]["topk"] == 64
     assert len(plain["steps"]) == 16
+    assert [row["operation"] for row in plain["served"]] == [one.value for one in OPERATIONS]
+    assert {(row["backend"], *row["kernels"]) for row in plain["served"]} == {("cpu",)}
     assert [record["step"] for record in plain["held_out"]] == [0, 8, 16]
 
 

@@ -52,7 +52,10 @@ def test_python_of_the_guide_to_the_indexers_training_runs() -> None:
     names: dict[str, object] = {}
     for block in python_blocks(ROOT / "docs" / "guides" / "indexer-training.md"):
         exec(compile(block, "indexer-training.md", "exec"), names)
-    assert (names["to_q"].weight.grad != 0).any() and (names["kl"] > 0).all()
+    assert (names["to_q"].weight.grad != 0).any()
+    # The first query of each of the two sequences sees itself alone.
+    assert (names["kl"] == 0).nonzero().flatten().tolist() == [0, 24]
+    assert (names["kl"] >= 0).all()
 
 
 def test_migration_python_runs() -> None:

@@ -87,9 +87,11 @@ def test_the_installed_object_serves_where_its_sources_are_these(
 ) -> None:
     _compiling(monkeypatch, None)
     path = _object_of(installed_object("sm90"), installed_hash("sm90"))
+    before = loader.loaded_variants()
     assert load(SPEC, KNOWN) == path
     assert load(SPEC, KNOWN) == path
     assert loaded == [path]
+    assert loader.loaded_variants() == (*before, Variant(SPEC, KNOWN))
 
 
 def test_a_stale_installed_object_is_never_loaded(

@@ -55,6 +55,17 @@ def test_what_is_registered_later_is_chosen_though_the_problem_was_seen(
     assert registry.select(PROBLEM).entry == "math:cos"
 
 
+def test_what_was_chosen_is_told_by_device_and_the_name_that_calls_gave(
+    registry: Registry,
+) -> None:
+    assert registry.chosen("cuda") == {}
+    registry.select(PROBLEM)
+    registry.select(dataclasses.replace(PROBLEM, device="cpu"), "cpu")
+    assert registry.chosen("cuda") == {Operation.MLA_BWD: "sm90"}
+    assert registry.chosen("cpu") == {}
+    assert registry.chosen("cpu", "cpu") == {Operation.MLA_BWD: "cpu"}
+
+
 def test_environment_replaces_auto_only(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,8 +96,9 @@ def served_operations(device: str, backend: str) -> tuple[Served, ...]:
 
 
 def _kernels(operation: Operation, backend: str) -> tuple[str, ...]:
-    return tuple(
+    names = (
         one.name
         for one in loaded_variants()
         if one.spec.backend == backend and operation in one.spec.operations
     )
+    return tuple(dict.fromkeys(names))
