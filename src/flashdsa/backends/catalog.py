@@ -111,6 +111,14 @@ _SM90_INDEX_SCORES = replace(
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     attn_sink=False,
 )
+_SM90_INDEX_BACKWARD = Features(
+    devices=("cuda",),
+    dtypes=("bfloat16",),
+    num_heads=_INDEXER.num_heads,
+    d_qk=OneOf((INDEX_HEAD_DIM,)),
+    topk_length=True,
+    deterministic=True,
+)
 _SM90 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
     Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM90_FORWARD),
@@ -126,6 +134,7 @@ _SM90 = {
     Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
     Operation.ATTENTION_TARGET: ("attention_target:attention_target", _SM90_TARGET),
     Operation.INDEXER_SCORES: ("indexer_scores:indexer_scores", _SM90_INDEX_SCORES),
+    Operation.INDEXER_BWD: ("indexer_bwd:backward", _SM90_INDEX_BACKWARD),
 }
 _FORWARDS = (Operation.SPARSE_MLA_FWD, Operation.SPARSE_MLA_FWD_OUT)
 _SM100_BACKWARD = Features(

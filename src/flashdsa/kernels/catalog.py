@@ -17,6 +17,7 @@ from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
@@ -293,6 +294,37 @@ SPARSE_MLA_DECODE = KernelSpec(
         "right": ("right.py",),
     },
 )
+_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
+
+INDEXER_BWD = KernelSpec(
+    name="indexer_bwd",
+    arch=SM90.name,
+    operations=(Operation.INDEXER_BWD,),
+    plans=(
+        *(
+            index_bwd.BwdPlan(num_heads, blocks)
+            for num_heads, blocks in product(index_bwd.NUM_HEADS, index_bwd.BLOCKS)
+        ),
+        *(
+            index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered=True)
+            for num_heads in index_bwd.NUM_HEADS
+        ),
+    ),
+    build=f"{_INDEXER_BWD}.build:compile_backward",
+    entry="indexer_bwd_kernel",
+    sources={
+        "load": ("load.py",),
+        "multiply": ("multiply.py", "products.py", "gate.py", "add.py"),
+    },
+)
+INDEXER_BWD_SUM = KernelSpec(
+    name="indexer_bwd_sum",
+    arch=SM90.name,
+    operations=(Operation.INDEXER_BWD,),
+    plans=(index_bwd.SumPlan(),),
+    build=f"{_INDEXER_BWD}.build:compile_sum",
+    entry="ordered_sum_kernel",
+)
 
 _HEAD_SUMS_BUILD = "flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums"
 _HEAD_SUMS_FILES = {
@@ -336,6 +368,8 @@ KERNELS = (
     SPARSE_MLA_DECODE,
     ATTENTION_TARGET,
     INDEXER_SCORES,
+    INDEXER_BWD,
+    INDEXER_BWD_SUM,
     MLA_BWD,
     SPARSE_MLA_FWD_SM100,
 )

@@ -1,0 +1,1 @@
+"""Gradients of the index scores at given slots."""

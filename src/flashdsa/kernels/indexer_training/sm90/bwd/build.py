@@ -1,0 +1,68 @@
+"""Compiles the backward of the index scores; shapes are dynamic, what the plan says is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import BFloat16, Float32, Int32, cute
+from cutlass.cute.runtime import make_fake_stream
+
+from flashdsa.kernels.indexer_training.sm90.bwd.kernel import launch_backward, launch_chosen
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import BwdPlan, SumPlan
+from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
+from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
+from flashdsa.problem import INDEX_HEAD_DIM
+
+
+def compile_backward(plan: BwdPlan) -> Any:
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
+
+    (q, k, weights, indices, grad_scores, topk_length, rows, gradients, counts, present, dq, dk, dw,
+    choice, spread, num_ctas), or (..., sample_counts, sample_named, step, ratio) where plan.chosen;
+    see `launch_backward` and `launch_chosen`.
+    """
+    rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
+    groups, lines, capacity, places, choices = (cute.sym_int32() for _ in range(5))
+    samples = cute.sym_int32()
+    of_slots = places if plan.ordered else keys
+    chosen = []
+    if plan.chosen:
+        choices = 1
+        chosen = [*(fake_tensor(Int32, (samples,), 4) for _ in range(2)), Int32(1), Float32(1.0)]
+    return cute.compile(
+        launch_chosen if plan.chosen else launch_backward,
+        fake_tensor(BFloat16, (rows, INDEX_HEAD_DIM)),
+        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
+        fake_tensor(Float32, (rows,), 4),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Float32, (queries, topk), 4),
+        fake_tensor(Int32, (lengths,), 4),
+        fake_tensor(Int32, (groups, capacity)),
+        fake_tensor(Float32, (lines, capacity)),
+        *(fake_tensor(Int32, (groups,), 4) for _ in range(2)),
+        fake_tensor(BFloat16, (rows, INDEX_HEAD_DIM)),
+        fake_tensor(Float32, (of_slots, INDEX_HEAD_DIM)),
+        fake_tensor(Float32, (rows,), 4),
+        fake_tensor(Int32, (choices,), 4),
+        Int32(0),
+        Int32(1),
+        *chosen,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )
+
+
+def compile_sum(plan: SumPlan) -> Any:
+    """Likewise, of (slots, order, starts, dk): see `launch_ordered_sum`."""
+    del plan
+    places, starts, keys = (cute.sym_int32() for _ in range(3))
+    return cute.compile(
+        launch_ordered_sum,
+        fake_tensor(Float32, (places, INDEX_HEAD_DIM)),
+        fake_tensor(Int32, (places,), 4),
+        fake_tensor(Int32, (starts,), 4),
+        fake_tensor(Float32, (keys, INDEX_HEAD_DIM)),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )

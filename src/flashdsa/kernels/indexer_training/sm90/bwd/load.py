@@ -1,0 +1,140 @@
+"""Role load: Q of each item, and its tiles: keys, their numbers, gradients of their scores."""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, tile_behind, tiles_of
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
+    BF16,
+    BLOCK_BYTES,
+    BLOCK_ROWS,
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKS,
+    FP32,
+    TILE_KEYS,
+)
+from flashdsa.problem import INDEX_HEAD_DIM
+
+UNITS = CHUNK * BF16 // COPY_BYTES
+"""Copies of a row of a chunk, each by a lane."""
+ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
+"""Rows of which the role copies a chunk by one instruction."""
+TURNS = TILE_KEYS // ROWS_AT_ONCE
+ROW_UNITS = TILE_KEYS * FP32 // COPY_BYTES
+"""Copies of a tile's numbers, or of the gradients of a query."""
+
+
+class Loader(NamedTuple):
+    """Fills q, k, gradients and rows. Signals q_full, k_full."""
+
+    ctx: Context
+    q: cute.Tensor  # (S * H, 128) bf16
+    k: cute.Tensor  # (S_kv, 128) bf16
+
+
+@cute.jit
+def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> None:
+    """This thread's copies of an item's Q; zeros of a query without a gradient, or not there."""
+    ctx = role.ctx
+    plan = ctx.plan
+    present = ctx.lists.present[item]
+    first = Int64(item) * (plan.blocks * BLOCK_ROWS) + own
+    source = role.q.iterator + (first * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16))
+    for block in cutlass.range_constexpr(plan.blocks):
+        for turn in cutlass.range_constexpr(TURNS):
+            row = block * BLOCK_ROWS + turn * ROWS_AT_ONCE
+            none = ((present >> (row // plan.num_heads)) & 1) - 1
+            at = block * BLOCK_BYTES + turn * ROWS_AT_ONCE * CHUNK * BF16
+            of_row = row * INDEX_HEAD_DIM * BF16
+            places = [
+                (at + chunk * CHUNK_BYTES, of_row + chunk * CHUNK * BF16) for chunk in range(CHUNKS)
+            ]
+            copy_units(to, source, none, places)
+    arrive_when_copied(ctx.barriers("q_full").at())
+
+
+@cute.jit
+def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
+    """This thread's copies of a tile's numbers and gradients."""
+    plan = ctx.plan
+    first = tile * TILE_KEYS
+    units = plan.queries * ROW_UNITS
+    to = ctx.arena.address("gradients") + stage * plan.gradient_bytes
+    for turn in cutlass.range_constexpr(-(-units // WARPGROUP_SIZE)):
+        unit = turn * WARPGROUP_SIZE + ctx.thread
+        if unit < units:
+            line = Int64(item) * plan.queries + unit // ROW_UNITS
+            place = first + unit % ROW_UNITS * (COPY_BYTES // FP32)
+            gradients = ctx.lists.gradients
+            at = gradients.iterator + (line * gradients.shape[1] + place)
+            copy_units(to + unit * COPY_BYTES, at, Int32(0), [(0, 0)])
+    if ctx.thread < ROW_UNITS:
+        rows = ctx.arena.address("rows") + stage * (TILE_KEYS * FP32) + ctx.thread * COPY_BYTES
+        of_tile = ctx.rows_of(item) + (first + ctx.thread * (COPY_BYTES // FP32))
+        copy_units(rows, of_tile, Int32(0), [(0, 0)])
+
+
+@cute.jit
+def copy_tile(
+    role: Loader, rows: list[Int32], item: Int32, tile: Int32, number: Int32, to: Int32, unit: Int32
+) -> None:
+    """This thread's copies of the CTA's tile of that number.
+
+    Args:
+        to: of the thread's unit of its first row in stage 0.
+    """
+    ctx = role.ctx
+    ring = ctx.arena.producer("k_full", "k_free")
+    state = ring.state(number)
+    # k_free[stage]: all products of the tile that was there are done, its numbers have been read.
+    ring.acquire(state)
+    keys = to + state.stage * BLOCK_BYTES
+    for turn in cutlass.range_constexpr(TURNS):
+        source = role.k.iterator + (
+            Int64(rows[turn]) * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16)
+        )
+        at = turn * ROWS_AT_ONCE * CHUNK * BF16
+        places = [(at + chunk * CHUNK_BYTES, chunk * CHUNK * BF16) for chunk in range(CHUNKS)]
+        copy_units(keys, source, rows[turn], places)
+    copy_places(ctx, item, tile, state.stage)
+    arrive_when_copied(ring.full.at(state.stage))
+
+
+@cute.jit
+def read_rows(line: cute.Pointer, tile: Int32) -> list[Int32]:
+    """The rows of a tile that this thread copies from."""
+    first = line + tile * TILE_KEYS
+    return [(first + turn * ROWS_AT_ONCE).load() for turn in range(TURNS)]
+
+
+@cute.jit
+def load_all(role: Loader) -> None:
+    """All four warps: Q and every tile of the CTA's items."""
+    ctx = role.ctx
+    unit, own = ctx.thread % UNITS, ctx.thread // UNITS
+    place = swizzled_128(own, unit)
+    number, items = Int32(0), Int32(0)
+    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        tiles = tiles_of(ctx, item)
+        tile = tiles.first
+        line = ctx.rows_of(item) + own
+        if tiles.count > 0:
+            # q_free: every product with the Q of the item before is done.
+            ctx.barriers("q_free").wait_round(items - 1)
+            copy_q(role, item, ctx.arena.address("q") + place, unit, own)
+            items += 1
+        rows = read_rows(line, tile)
+        for _ in cutlass.range(tiles.count, unroll=1):
+            # The next tile's numbers come while this tile's stage becomes free.
+            ahead_tile = tile_behind(tile, tiles.count)
+            ahead = read_rows(line, ahead_tile)
+            copy_tile(role, rows, item, tile, number, ctx.arena.address("k") + place, unit)
+            rows = ahead
+            tile = ahead_tile
+            number += 1

@@ -1,0 +1,154 @@
+"""Tiles, budgets, barriers and roles of the Hopper backward of the index scores, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
+from flashdsa.problem import INDEX_HEAD_DIM
+
+BLOCK_ROWS = 64
+"""(query, head) rows of a block: the M of a wgmma."""
+TILE_KEYS = 64
+BF16 = 2
+FP32 = 4
+CHUNK = 64
+"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
+CHUNK_BYTES = 64 * CHUNK * BF16
+CHUNKS = INDEX_HEAD_DIM // CHUNK
+BLOCK_BYTES = CHUNKS * CHUNK_BYTES
+"""Of 64 rows of Q, or of a tile of keys: a chunk behind the other."""
+IMAGE_BYTES = BLOCK_ROWS * TILE_KEYS * BF16
+IMAGE_BUFFERS = 2
+NUM_HEADS = (64, 32, 16)
+BLOCKS = (4, 2)
+"""Of a group: each of two warpgroups has a half of them."""
+MULTIPLIERS = 2
+STAGES = {4: 4, 2: 6}
+"""Tiles of keys in shared memory, by a group's blocks."""
+TABLE_WORDS = 32_768
+"""Of the lists' kernel: gradients of a range of keys in shared memory."""
+MOST_TABLE_KEYS = 8192
+
+
+@dataclass(frozen=True)
+class BwdPlan(Sm90Plan):
+    """One compiled kernel: choices first, then what follows from them.
+
+    Attributes:
+        num_heads: H. blocks: of 64 rows of Q, in a group of neighbouring queries.
+        ordered: a row of dK for each place of the lists is written, and added by another kernel.
+        load_registers, multiply_registers: of a thread.
+    """
+
+    num_heads: int = 64
+    blocks: int = 4
+    ordered: bool = False
+    load_registers: int = 40
+    multiply_registers: int = 232
+
+    def __post_init__(self) -> None:
+        """Hold the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        if self.num_heads not in NUM_HEADS:
+            raise ValueError(f"num_heads: expected one of {NUM_HEADS}; got {self.num_heads}")
+        if self.blocks not in BLOCKS:
+            raise ValueError(f"blocks: expected one of {BLOCKS}; got {self.blocks}")
+        self.check()
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"indexer_bwd_h{self.num_heads}_group{self.queries}" + "_ordered" * self.ordered
+
+    @property
+    def queries(self) -> int:
+        """Neighbouring ones of a group."""
+        return self.blocks * BLOCK_ROWS // self.num_heads
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the device chooses it: the larger groups, where they have enough in common."""
+        return self.blocks == max(BLOCKS)
+
+    @property
+    def own_blocks(self) -> int:
+        """Of a warpgroup that multiplies."""
+        return self.blocks // MULTIPLIERS
+
+    @property
+    def stages(self) -> int:
+        """Tiles of keys in shared memory."""
+        return STAGES[self.blocks]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a tile: gradients of its keys' scores, [query][key] fp32."""
+        return self.queries * TILE_KEYS * FP32
+
+    @property
+    def table_keys(self) -> int:
+        """Keys of a range of which the lists' kernel holds the gradients in shared memory."""
+        return min(MOST_TABLE_KEYS, TABLE_WORDS // self.queries)
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
+        images = IMAGE_BUFFERS * self.blocks * IMAGE_BYTES
+        return [
+            SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, [64, 64] SW128"),
+            SmemRegion("k", self.stages * BLOCK_BYTES, 1024, "keys of tiles, [64, 64] SW128"),
+            SmemRegion("a", images, 1024, "gradients of q k, [row][key] SW128, of two tiles"),
+            SmemRegion(
+                "gradients", self.stages * self.gradient_bytes, 16, "of the scores, [query][key]"
+            ),
+            SmemRegion("rows", self.stages * TILE_KEYS * FP32, 16, "numbers of the keys"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def load(self) -> Role:
+        """Warpgroup 0."""
+        return Role("load", WARPGROUP_SIZE, self.load_registers, "Q, keys, their gradients")
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def multiply(self) -> Role:
+        """Warpgroups 1 and 2."""
+        does = "q k and dQ of half the blocks, dK of half the dims and its addition, dW"
+        return Role("multiply", MULTIPLIERS * WARPGROUP_SIZE, self.multiply_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warpgroups, in the order of their threads."""
+        return self.load, self.multiply
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in the order in which they lie in their region.
+
+        Those of Q complete a phase an item that has keys.
+        """
+        load, multiply = self.roles
+        every, warps = Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        return (
+            Barrier("k_full", self.stages, load, every, multiply, 0, "a tile is there"),
+            Barrier("k_free", self.stages, multiply, warps, load, 0, "a tile has been read"),
+            Barrier("q_full", 1, load, every, multiply, 0, "Q is there"),
+            Barrier("q_free", 1, multiply, warps, load, 0, "Q has been read"),
+        )
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """The kernel that adds the rows of the ordered backward; it has nothing to choose."""
+
+    name: str = "indexer_bwd_sum"
+    roles: tuple[Role, ...] = ()
+    smem_bytes: int = 0

@@ -1,0 +1,135 @@
+"""The Hopper backward of the index scores on ptxemu: within the contract, no finding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+import flashdsa
+from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.emulated.runner import Emulator, emulation
+from flashdsa.backends.sm90 import indexer_bwd
+from flashdsa.errors import UnsupportedError
+from flashdsa.verify.cases import (
+    IndexerTrainingCase,
+    SparseMlaCase,
+    make_indexer_training_inputs,
+)
+from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
+from flashdsa.verify.judge_indexer_training import check_index_backward
+from ptxemu import Policy
+
+TWO_SMS = Device(2, {1: 2})
+EVERY_FEATURE = {
+    "duplicates": True,
+    "invalid": True,
+    "empty_rows": True,
+    "topk_length": True,
+    "poison": True,
+    "strided": True,
+    "kv_3d": True,
+    "indices_3d": True,
+}
+
+
+def inputs_of(
+    queries: int, keys: int, topk: int, heads: int, **features: object
+) -> IndexerTrainingInputs:
+    case = SparseMlaCase("emulated", queries, keys, 8, topk, **features)
+    return make_indexer_training_inputs(IndexerTrainingCase(case, index_heads=heads), 0)
+
+
+def run(
+    inputs: IndexerTrainingInputs, policy: Policy | None = None, *, deterministic: bool = False
+) -> Emulator:
+    """The gradients are judged, and nothing may be found."""
+    with emulation(TWO_SMS, policy=policy, on_finding="collect") as emulator:
+        judged = check_index_backward(inputs, "emulate-sm90", deterministic=deterministic)
+        assert failures(judged) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return emulator
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+def test_every_feature(when: str) -> None:
+    """Groups of two queries, of which one is missing; it does not matter when copies happen."""
+    inputs = inputs_of(3, 150, 170, 64, **EVERY_FEATURE)
+    run(inputs, Policy(asynchronous=when, seed=3))
+
+
+@pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])
+def test_large_groups_are_taken_where_queries_have_much_in_common(
+    named: str, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    launch_part = indexer_bwd.launch_part
+
+    def spied(*args: object) -> None:
+        seen.append(args[-1])
+        launch_part(*args)
+
+    monkeypatch.setattr(indexer_bwd, "launch_part", spied)
+    inputs = inputs_of(8, 300, 70, 64, poison=named == "others", empty_rows=named == "others")
+    if named == "the same":
+        inputs.indices[:] = inputs.indices[0].clone()
+    run(inputs)
+    assert [choice.tolist() for choice in seen] == [[taken]] * 2
+
+
+def test_it_is_the_same_every_time_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of two queries and at once, with keys that a query names three times."""
+    inputs = inputs_of(3, 40, 90, 64, duplicates=True, invalid=True)
+    inputs.indices[0, 5:8] = inputs.indices[0, 5]
+    with emulation(TWO_SMS):
+        options = {"topk_length": inputs.attention.topk_length, "backend": "emulate-sm90"}
+        operands = (*inputs.operands, inputs.grad_scores)
+        first = flashdsa.indexer_bwd(*operands, deterministic=True, **options)
+    monkeypatch.setattr(indexer_bwd, "MOST_ROW_BYTES", 1)
+    with emulation(TWO_SMS, policy=Policy(asynchronous="late", seed=5)) as emulator:
+        again = flashdsa.indexer_bwd(*operands, deterministic=True, **options)
+        assert failures(check_index_backward(inputs, "emulate-sm90", deterministic=True)) == []
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    # Two parts of two calls, each of lists, gradients and the sum.
+    assert len(emulator.setups) == 2 * 2 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [3, 33])
+@pytest.mark.parametrize("heads", [16, 32, 64])
+def test_every_number_of_heads(heads: int, queries: int) -> None:
+    run(inputs_of(queries, 130, 100, heads, **EVERY_FEATURE))
+    run(inputs_of(3, 130, 100, heads, **EVERY_FEATURE), deterministic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [16, 64])
+def test_keys_in_several_ranges_and_queries_in_parts(
+    heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(inputs_of(5, 9000, 70, heads, duplicates=True, invalid=True))
+    monkeypatch.setattr(indexer_bwd, "MOST_LIST_BYTES", 1)
+    run(inputs_of(3, 90, 70, heads, invalid=True))
+
+
+def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
+    inputs = inputs_of(1, 60, 40, 64)
+    operands = (*inputs.operands, inputs.grad_scores)
+    with emulation(TWO_SMS):
+        dk = flashdsa.indexer_bwd(*operands, dk_dtype=torch.bfloat16, backend="emulate-sm90")[1]
+        assert dk.dtype == torch.bfloat16
+        assert torch.equal(
+            dk, flashdsa.indexer_bwd(*operands, backend="emulate-sm90")[1].bfloat16()
+        )
+        for queries, keys in ((2, 0), (0, 9)):
+            assert (
+                failures(check_index_backward(inputs_of(queries, keys, 32, 64), "emulate-sm90"))
+                == []
+            )
+
+
+def test_what_the_kernels_do_not_take_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="num_heads: takes 16, 32, 64; got 20"):
+        check_index_backward(inputs_of(1, 40, 32, 20), "emulate-sm90")
