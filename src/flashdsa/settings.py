@@ -53,8 +53,7 @@ class Settings:
         Raises:
             ArgumentValueError: a variable holds a value that it does not take.
         """
-        names = ("FLASHDSA_BACKEND", "FLASHDSA_CHECK", "FLASHDSA_MAX_CLUSTER")
-        return _parse(*(os.environ.get(name, "") for name in names))
+        return _of_raw(*map(_environment.get, _VARIABLES))
 
     def rows(self) -> list[tuple[str, str, str]]:
         """(variable, value in force, help) of every setting, for `flashdsa info`."""
@@ -65,10 +64,11 @@ class Settings:
 
 
 _environment: Any = getattr(os.environ, "_data", os.environ)
-_BACKEND, _CHECK = (
+_VARIABLES = tuple(
     name if _environment is os.environ else os.environ.encodekey(name)
-    for name in ("FLASHDSA_BACKEND", "FLASHDSA_CHECK")
+    for name in ("FLASHDSA_BACKEND", "FLASHDSA_CHECK", "FLASHDSA_MAX_CLUSTER")
 )
+_BACKEND, _CHECK, _ = _VARIABLES
 
 
 def raw_settings() -> tuple[Any, Any]:
@@ -81,6 +81,11 @@ def raw_settings() -> tuple[Any, Any]:
 
 
 @lru_cache
+def _of_raw(*values: Any) -> Settings:
+    """From what the environment has under `_VARIABLES`, None where one is not set."""
+    return _parse(*("" if value is None else os.fsdecode(value) for value in values))
+
+
 def _parse(backend: str, check: str, max_cluster: str) -> Settings:
     backend = backend or "auto"
     if backend not in BACKENDS:

@@ -15,12 +15,14 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
 
+import flashdsa  # noqa: E402
 from flashdsa.errors import UnsupportedError  # noqa: E402
 from flashdsa.integrations.transformers import (  # noqa: E402
     NAME,
     attention,
     disable,
     enable,
+    index_keys,
     indexers,
     models,
 )
@@ -210,6 +212,63 @@ def test_an_fp8_indexer_serves_prefill_and_decode(model: Any) -> None:
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
     assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
+
+
+def count_written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys each call quantises from now on."""
+    counts: list[int] = []
+
+    def write(k: Tensor, slots: Tensor, cache: Tensor) -> None:
+        counts.append(len(k))
+        flashdsa.write_index_k_cache(k, slots, cache)
+
+    monkeypatch.setattr(index_keys, "write_index_k_cache", write)
+    return counts
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_decoded_token_quantises_its_own_key_only(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the cache has no room any more; and the tokens are those of a pass without a cache."""
+    model = enable(build("deepseek_v32"), indexer="fp8")
+    counts = count_written(monkeypatch)
+    monkeypatch.setattr(index_keys, "MORE_TOKENS", 3)
+    settings: dict[str, Any] = {"cache_implementation": kind, "disable_compile": True}
+    out = model.generate(**tokens(), max_new_tokens=20, do_sample=False, **settings)
+    layers, steps = len(model.model.layers), 19
+    assert len(counts) == layers * (1 + steps)
+    longer = [count for count in counts[layers:] if count != BATCH]
+    # 48 tokens and room for 12 are a page of 64, which is full behind the 16th step.
+    assert longer == ([BATCH * 65] * layers if kind == "dynamic" else [])
+    mask = torch.nn.functional.pad(tokens()["attention_mask"], (0, 20), value=1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
+    assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
+
+
+@pytest.mark.parametrize("change", ["crop", "reorder_cache", "write"])
+def test_a_cache_that_others_changed_is_quantised_again(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = enable(build("deepseek_v32"), indexer="fp8")
+    x = {"input_ids": tokens()["input_ids"]}
+    with torch.no_grad():
+        cache = model(**x, use_cache=True).past_key_values
+        counts = count_written(monkeypatch)
+        model(input_ids=x["input_ids"][:, :1], past_key_values=cache)
+        assert set(counts) == {BATCH}
+        if change == "crop":
+            cache.crop(-1)
+        elif change == "reorder_cache":
+            cache.reorder_cache(torch.tensor([1, 0]))
+        else:
+            cache.layers[0].indexer_keys.mul_(0.5)
+        counts.clear()
+        model(input_ids=x["input_ids"][:, :1], past_key_values=cache)
+    length = LENGTH + (1 if change == "crop" else 2)
+    changed = 1 if change == "write" else len(model.model.layers)
+    assert counts == [BATCH * length] * changed + [BATCH] * (len(counts) - changed)
 
 
 def test_a_sink_takes_weight_and_has_a_gradient() -> None:

@@ -172,7 +172,7 @@ def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., An
     function = _function(spec, op)
 
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
-        if any(has_tangent(value) for value in arguments):
+        if forward_ad._current_level >= 0 and any(has_tangent(value) for value in arguments):
             raise UnsupportedError(
                 f"{spec.operation}: forward-mode AD (torch.func.jvp, jacfwd, "
                 "torch.autograd.forward_ad) is not available; reverse mode is, where an "

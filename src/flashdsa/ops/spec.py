@@ -66,6 +66,16 @@ class Operand:
         """One name or number a dimension."""
         return self.shape.split()
 
+    @cached_property
+    def fixed(self) -> list[int | None]:
+        """The size of each dimension, None where it has a name."""
+        return [int(dim) if dim.isdecimal() else None for dim in self.dims]
+
+    @cached_property
+    def layout(self) -> str:
+        """The shape as messages write it."""
+        return f"[{', '.join(self.dims)}]"
+
     def check(self, tensor: Tensor, first: Tensor, first_name: str, sizes: Sizes) -> None:
         """Hold `tensor` against this row of the table; sizes seen for the first time are noted.
 
@@ -77,18 +87,22 @@ class Operand:
             ArgumentTypeError, ArgumentValueError: says what was expected and what came.
         """
         dtypes = self.dtypes(first.dtype) if callable(self.dtypes) else self.dtypes
-        require_dtype(self.name, tensor, *dtypes)
-        layout = f"[{', '.join(self.dims)}]"
-        require_rank(self.name, tensor, (len(self.dims),), layout)
-        expected = [
-            int(dim) if dim.isdecimal() else sizes.setdefault(dim, size)
-            for dim, size in zip(self.dims, tensor.shape, strict=True)
-        ]
-        require_shape(self.name, tensor, expected, layout + self.note, self.why)
-        if self.nonempty and any(size == 0 for size in tensor.shape[1:]):
-            got = self.nonempty.format(shape=list(tensor.shape))
-            raise ArgumentValueError(f"{self.name}: {got}")
-        require_device(self.name, tensor, first.device, first_name)
+        if tensor.dtype not in dtypes:
+            require_dtype(self.name, tensor, *dtypes)
+        shape = tensor.shape
+        if len(shape) != len(self.dims):
+            require_rank(self.name, tensor, (len(self.dims),), self.layout)
+        for fixed, dim, size in zip(self.fixed, self.dims, shape, strict=True):
+            if size != (sizes.setdefault(dim, size) if fixed is None else fixed):
+                expected = [
+                    int(d) if d.isdecimal() else sizes.get(d, n)
+                    for d, n in zip(self.dims, shape, strict=True)
+                ]
+                require_shape(self.name, tensor, expected, self.layout + self.note, self.why)
+        if self.nonempty and 0 in shape[1:]:
+            raise ArgumentValueError(f"{self.name}: {self.nonempty.format(shape=list(shape))}")
+        if tensor.device != first.device:
+            require_device(self.name, tensor, first.device, first_name)
         if self.rule is not None:
             self.rule(self.name, tensor, sizes)
         if not self.strided:

@@ -43,9 +43,13 @@ def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> 
         operands: out and lse are written, without gaps.
     """
     plan = plan_for(operands.kv)
-    function = runner.function(SPARSE_MLA_DECODE, plan)
-    capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
-    size = cluster_size_for(capacity, items_of(operands.q), operands.indices.shape[1])
+    key = plan.name, items_of(operands.q), operands.indices.shape[1]
+    found = runner.launches.get(key)
+    if found is None:
+        capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
+        size = cluster_size_for(capacity, *key[1:])
+        found = runner.launches[key] = runner.function(SPARSE_MLA_DECODE, plan), size
+    function, size = found
     results = operands.out, operands.lse
 
     def run() -> None:
@@ -70,9 +74,10 @@ def launch(
         out, lse: written, without gaps.
     """
     q, kv, indices, topk_length, attn_sink = operands
-    none = runner.empty(0, dtype=torch.int32)
-    lengths = none if topk_length is None else topk_length.contiguous()
-    sink = runner.empty(0, dtype=torch.float32)
+    lengths = _absent(runner, torch.int32)
+    if topk_length is not None:
+        lengths = topk_length.contiguous()
+    sink = _absent(runner, torch.float32)
     if attn_sink is not None:
         sink = attn_sink.to(torch.float32).contiguous()
     kv = readable(kv)
@@ -87,6 +92,15 @@ def launch(
         sm_scale,
         cluster_size,
     )
+
+
+def _absent(runner: Runner, dtype: torch.dtype) -> Tensor:
+    """In the place of an operand that is not there: the runner's tensor without an element."""
+    key = "absent", dtype
+    found: Tensor | None = runner.launches.get(key)
+    if found is None:
+        found = runner.launches[key] = runner.empty(0, dtype=dtype)
+    return found
 
 
 def plan_for(kv: Tensor) -> DecodePlan:

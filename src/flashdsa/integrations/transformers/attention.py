@@ -107,10 +107,11 @@ def dsa_attention(
     num_keys, width = key.shape[2], key.shape[3]
     rank, nope = value.shape[3], query.shape[3] - (width - value.shape[3])
     weight = _up_projection(module).view(num_heads, -1, rank)
-    latent = torch.einsum("bhsn,hnr->bshr", query[..., :nope], weight[:, :nope])
-    q = torch.cat([latent, query[..., nope:].transpose(1, 2)], dim=-1)
+    # By heads: (H, B * S, nope) times (H, nope, rank).
+    latent = query[..., :nope].transpose(0, 1).flatten(1, 2) @ weight[:, :nope]
+    rotated = query[..., nope:].transpose(1, 2).flatten(0, 1)
     out = sparse_mla(
-        q.flatten(0, 1),
+        torch.cat([latent.transpose(0, 1), rotated], dim=-1),
         key.reshape(batch * num_keys, width),
         _slots(indices, attention_mask, num_keys),
         d_v=rank,
@@ -119,8 +120,8 @@ def dsa_attention(
         deterministic=options.deterministic,
         backend=options.backend,
     )
-    out = out.view(batch, num_queries, num_heads, rank)
-    return torch.einsum("bshr,hvr->bshv", out, weight[:, nope:]), None
+    values = out.transpose(0, 1) @ weight[:, nope:].transpose(1, 2)
+    return values.transpose(0, 1).unflatten(0, (batch, num_queries)), None
 
 
 def _slots(indices: Tensor, attention_mask: Tensor, num_keys: int) -> Tensor:
@@ -130,14 +131,15 @@ def _slots(indices: Tensor, attention_mask: Tensor, num_keys: int) -> Tensor:
     others.
     """
     batch = len(indices)
-    chosen = indices.long()
     mask = attention_mask[:, 0].expand(batch, -1, -1)
-    allowed = mask.gather(-1, chosen.clamp_min(0))
+    allowed = mask.gather(-1, indices.clamp_min(0).long())
     allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
+    slots = indices
     if batch > 1:
-        first = torch.arange(batch, device=indices.device)[:, None, None] * num_keys
-        chosen = torch.where(chosen < 0, -1, chosen + first)
-    return torch.where(allowed, chosen, -1).flatten(0, 1).to(torch.int32)
+        first = torch.arange(batch, dtype=torch.int32, device=indices.device) * num_keys
+        allowed = allowed & (indices >= 0)
+        slots = indices + first[:, None, None]
+    return torch.where(allowed, slots, -1).flatten(0, 1)
 
 
 def _up_projection(module: torch.nn.Module) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.api import dsa_topk_indexer, quantize_index_q, topk_indices, write_index_k_cache
+from flashdsa.api import dsa_topk_indexer, quantize_index_q, topk_indices
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
+from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
+from flashdsa.problem import INDEX_HEAD_DIM
 
 ROTARY: Mapping[str, str] = {
     "DeepseekV32Indexer": "apply_rotary_pos_emb",
@@ -95,45 +96,45 @@ def fp8_forward(
 ) -> Tensor:
     """The indexer's choice from fp8 keys and queries, by `flashdsa.dsa_topk_indexer`.
 
-    The model's cache keeps its bf16 keys: they are quantised at every call. Each query must see
-    neighbouring keys, from the first one of its sequence that is no padding.
+    The model's cache keeps its own keys. The quantised ones stay with it, so that a decoded token
+    adds one; several tokens at once, or a cache that others changed, quantise all keys. Each query
+    must see neighbouring keys, from the first one of its sequence that is no padding.
 
     Args, Returns: as for `exact_forward`.
     """
     with torch.no_grad():
-        q, k, weights = _project(
-            indexer, hidden_states, q_resid, position_embeddings, past_key_values
-        )
-        batch, num_queries, _, dim = q.shape
-        num_keys = k.shape[1]
-        if dim != INDEX_HEAD_DIM:
-            raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {dim}")
-        first, lengths = _visible(_allowed(attention_mask).expand(batch, -1, -1))
-        pages = -(-num_keys // PAGE_SIZE)
-        position = torch.arange(num_keys, device=k.device)
-        of_sequence = torch.arange(batch, device=k.device)[:, None]
-        moved = k[of_sequence, (position + first[:, None]).clamp_(max=num_keys - 1)]
-        cache = k.new_zeros(batch * pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
-        slots = of_sequence * (pages * PAGE_SIZE) + position
-        write_index_k_cache(_quantisable(moved).flatten(0, 1), slots.flatten(), cache)
+        num_queries = hidden_states.shape[1]
+        layer = None if past_key_values is None else past_key_values.layers[indexer.layer_idx]
+        kept = None
+        if num_queries == 1 and layer is not None and not torch.compiler.is_compiling():
+            kept = getattr(layer, ATTRIBUTE, None)
+            if kept is not None and not kept.continues(layer):
+                kept = None
+        q, k, weights = _queries_and_keys(indexer, hidden_states, q_resid, position_embeddings)
+        if q.shape[-1] != INDEX_HEAD_DIM:
+            raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {q.shape[-1]}")
+        every = k if layer is None else past_key_values.update_indexer(k, indexer.layer_idx)
+        allowed = _allowed(attention_mask).expand(len(q), -1, -1)
+        if kept is not None:
+            kept.append(_quantisable(k), layer)
+        else:
+            first = allowed.any(dim=1).to(torch.uint8).argmax(dim=1)
+            kept = quantise(_quantisable(every), first, layer)
+            if layer is not None:
+                setattr(layer, ATTRIBUTE, kept)
+        lengths = _lengths(allowed, kept.first)
         fp8, folded = quantize_index_q(
             _quantisable(q).flatten(0, 1), (weights * indexer.softmax_scale).flatten(0, 1)
         )
-        table = torch.arange(batch * pages, dtype=torch.int32, device=k.device).view(batch, pages)
+        table = kept.table
+        if num_queries > 1:
+            table = table.repeat_interleave(num_queries, dim=0)
         chosen = torch.empty(
-            batch * num_queries, indexer.index_topk, dtype=torch.int32, device=k.device
+            len(fp8), indexer.index_topk, dtype=torch.int32, device=hidden_states.device
         )
-        dsa_topk_indexer(
-            fp8,
-            cache,
-            folded,
-            lengths.flatten(),
-            table.repeat_interleave(num_queries, dim=0),
-            chosen,
-            ids="position",
-        )
-        chosen = chosen.view(batch, num_queries, -1)
-        return torch.where(chosen < 0, -1, chosen + first[:, None, None]).to(torch.int32)
+        dsa_topk_indexer(fp8, kept.cache, folded, lengths.flatten(), table, chosen, ids="position")
+        chosen = chosen.view(len(q), num_queries, -1)
+        return (chosen + kept.first[:, None, None]).masked_fill_(chosen < 0, -1)
 
 
 INDEXERS: Mapping[str, Callable[..., Tensor]] = {"exact": exact_forward, "fp8": fp8_forward}
@@ -148,6 +149,19 @@ def _project(
     past_key_values: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (B, S, H, D), all keys (B, T, D) of the cache, head weights (B, S, H) fp32."""
+    q, k, weights = _queries_and_keys(indexer, hidden_states, q_resid, position_embeddings)
+    if past_key_values is not None:
+        k = past_key_values.update_indexer(k, indexer.layer_idx)
+    return q, k, weights
+
+
+def _queries_and_keys(
+    indexer: Any,
+    hidden_states: Tensor,
+    q_resid: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens' own queries (B, S, H, D), keys (B, S, D), head weights (B, S, H) fp32."""
     rotate = getattr(sys.modules[type(indexer).__module__], ROTARY[type(indexer).__name__])
     cos, sin = position_embeddings
     rope = indexer.qk_rope_head_dim
@@ -156,8 +170,6 @@ def _project(
     q_rotated, k_rotated = rotate(q[..., :rope], k[..., :rope], cos, sin, unsqueeze_dim=2)
     q = torch.cat([q_rotated, q[..., rope:]], dim=-1)
     k = torch.cat([k_rotated, k[..., rope:]], dim=-1).squeeze(2)
-    if past_key_values is not None:
-        k = past_key_values.update_indexer(k, indexer.layer_idx)
     projected = indexer.weights_proj(hidden_states.to(indexer.weights_proj.weight.dtype))
     return q, k, projected.float() * indexer.n_heads**-0.5
 
@@ -166,13 +178,12 @@ def _allowed(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask >= 0
 
 
-def _visible(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each sequence the first key that is seen (B,), of each query how many from there (B, S).
+def _lengths(allowed: Tensor, first: Tensor) -> Tensor:
+    """How many keys each query sees (B, S) int32, from the first one of its sequence (B,) on.
 
     Raises:
         ArgumentValueError: on the CPU, where a query's keys are no range from there.
     """
-    first = allowed.any(dim=1).to(torch.uint8).argmax(dim=1)
     lengths = allowed.sum(dim=2, dtype=torch.int32)
     if allowed.device.type == "cpu":
         key = torch.arange(allowed.shape[2])
@@ -182,7 +193,7 @@ def _visible(allowed: Tensor) -> tuple[Tensor, Tensor]:
                 "attention_mask: indexer='fp8' wants each query to see neighbouring keys, from the "
                 "first that is no padding; use indexer='exact'"
             )
-    return first, lengths
+    return lengths
 
 
 def _quantisable(x: Tensor) -> Tensor:
