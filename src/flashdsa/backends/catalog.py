@@ -119,6 +119,7 @@ _SM90_INDEX_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
+_SM90_ROWS = replace(_CPU_ROWS, dtypes=("float32",))
 _SM90 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
     Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM90_FORWARD),
@@ -135,6 +136,8 @@ _SM90 = {
     Operation.ATTENTION_TARGET: ("attention_target:attention_target", _SM90_TARGET),
     Operation.INDEXER_SCORES: ("indexer_scores:indexer_scores", _SM90_INDEX_SCORES),
     Operation.INDEXER_BWD: ("indexer_bwd:backward", _SM90_INDEX_BACKWARD),
+    Operation.INDEXER_KL: ("indexer_kl:kl", _SM90_ROWS),
+    Operation.INDEXER_KL_BWD: ("indexer_kl:kl_backward", _SM90_ROWS),
 }
 _FORWARDS = (Operation.SPARSE_MLA_FWD, Operation.SPARSE_MLA_FWD_OUT)
 _SM100_BACKWARD = Features(

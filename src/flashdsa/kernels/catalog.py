@@ -19,6 +19,7 @@ from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
+from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
@@ -349,6 +350,14 @@ INDEXER_SCORES = KernelSpec(
     entry="head_sums_kernel",
     sources=_HEAD_SUMS_FILES,
 )
+INDEXER_KL = KernelSpec(
+    name="indexer_kl",
+    arch=SM90.name,
+    operations=(Operation.INDEXER_KL, Operation.INDEXER_KL_BWD),
+    plans=(KlPlan(), KlPlan(gradient=True)),
+    build="flashdsa.kernels.indexer_training.sm90.kl.build:compile_kl",
+    entry="kl_kernel",
+)
 
 KERNELS = (
     INDEXER,
@@ -370,6 +379,7 @@ KERNELS = (
     INDEXER_SCORES,
     INDEXER_BWD,
     INDEXER_BWD_SUM,
+    INDEXER_KL,
     MLA_BWD,
     SPARSE_MLA_FWD_SM100,
 )

@@ -108,6 +108,12 @@ def test_the_plan_of_a_number_of_heads() -> None:
     assert [plan_for(heads, False).num_heads for heads in (1, 16, 33)] == [16, 16, 64]
 
 
+def test_a_ring_in_which_a_consumer_could_wait_a_round_ahead_is_refused() -> None:
+    """ptxemu finds missing waits in the target's kernel with 9 slots."""
+    with pytest.raises(ValueError, match="key_slots: 9, but a consumer waits"):
+        TargetPlan(key_slots=9)
+
+
 @pytest.mark.parametrize("plan", [TargetPlan(), ScoresPlan()], ids=["target", "scores"])
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, plan: TargetPlan | ScoresPlan

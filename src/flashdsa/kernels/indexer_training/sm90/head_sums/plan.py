@@ -56,8 +56,13 @@ class HeadSumsPlan(Sm90Plan):
             )
         if self.query_slots % self.query_pieces:
             raise ValueError(f"query_slots: {self.query_slots} hold no whole number of queries")
-        if self.key_slots < self.key_pieces:
-            raise ValueError(f"key_slots: {self.key_slots} hold no tile")
+        ahead = (self.consumers - 1) * self.key_pieces
+        if self.key_slots <= ahead:
+            # It waits by the phase's parity: what the slot held before must have been its own.
+            raise ValueError(
+                f"key_slots: {self.key_slots}, but a consumer waits for a piece {ahead} behind the "
+                "first that may still be missing: expected more"
+            )
         self.check()
 
     @property

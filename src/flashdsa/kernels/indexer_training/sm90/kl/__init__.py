@@ -1,0 +1,1 @@
+"""The divergence of each row's target from the softmax of its scores, and its gradient."""

@@ -1,0 +1,29 @@
+"""Compiles the divergence and its gradient; shapes are dynamic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Float32, cute
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+from flashdsa.kernels.indexer_training.sm90.kl.kernel import launch_kl, launch_kl_bwd
+from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
+
+
+def compile_kl(plan: KlPlan) -> Any:
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: (scores, target,
+    out), or of the gradient (scores, target, grad_kl, out)."""
+    rows, topk = cute.sym_int32(), cute.sym_int32()
+    matrix = make_fake_compact_tensor(Float32, (rows, topk), stride_order=(1, 0), assumed_align=4)
+    vector = make_fake_compact_tensor(Float32, (rows,), stride_order=(0,), assumed_align=4)
+    others = [vector, matrix] if plan.gradient else [vector]
+    return cute.compile(
+        launch_kl_bwd if plan.gradient else launch_kl,
+        matrix,
+        matrix,
+        *others,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )

@@ -1,0 +1,33 @@
+"""What a compiled divergence writes, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashdsa.plan import Role
+
+
+@dataclass(frozen=True)
+class KlPlan:
+    """One compiled kernel.
+
+    Attributes:
+        gradient: the gradient of the scores is written, in place of the divergence.
+    """
+
+    gradient: bool = False
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """None: all warps do the same."""
+        return ()
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: none."""
+        return 0
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return "indexer_kl_bwd" if self.gradient else "indexer_kl"

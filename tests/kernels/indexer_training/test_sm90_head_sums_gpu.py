@@ -1,0 +1,198 @@
+"""The Hopper target and scores on a GPU, where it is not what every backend's tests ask for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.backends.gpu.runner import Gpu
+from flashdsa.backends.sm90.head_sums import head_sums
+from flashdsa.verify import judge_indexer_training as judge
+from flashdsa.verify.cases import (
+    IndexerTrainingCase,
+    IndexerTrainingInputs,
+    SparseMlaCase,
+    make_indexer_training_inputs,
+)
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import forward_results
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+CASE = IndexerTrainingCase(
+    SparseMlaCase("many queries", 300, 400, 64, 140, invalid=True, topk_length=True),
+    index_heads=64,
+)
+
+
+def calls(inputs: IndexerTrainingInputs) -> dict[str, Callable[[], Tensor]]:
+    """Both operations on the inputs."""
+    x = inputs.attention
+    _, lse = forward_results(x)
+    options = {"topk_length": x.topk_length, "backend": "sm90"}
+    return {
+        "target": lambda: flashdsa.attention_target(
+            x.q, x.kv, lse, inputs.indices, attn_sink=x.attn_sink, **options
+        ),
+        "scores": lambda: flashdsa.indexer_scores(*inputs.operands, **options),
+    }
+
+
+@pytest.mark.parametrize("heads", [8, 16, 32, 64, 100, 128])
+def test_every_number_of_heads_is_within_the_contract(heads: int) -> None:
+    case = SparseMlaCase("heads", 140, 500, heads, 200, invalid=True, attn_sink="finite")
+    inputs = make_indexer_training_inputs(
+        IndexerTrainingCase(case, index_heads=min(heads, 64)), 0, "cuda"
+    )
+    assert failures(judge.check_target(inputs, "sm90")) == []
+    assert failures(judge.check_index_scores(inputs, "sm90")) == []
+
+
+@pytest.mark.parametrize("what", ["target", "scores"])
+def test_a_graph_replays_it_on_new_values(what: str) -> None:
+    inputs = make_indexer_training_inputs(CASE, 0, "cuda")
+    call = calls(inputs)[what]
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for x in (inputs.attention.q, inputs.q_index, inputs.indices):
+        x.copy_(x.flip(0))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, call())
+
+
+@pytest.mark.parametrize("what", ["target", "scores"])
+def test_two_streams_do_not_disturb_each_other(what: str) -> None:
+    both = [calls(make_indexer_training_inputs(CASE, seed, "cuda"))[what] for seed in range(2)]
+    alone = [call() for call in both]
+    streams = [torch.cuda.Stream() for _ in both]
+    torch.cuda.synchronize()
+    together: list[list[Tensor]] = [[], []]
+    for _ in range(10):
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                together[number].append(both[number]())
+    torch.cuda.synchronize()
+    for expected, results in zip(alone, together, strict=True):
+        assert all(torch.equal(one, expected) for one in results)
+
+
+def test_targets_are_added_to_what_is_there() -> None:
+    inputs = make_indexer_training_inputs(CASE, 0, "cuda")
+    x = inputs.attention
+    _, lse = forward_results(x)
+    operands = (x.q, x.kv, lse, inputs.indices)
+    once = flashdsa.attention_target(*operands, topk_length=x.topk_length)
+    twice = once.clone()
+    flashdsa.attention_target(*operands, topk_length=x.topk_length, accumulate_into=twice)
+    torch.testing.assert_close(twice, 2 * once)
+
+
+FUZZED = 200
+BATCH = 20
+"""Shapes of one test."""
+GUARD = 4096
+"""Elements in front of a buffer and behind it."""
+
+
+def drawn(draw: random.Random, number: int) -> IndexerTrainingCase:
+    """Any shape and features."""
+    attention = SparseMlaCase(
+        f"fuzzed {number}",
+        draw.choice([1, 2, 3, 7, 140, 300]),
+        draw.choice([1, 63, 64, 65, 300, 3000]),
+        draw.choice([1, 8, 16, 20, 32, 64, 65, 100, 128]),
+        draw.choice([1, 63, 64, 65, 128, 257, 320]),
+        duplicates=draw.random() < 0.3,
+        invalid=draw.random() < 0.5,
+        empty_rows=draw.random() < 0.3,
+        topk_length=draw.random() < 0.5,
+        attn_sink=draw.choice([None, "finite", "infinite"]),
+        poison=draw.random() < 0.3,
+        strided=draw.random() < 0.3,
+    )
+    heads = draw.choice([1, 16, 30, 32, 64])
+    return IndexerTrainingCase(attention, index_heads=heads, bf16_weights=draw.random() < 0.3)
+
+
+@pytest.mark.parametrize("batch", range(FUZZED // BATCH))
+def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int) -> None:
+    draw = random.Random(batch)
+    for number in range(BATCH):
+        case = drawn(draw, batch * BATCH + number)
+        inputs = make_indexer_training_inputs(case, number, "cuda")
+        assert failures(judge.check_target(inputs, "sm90")) == [], case
+        assert failures(judge.check_index_scores(inputs, "sm90")) == [], case
+        for call in calls(inputs).values():
+            assert torch.equal(call(), call()), case
+
+
+class Guarded(Gpu):
+    """Every tensor that it gives lies between guards."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.rooms: list[tuple[Tensor, int]] = []
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Of poison, as its guards."""
+        return self.guarded(super().empty(*shape, dtype=dtype))
+
+    def guarded(self, like: Tensor) -> Tensor:
+        """A copy of `like` between guards."""
+        room = torch.empty(2 * GUARD + like.numel(), dtype=like.dtype, device="cuda")
+        room.view(torch.uint8).fill_(0x7F)  # large numbers, NaN, indices far outside
+        self.rooms.append((room, like.numel()))
+        return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
+
+    def touched(self) -> list[int]:
+        """Numbers of the tensors whose guards were written."""
+        return [
+            number
+            for number, (room, size) in enumerate(self.rooms)
+            for guard in (room[:GUARD], room[GUARD + size :])
+            if not bool((guard.view(torch.uint8) == 0x7F).all())
+        ]
+
+
+def test_nothing_outside_of_any_buffer_is_written_or_matters() -> None:
+    inputs = make_indexer_training_inputs(CASE, 0, "cuda")
+    x = inputs.attention
+    _, lse = forward_results(x)
+    runner = Guarded()
+    assert x.topk_length is not None
+    lengths, indices = runner.guarded(x.topk_length), runner.guarded(inputs.indices)
+    found = {
+        "target": head_sums(
+            runner,
+            runner.guarded(x.q),
+            runner.guarded(x.kv.view(-1, 576)),
+            indices,
+            lengths,
+            runner.guarded(lse),
+            sm_scale=576**-0.5,
+        ),
+        "scores": head_sums(
+            runner,
+            runner.guarded(inputs.q_index),
+            runner.guarded(inputs.k_index),
+            indices,
+            lengths,
+            runner.guarded(inputs.weights),
+        ),
+    }
+    for name, call in calls(inputs).items():
+        assert torch.equal(found[name], call())
+    assert runner.touched() == []
