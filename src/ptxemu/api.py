@@ -105,7 +105,10 @@ class Module:
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
             self._programs[kernel] = Program(
-                self._function(kernel), registry.decode, machine_code.accelerator()
+                self._function(kernel),
+                registry.decode,
+                machine_code.accelerator(),
+                make_stretch=machine_code.stretch_maker(),
             )
         return self._programs[kernel]
 

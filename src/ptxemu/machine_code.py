@@ -8,6 +8,8 @@ from importlib import import_module
 from types import ModuleType
 
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
+from ptxemu.machine.program import Program
+from ptxemu.machine.stretches import Stretch, StretchMaker
 
 CORES = ("numpy", "llvm")
 
@@ -34,6 +36,20 @@ def compile_block(block: Block, *, masked: bool) -> FastFunction | None:
         return None
     function: FastFunction | None = compiled.compile_block(block, masked=masked)
     return function
+
+
+def stretch_maker() -> StretchMaker | None:
+    """What makes machine code of whole loops; None to leave all of them to the interpreter."""
+    return None if os.environ.get("PTXEMU_CORE", "") == "numpy" else make_stretch
+
+
+def make_stretch(program: Program, first: int, end: int) -> Stretch | None:
+    """Instructions as machine code; None without llvmlite, or if too few of them are known."""
+    compiled = _compiled()
+    if compiled is None:
+        return None
+    stretch: Stretch | None = compiled.make_stretch(program, first, end)
+    return stretch
 
 
 @cache

@@ -13,6 +13,7 @@ from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
     add_schedule_options,
+    add_unchecked_option,
     policy_of,
 )
 from ptxemu.cli.progress import Progress
@@ -65,6 +66,7 @@ def add_parser(commands: Any) -> None:
     )
     add_schedule_options(parser)
     parser.add_argument("--no-check", action="store_true", help="run only")
+    add_unchecked_option(parser)
     parser.add_argument(
         "--save",
         type=Path,
@@ -99,6 +101,7 @@ def carry_out(options: argparse.Namespace) -> int:
         options.nvcc,
         options.is_module,
         options.json == "-",
+        options.unchecked,
     )
     started = time.monotonic()
     run = run_host([options.script, *options.arguments], how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import sys
 import tempfile
@@ -55,6 +56,8 @@ class How:
     """The script is the name of a module, as for python -m."""
     leaves_stdout: bool = False
     """What a program prints goes to stderr, for stdout is the report's."""
+    unchecked: re.Pattern[str] | None = None
+    """Kernels with it in their names run without the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def _run_program(
     name: str, command: Sequence[str], how: How, *, arch: str | None = None
 ) -> HostRun:
     arch = arch or how.arch or arch_of_program(command[0], ARCHS) or PROGRAM_ARCH
-    log = Log(how.check, how.policy, how.progress, how.on_launch)
+    log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     output = sys.stderr if how.leaves_stdout else None
     code = run_program(log, command, arch=arch, output=output)
     return HostRun(name, arch, code, log)
@@ -112,7 +115,7 @@ def is_installed(package: str) -> bool:
 def _run_script(command: Sequence[str], how: How) -> HostRun:
     """A Python script: its CuTe DSL kernels are caught in Python, others by the stand-in."""
     arch = how.arch or SCRIPT_ARCH
-    log = Log(how.check, how.policy, how.progress, how.on_launch)
+    log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     contexts: list[AbstractContextManager[object]] = []
     host_memory = None
     if is_installed("torch"):
@@ -127,6 +130,7 @@ def _run_script(command: Sequence[str], how: How) -> HostRun:
                 policy=how.policy,
                 on_progress=how.progress,
                 on_launch=how.on_launch,
+                unchecked=how.unchecked,
             )
             # Launches of both ways in make one report, in their order.
             log.launches, log.findings = emulation.launches, emulation.findings

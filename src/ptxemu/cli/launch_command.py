@@ -23,6 +23,7 @@ from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
     add_schedule_options,
+    add_unchecked_option,
     limit_of,
     policy_of,
 )
@@ -85,7 +86,10 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
     add_finding_options(parser)
     if check:
         add_failure_option(parser)
-    parser.set_defaults(carry_out=carry_out, check=check, fail_on="isa", arguments=[])
+        add_unchecked_option(parser)
+    parser.set_defaults(
+        carry_out=carry_out, check=check, fail_on="isa", arguments=[], unchecked=None
+    )
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
@@ -140,8 +144,9 @@ def carry_out(options: argparse.Namespace) -> int:
     """Launch and report; 1 if the check found an error."""
     if options.ptx.suffix == SOURCE:
         return _carry_out_source(options)
-    if options.arguments or options.junit or options.sarif or options.nvcc:
-        raise LaunchError("arguments, --nvcc, --junit and --sarif are for sources (.cu)")
+    if options.arguments or options.junit or options.sarif or options.nvcc or options.unchecked:
+        given = "arguments, --nvcc, --junit, --sarif and --unchecked"
+        raise LaunchError(f"{given} are for sources (.cu)")
     setup, arguments = prepare(options)
     kernel = setup.kernel
     progress = Progress(quiet=options.quiet)
@@ -196,6 +201,7 @@ def _carry_out_source(options: argparse.Namespace) -> int:
         None if saved is None else saved.save,
         options.nvcc,
         leaves_stdout=options.json,
+        unchecked=options.unchecked,
     )
     started = time.monotonic()
     run = run_host([str(options.ptx), *options.arguments], how)

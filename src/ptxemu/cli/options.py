@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 
 from ptxemu.cli import report
 from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
@@ -51,6 +52,17 @@ def add_finding_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--notes", action="store_true", help="also show findings of level note")
     parser.add_argument(
         "--all", action="store_true", help=f"show all findings, not the first {report.MOST_SHOWN}"
+    )
+
+
+def add_unchecked_option(parser: argparse.ArgumentParser) -> None:
+    """The option that spares kernels the check."""
+    parser.add_argument(
+        "--unchecked",
+        type=re.compile,
+        metavar="REGEX",
+        help="kernels that run without the check, many times faster: a regular expression that is\n"
+        "in their (mangled) names, as BlockForEach of CUTLASS's fills",
     )
 
 

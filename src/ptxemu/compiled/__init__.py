@@ -1,9 +1,10 @@
-"""Blocks of pure instructions as machine code, through llvmlite where it is installed.
+"""Blocks of pure instructions, and loops with loads and stores, as machine code of llvmlite.
 
 The definitions in `ptxemu.isa` stay the meaning: what is compiled here gives the same bits, and
 what is not known here is left to them.
 """
 
 from ptxemu.compiled.block_function import compile_block
+from ptxemu.compiled.stretch import make_stretch
 
-__all__ = ["compile_block"]
+__all__ = ["compile_block", "make_stretch"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -51,6 +52,7 @@ class Emulation:
         allow_unregistered: bool | None,
         on_progress: Progress | None,
         on_launch: OnLaunch | None,
+        unchecked: re.Pattern[str] | None = None,
     ) -> None:
         self.arch = arch
         self.launches: list[LaunchResult] = []
@@ -63,6 +65,7 @@ class Emulation:
         self._allow_unregistered = allow_unregistered
         self._on_progress = on_progress
         self._on_launch = on_launch
+        self._unchecked = unchecked
         self._interception = Interception(self)
         self._patches = Patches()
         self._environment: str | None = None
@@ -130,11 +133,14 @@ class Emulation:
                 request.cluster,
                 request.dynamic_shared_bytes,
             )
+            is_spared = self._unchecked is not None and bool(self._unchecked.search(kernel.name))
+            if is_spared and self._check:
+                self._note(f"kernel {kernel.name} was not checked, as --unchecked says")
             try:
                 result = setup.launch(
                     policy=self._policy,
                     observer=None if self._on_launch is None else self._on_launch(setup),
-                    check=self._check,
+                    check=self._check and not is_spared,
                     on_progress=self._progress_of(kernel.name),
                 )
             except ExecutionError as error:
@@ -210,6 +216,7 @@ def emulate(
     allow_unregistered: bool | None = None,
     on_progress: Progress | None = None,
     on_launch: OnLaunch | None = None,
+    unchecked: re.Pattern[str] | None = None,
 ) -> Emulation:
     """Run the launches of compiled CuTe DSL functions on the emulator, on CPU tensors.
 
@@ -225,6 +232,7 @@ def emulate(
             note in `notes`.
         on_progress: called with the kernel's name and how far its launch is.
         on_launch: called before each launch; the observer that it returns listens to it.
+        unchecked: kernels with it in their names run without the check.
 
     Raises:
         ValueError: an argument that is not known.
@@ -241,4 +249,5 @@ def emulate(
         allow_unregistered=allow_unregistered,
         on_progress=on_progress,
         on_launch=on_launch,
+        unchecked=unchecked,
     )

@@ -19,11 +19,11 @@ from ptxemu.isa.memory_operands import (
 )
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.call_frames import frame_bytes, parameter_bytes
-from ptxemu.machine.decoded import Step
+from ptxemu.machine.decoded import AccessStep, PlainAccess, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Mask
-from ptxemu.machine.operands import uniform
-from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Symbol
+from ptxemu.machine.operands import elements, uniform
+from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
 
 if TYPE_CHECKING:
     from ptxemu.machine.grid import Launch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @visible("ld", section="Data Movement and Conversion Instructions: ld")
-def load(instruction: Instruction) -> Step:
+def load(instruction: Instruction) -> Step | AccessStep:
     """d = [a]; .nc and cache hints change nothing here."""
     modifiers = Modifiers(instruction, "ld")
     modifiers.drop_hints()
@@ -49,7 +49,7 @@ def load(instruction: Instruction) -> Step:
     def step(warp: Warp, mask: Mask) -> None:
         write(warp, memory.load(warp, mask), mask)
 
-    return step
+    return _with_access(step, instruction, operand, instruction.operands[0], space, order, shape)
 
 
 @visible("ldu", section="Data Movement and Conversion Instructions: ldu")
@@ -69,7 +69,7 @@ def load_uniform(instruction: Instruction) -> Step:
 
 
 @visible("st", section="Data Movement and Conversion Instructions: st")
-def store(instruction: Instruction) -> Step:
+def store(instruction: Instruction) -> Step | AccessStep:
     """[a] = b"""
     modifiers = Modifiers(instruction, "st")
     modifiers.drop_hints()
@@ -88,7 +88,7 @@ def store(instruction: Instruction) -> Step:
     def step(warp: Warp, mask: Mask) -> None:
         memory.store(warp, mask, read(warp, mask))
 
-    return step
+    return _with_access(step, instruction, operand, instruction.operands[1], space, order, shape)
 
 
 @visible("st.bulk", section="Data Movement and Conversion Instructions: st.bulk")
@@ -111,6 +111,25 @@ def store_bulk(instruction: Instruction) -> Step:
         address.fill(warp, mask, count // 8)
 
     return step
+
+
+def _with_access(
+    step: Step,
+    instruction: Instruction,
+    address: Operand,
+    data: Operand,
+    space: str,
+    order: tuple[str, str],
+    shape: Shape,
+) -> Step | AccessStep:
+    """The step, with what machine code needs to know where it orders nothing."""
+    if order[0] != "weak" or not isinstance(address, Address) or shape.per_operand != 1:
+        return step
+    name, type_ = instruction.modifiers[0], instruction.modifiers[-1]
+    access = PlainAccess(
+        name == "st", space, address, shape.element, elements(data), type_.startswith("s")
+    )
+    return AccessStep(step, access)
 
 
 def _load_parameter(

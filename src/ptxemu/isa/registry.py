@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
 from ptxemu.errors import PtxEmuError, UnsupportedInstructionError
-from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.decoded import AccessStep, Decoded, PureOp, Step
 from ptxemu.syntax.ast import Instruction
 
 PureDecoder: TypeAlias = Callable[[Instruction], PureOp]
-StepDecoder: TypeAlias = Callable[[Instruction], Step]
+StepDecoder: TypeAlias = Callable[[Instruction], Step | AccessStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Definition:
     """One entry of the table."""
 
     opcode: str
-    decode: Callable[[Instruction], PureOp | Step]
+    decode: Callable[[Instruction], Decoded]
     is_pure: bool
     section: str
     """Title of the PTX ISA section that defines it."""
@@ -72,7 +72,7 @@ def find(instruction: Instruction) -> Definition | None:
     return None
 
 
-def decode(instruction: Instruction) -> PureOp | Step:
+def decode(instruction: Instruction) -> Decoded:
     """Decode one instruction.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ptxemu.machine.lanes import Mask
-from ptxemu.syntax.ast import Scalar
+from ptxemu.syntax.ast import Address, Scalar
 
 if TYPE_CHECKING:
     from ptxemu.machine.sleepers import Sleepers
@@ -55,6 +55,34 @@ class Blocked:
     until: tuple[Sleepers, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PlainAccess:
+    """A weak load or store, as machine code needs to know it; no other step depends on its order.
+
+    `registers` are loaded, or stored; of a load those that take signed words extend their sign.
+    """
+
+    is_store: bool
+    space: str
+    address: Address
+    element: int
+    """Bytes of a word: 1, 2, 4 or 8."""
+    registers: tuple[Scalar, ...]
+    """One a word."""
+    is_signed: bool = False
+
+
 Step: TypeAlias = Callable[["Warp", Mask], "Blocked | None"]
 """A decoded visible instruction: `step(warp, mask)`, `mask` being the lanes that execute it (the
 active lanes whose guard holds; never empty)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessStep:
+    """A step that is a plain access and nothing else."""
+
+    step: Step
+    access: PlainAccess
+
+
+Decoded: TypeAlias = PureOp | Step | AccessStep

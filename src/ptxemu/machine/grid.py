@@ -129,6 +129,8 @@ class Machine:
                 for warp in range(-(-threads // WARP_SIZE)):
                     lanes = min(WARP_SIZE, threads - warp * WARP_SIZE)
                     cta.warps.append(Warp(self.new_agent_id(), cta, warp, lanes))
+                    if self.observer is None:
+                        self.program.stretches.started()
                 if self.observer is not None:
                     self.observer.cta_started(cta)
             yield cluster

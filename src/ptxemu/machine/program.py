@@ -11,10 +11,12 @@ import numpy as np
 from ptxemu.errors import UnsupportedInstructionError
 from ptxemu.machine.blocks import Accelerator, Block
 from ptxemu.machine.convergence import Together, together
-from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step
+from ptxemu.machine.independence import waits_for_others
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
+from ptxemu.machine.stretches import Stretches, StretchMaker
 from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
 
 
@@ -26,6 +28,7 @@ class StepNode:
     step: Step
     guard: Guard | None
     together: Together | None = None
+    access: PlainAccess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,12 @@ class Program:
     def __init__(
         self,
         function: Function,
-        decode: Callable[[Instruction], PureOp | Step],
+        decode: Callable[[Instruction], Decoded],
         accelerator: Accelerator | None = None,
         hot_runs: int | None = None,
+        make_stretch: StretchMaker | None = None,
     ) -> None:
-        """`accelerator` makes machine code of hot blocks (`Block`)."""
+        """`accelerator` makes machine code of hot blocks (`Block`), `make_stretch` of more."""
         self.function = function
         self._accelerator = accelerator
         self._hot_runs = hot_runs
@@ -91,6 +95,14 @@ class Program:
         """What a warp's registers hold when it starts, by slot."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
+        loops = [
+            (node.target, pc + 1)
+            for pc, node in enumerate(self.nodes)
+            if isinstance(node, BranchNode) and node.target <= pc
+        ]
+        self.stretches = Stretches(self, make_stretch, loops)
+        self.may_wait = any(waits_for_others(i) for i in function.instructions)
+        """Lanes may go round until another thread has changed memory."""
 
     def _decode(self) -> None:
         gaps: list[str] = []
@@ -147,4 +159,7 @@ class Program:
         decoded = self._decode_instruction(instruction)
         if isinstance(decoded, PureOp):
             return decoded
-        return StepNode(instruction, decoded, instruction.guard, together(instruction))
+        guard, joined = instruction.guard, together(instruction)
+        if isinstance(decoded, AccessStep):
+            return StepNode(instruction, decoded.step, guard, joined, decoded.access)
+        return StepNode(instruction, decoded, guard, joined)

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.engine_state import EngineState
     from ptxemu.machine.regions import Region
+    from ptxemu.machine.stretches import Stretch
     from ptxemu.syntax.ast import Guard
 
 
+_NONE: dict[int, Stretch] = {}
 LOOP_ROUNDS = 64
 """Rounds of a loop of pure instructions after which other warps have their turn."""
 PATIENCE, LEAST_PATIENCE = 256, 4
@@ -107,9 +109,14 @@ class Warp:
             return Status.EXITED if not self.groups else Status.BLOCKED
         self.group = group
         nodes = self.program.nodes
+        stretches = self.program.stretches.at if self.cta.machine.observer is None else _NONE
         left = LOOP_ROUNDS
         while True:
             node = nodes[group.pc]
+            if stretches and not self.in_flight:
+                stretch = stretches.get(group.pc)
+                if stretch is not None and stretch.run(self):
+                    return Status.MOVED
             if type(node) is Block:
                 left -= self._run_block(node, group, left) - 1
                 if len(self.groups) > 1 and self._other_goes_first(group):
@@ -329,6 +336,8 @@ class Warp:
         self.instruction_count += 1
         if self.in_flight and node.guard is not None:
             touch_predicate(self, self.program.function.instructions[group.pc])
+        if node.target <= group.pc and self.cta.machine.observer is None:
+            self.program.stretches.went_back(node.target, group.pc)
         taken = self._guarded(node.guard, group.mask)
         here = group.pc
         if taken is group.mask:

@@ -26,7 +26,7 @@ LOOP:
 mad.lo.u32 %r3, %r3, 1664525, 1013904223;
 st.shared.u32 [%r4], %r3;
 bar.sync 0;
-xor.b32 %r7, %r4, 128; ld.shared.u32 %r8, [%r7]; xor.b32 %r3, %r3, %r8;
+xor.b32 %r7, %r4, 128; ld.shared.u32 %r8, [%r7]; mad.lo.u32 %r3, %r3, 3, %r8;
 bar.sync 0;
 sub.u32 %r6, %r6, 1; setp.ne.u32 %p0, %r6, 0;
 @%p0 bra LOOP;
@@ -80,6 +80,7 @@ def launch(body=WORK, *, grid=CTAS, sms=4, cluster=None, check=False, on_progres
 def test_results_and_counts_do_not_depend_on_the_number_of_processes(processes, sms, forks):
     alone, one = launch(sms=sms)
     assert not forks
+    assert len(np.unique(alone)) > 100
     dealt, several = launch(sms=sms, processes=processes)
     assert len(forks) == min(processes, CTAS) - 1
     np.testing.assert_array_equal(dealt, alone)
