@@ -152,11 +152,16 @@ def environment() -> dict[str, str]:
     }
 
 
-def build_controls(folder: Path) -> int:
-    """Compile every mutant and ask ptxemu; 1 if it found nothing in one, or something in none."""
+def controls_with(text: str) -> list[str]:
+    """Names of the mutants that have it in their name, or in what is said of them."""
+    return [name for name, one in CONTROLS.items() if text in name or text in one.what]
+
+
+def build_controls(folder: Path, names: Sequence[str]) -> int:
+    """Compile the mutants and ask ptxemu; 1 if it found nothing in one, or something in none."""
     folder.mkdir(parents=True, exist_ok=True)
     failures = 0
-    for name in CONTROLS:
+    for name in names:
         script = [sys.executable, str(ROOT / "tools/sanitize_controls.py"), "build", name]
         done = subprocess.run(
             [*script, str(folder)],
@@ -252,7 +257,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=TOOLS, help="default: all")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help=f"cases whose name has it: {', '.join(CASES)}"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="mutants, of whose name or description it is a part, and cases, of whose name: "
+        + ", ".join(CASES),
     )
     parser.add_argument(
         "--timeout", type=float, default=120, help="seconds for a case (%(default)s)"
@@ -276,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if all is as it should be."""
     options = parsed(arguments)
     if options.build_controls:
-        return build_controls(options.build_controls.resolve())
+        return build_controls(options.build_controls.resolve(), controls_with(options.only))
     sanitizer = newest([options.sanitizer] if options.sanitizer else installed_sanitizers())
     if sanitizer is None:
         print("no compute-sanitizer: pip install --constraint constraints.txt '.[sanitize]'")
@@ -285,7 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "racecheck" in options.tool and sanitizer.version < TRUSTED_RACECHECK:
         print(OLD_RACECHECK.format(version=sanitizer.name), flush=True)
     folder = options.controls.resolve() if options.controls else None
-    missing = [n for n in CONTROLS if folder and not object_of(folder, n).exists()]
+    chosen = controls_with(options.only) if folder else []
+    missing = [n for n in chosen if folder and not object_of(folder, n).exists()]
     if missing:
         print(f"{folder}: lacks {', '.join(missing)}; make them with --build-controls")
         return 2
@@ -298,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         script = [str(ROOT / "tools/sanitize_controls.py"), "run", name, str(folder)]
         return lambda: run_case(sanitizer, "racecheck", name, script, options.timeout)
 
-    controls = in_parallel(options.jobs, [of_control(name) for name in CONTROLS if folder])
+    controls = in_parallel(options.jobs, [of_control(name) for name in chosen])
     names = [name for name in CASES if options.only in name]
     results = in_parallel(options.jobs, [of_case(t, name) for t in options.tool for name in names])
     if options.out:

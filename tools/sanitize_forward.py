@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
 
 CTAS = 2
@@ -25,19 +23,21 @@ class Forward:
 
     Attributes:
         queries: S. topk: slots of each. group: queries that share a work item.
+        max_logits: whether the largest logits are asked for.
     """
 
     queries: int = 5
     topk: int = 200
     group: int = 1
     num_keys: int = 90
+    max_logits: bool = False
 
     @property
     def plan(self) -> FwdPlan:
         """What it is compiled for."""
         from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
 
-        return FwdPlan(group=self.group)
+        return FwdPlan(group=self.group, max_logits=self.max_logits)
 
     def compile(self) -> Any:
         """The kernel's function."""
@@ -78,8 +78,8 @@ class Forward:
             failures(judge_forward(*self._launch(function, gpu, "cuda"), backend="sm90"))
         )
 
-    def _launch(self, function: Any, runner: Any, device: str) -> tuple[Any, Tensor, Tensor]:
-        """Inputs, O and lse."""
+    def _launch(self, function: Any, runner: Any, device: str) -> tuple[Any, ...]:
+        """Inputs, O, lse and, if asked for, the largest logits."""
         import torch
 
         from flashdsa.backends.sm90.sparse_mla import prepare_plan
@@ -95,14 +95,16 @@ class Forward:
             self.topk,
             duplicates=True,
             invalid=True,
+            max_logits=self.max_logits,
         )
         inputs = make_sparse_mla_inputs(case, 0, device)
         kv = inputs.kv.view(-1, case.d_qk)
         out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
         lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
-        operands = SparseMlaOutOperands(inputs.q, kv, inputs.indices, out, lse)
+        largest = torch.full_like(lse, torch.nan) if self.max_logits else None
+        operands = SparseMlaOutOperands(inputs.q, kv, inputs.indices, out, lse, largest)
         prepare_plan(runner, function, self.plan, operands, case.d_qk**-0.5)()
-        return inputs, out, lse
+        return inputs, *operands.outputs
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
+from flashdsa.ops import registration
 from flashdsa.problem import Problem
 from tests.ops import inputs
 
@@ -109,6 +110,7 @@ def test_the_backward_may_run_on_a_backend_of_its_own(monkeypatch: pytest.Monkey
         return select(problem, "cpu")
 
     monkeypatch.setattr(registry, "select", noted)
+    monkeypatch.setattr(registration, "_served", {})
     x = inputs.attention(torch.float32)
     q = x.q.requires_grad_()
     for backend in (("cpu", "emulate-sm100"), "auto"):

@@ -23,6 +23,7 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops import registration
 from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache, is_plain_eager
 from flashdsa.ops.registration import custom_op
 from flashdsa.ops.table import DSA_TOPK_INDEXER
@@ -116,6 +117,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}
     monkeypatch.setattr(registry, "_implementations", [implementation])
     monkeypatch.setattr(registry, "_selected", {})
+    monkeypatch.setattr(registration, "_served", {})
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
     LAUNCHES.clear()
     yield pretended

@@ -91,6 +91,10 @@ class Registry:
         self._announced: set[tuple[Operation, str]] = set()
         self._selected: dict[tuple[Problem, str], Implementation] = {}
 
+    def __len__(self) -> int:
+        """How many there are: more where one was registered since."""
+        return len(self._implementations)
+
     def register(self, implementation: Implementation) -> None:
         """Add one; of two of a backend that can serve a call, the first of equal priority does."""
         if implementation.backend not in BACKENDS[1:]:

@@ -26,6 +26,7 @@ class Gpu:
     def __init__(self, index: int) -> None:
         """Asks the device nothing yet."""
         self.index = index
+        self.device = torch.device("cuda", index)
         self.launches: dict[tuple[Any, ...], Any] = {}
         self._capacities: dict[tuple[int, int], Mapping[int, int]] = {}
         self._workspaces: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
@@ -57,7 +58,7 @@ class Gpu:
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Not initialised."""
-        return torch.empty(shape, dtype=dtype, device=f"cuda:{self.index}")
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
         """Of the device's current stream, or of the launch that is captured there."""
