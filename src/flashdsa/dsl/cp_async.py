@@ -8,16 +8,19 @@ from cutlass import cute
 COPY_BYTES = 16
 
 
-def copy_units(to: Any, source: Any, row: Any, places: Sequence[tuple[int, int]]) -> None:
+def copy_units(
+    to: Any, source: Any, row: Any, places: Sequence[tuple[int, int]], ahead: int = 256
+) -> None:
     """16 bytes for each of `places`.
 
     Args:
         to: shared memory address. source: pointer to device memory.
         row: where it is negative zeros come, and `source` is not accessed.
         places: offsets in bytes from `to` and from `source`.
+        ahead: 64, 128 or 256 bytes of a row that the second-level cache gets at once.
     """
     copies = "".join(
-        f"cp.async.cg.shared.global.L2::256B [{{$r0}} + {target}], [{{$r1}} + {offset}], "
+        f"cp.async.cg.shared.global.L2::{ahead}B [{{$r0}} + {target}], [{{$r1}} + {offset}], "
         f"{COPY_BYTES}, none; "
         for target, offset in places
     )

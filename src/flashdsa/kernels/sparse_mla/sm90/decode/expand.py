@@ -1,9 +1,13 @@
-"""Role gather for packed rows: bytes to registers, from there as f16 into the tiles.
+"""Role gather for packed rows: bytes into the tiles, and there expanded to f16 in place.
 
-A *part* is the 128 latent columns of a group, of the 64 keys of a tile. A thread loads 16 bytes of
-each of four keys: eight threads have a key's 128, so that a warp asks for whole stretches of rows.
-It holds several parts at a time: while one is expanded the next ones are on their way. The RoPE
-columns stay bf16 and are copied as they are.
+A *part* is the 128 latent columns of a group, of the 64 keys of a tile: 128 bytes of a key, which
+become its rows of two chunks, 128 bytes each. The bytes are copied to where the second row will be.
+A thread copies 16 bytes of each of four keys; it takes them into registers when they have come, and
+writes 32 bytes of f16 for them. Eight lanes of a warp have a key's 128, so that no other warp's
+bytes are written over. The RoPE columns stay bf16 and are copied as they are.
+
+A tile's second half is on its way while the first one is expanded. To hold parts in registers until
+their places are free was slower: such loads pass the first-level cache, which has 27 KB.
 """
 
 from typing import Any, NamedTuple
@@ -41,26 +45,26 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     MASK_WORDS,
     PIECES,
     TILE_BYTES,
+    TILES,
 )
 from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
 
 ROPE_PIECE = PIECES - 1
 UNIT_WORDS = COPY_BYTES // 4
-PART_WORDS = TURNS * UNIT_WORDS
-"""Of a thread."""
 TURN_BYTES = ROWS_AT_ONCE * CHUNK * BF16
 """From a thread's key in a chunk to its next one."""
 WARP_ROWS = ROWS_AT_ONCE // 4
 """Keys of which a warp loads stretches at once."""
-ORDER = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 0), (1, 1))
-"""Tiles and groups of a step, in the order in which the consumers free their places."""
-SECOND_TILE = len(ORDER) // 2
-FREED_BY = {(0, 0): "left_free", (0, 2): "right_free", (1, 2): "right_free", (1, 0): "left_free"}
-"""The first groups of the halves, and the barriers that say that their places are free."""
+HALVES = (
+    (("left_free", (0, 1)), ("right_free", (2, 3))),
+    (("right_free", (2, 3)), ("left_free", (0, 1))),
+)
+"""Of each tile its halves in the order in which the consumers free them: the barrier that says so,
+and the groups."""
 
 
 class Place(NamedTuple):
-    """What a thread loads: a 16-byte unit of a group's 128 bytes, of keys 16 apart."""
+    """What a thread copies: a 16-byte unit of a group's 128 bytes, of keys 16 apart."""
 
     unit: Int32
     key: Int32  # the first
@@ -82,7 +86,7 @@ def copy_rope(role: Gatherer, slots: list[Int32], place: Place, tile: cutlass.Co
         at = turn * TURN_BYTES + (CHUNKS - 1) * CHUNK_BYTES
         row = row_of_turn(slots, tile * TURNS + turn, place.key)
         source = row_address(role, row) + place.unit * COPY_BYTES
-        copy_units(to, source, row, [(at, KV_ROPE_AT)])
+        copy_units(to, source, row, [(at, KV_ROPE_AT)], 128)
     arrive_when_copied(role.ctx.barriers(f"k{tile}_full").at(ROPE_PIECE))
 
 
@@ -110,13 +114,47 @@ def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
     )
 
 
-def load_part(role: Gatherer, slots: list[Int32], place: Place, tile: int, group: int) -> list[Any]:
-    """This thread's words of a part."""
-    words = []
-    for turn in range(TURNS):
+@cute.jit
+def copy_groups(
+    role: Gatherer,
+    slots: list[Int32],
+    place: Place,
+    tile: cutlass.Constexpr,
+    groups: cutlass.Constexpr,
+) -> None:
+    """This thread's copies of a half: the bytes of two groups, each to the second of its chunks."""
+    to = role.ctx.arena.address("k") + tile * TILE_BYTES + bytes_at(place)
+    for turn in cutlass.range_constexpr(TURNS):
         row = row_of_turn(slots, tile * TURNS + turn, place.key)
-        address = row_address(role, row) + place.unit * COPY_BYTES
-        words += load_or_zero(address, row, group * KV_GROUP, UNIT_WORDS)
+        source = row_address(role, row) + place.unit * COPY_BYTES
+        at = turn * TURN_BYTES + CHUNK_BYTES
+        copy_units(
+            to,
+            source,
+            row,
+            [(at + 2 * group * CHUNK_BYTES, group * KV_GROUP) for group in groups],
+            128,
+        )
+    cute.arch.cp_async_commit_group()
+
+
+def bytes_at(place: Place) -> Any:
+    """Where the thread's unit of bytes of its first key lies in a chunk, without a conflict."""
+    return place.key * KV_GROUP + (place.unit ^ (place.key % 2 * 4)) * COPY_BYTES
+
+
+@cute.jit
+def take_part(
+    role: Gatherer, place: Place, tile: cutlass.Constexpr, group: cutlass.Constexpr
+) -> list[Any]:
+    """This thread's words of a part, which it has copied. The warp has taken all of its keys'."""
+    at = role.ctx.arena.address("k") + tile * TILE_BYTES + bytes_at(place)
+    words = []
+    for turn in cutlass.range_constexpr(TURNS):
+        unit = load_words(at + (2 * group + 1) * CHUNK_BYTES + turn * TURN_BYTES, Int32)
+        words += [unit[i] for i in range(UNIT_WORDS)]
+    # What is written lies where other lanes of the warp have read.
+    cute.arch.sync_warp()
     return words
 
 
@@ -180,34 +218,29 @@ def owner_of(place: Place, turn: Any, group: int) -> Any:
 def gather_packed_rows(role: Gatherer) -> None:
     """All four warps: every step of the CTA."""
     ctx = role.ctx
-    num_held = ctx.plan.held_parts
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     place = place_of(ctx.thread)
     load_query(role)
     slots = read_slots(role, Int32(0), lane)
     scales = load_scales(role, slots, 0)
-    held = [word for part in ORDER[:num_held] for word in load_part(role, slots, place, *part)]
     num_steps = find_extent(role, lane)
     for step in cutlass.range(num_steps, unroll=1):
-        factors = factors_of_scales(scales)
-        for n in cutlass.range_constexpr(len(ORDER)):
-            tile, group = ORDER[n]
-            if cutlass.const_expr(n == SECOND_TILE):
-                factors = factors_of_scales(scales)
-            if cutlass.const_expr(ORDER[n] in FREED_BY):
-                acquire(ctx, FREED_BY[ORDER[n]], tile, step)
-            if cutlass.const_expr(FREED_BY.get(ORDER[n]) == "right_free"):
-                copy_rope(role, slots, place, tile)
-                if warp == tile:
-                    write_note(role, slots, lane, tile)
-            write_part(role, held[:PART_WORDS], factors, place, tile, group)
-            if cutlass.const_expr(n == 0):
-                scales = load_scales(role, slots, 1)
-                ahead = read_slots(role, step + 1, lane)
-            if cutlass.const_expr(n == SECOND_TILE):
-                scales = load_scales(role, ahead, 0)
-            of_slots = ahead if cutlass.const_expr(n + num_held >= len(ORDER)) else slots
-            part = ORDER[(n + num_held) % len(ORDER)]
-            held = held[PART_WORDS:] + load_part(role, of_slots, place, *part)
+        ahead = read_slots(role, step + 1, lane)
+        for tile in cutlass.range_constexpr(TILES):
+            for free, groups in HALVES[tile]:
+                acquire(ctx, free, tile, step)
+                copy_groups(role, slots, place, tile, groups)
+                if cutlass.const_expr(free == "right_free"):
+                    copy_rope(role, slots, place, tile)
+                    if warp == tile:
+                        write_note(role, slots, lane, tile)
+            factors = factors_of_scales(scales)
+            of_next = slots if cutlass.const_expr(tile + 1 < TILES) else ahead
+            scales = load_scales(role, of_next, (tile + 1) % TILES)
+            for half in cutlass.range_constexpr(len(HALVES[tile])):
+                cute.arch.cp_async_wait_group(len(HALVES[tile]) - 1 - half)
+                for group in HALVES[tile][half][1]:
+                    words = take_part(role, place, tile, group)
+                    write_part(role, words, factors, place, tile, group)
         slots = ahead

@@ -37,13 +37,11 @@ class DecodePlan(Sm90Plan):
 
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
-        held_parts: of packed rows, 1 to 4: parts of a tile that a thread of the gather holds.
         gather_registers, left_registers, right_registers: of a thread.
         lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
     """
 
     packed: bool = False
-    held_parts: int = 2
     gather_registers: int = 104
     left_registers: int = 208
     right_registers: int = 192
