@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from llvmlite import ir
 
-from ptxemu.compiled.lowering import (
-    FLOATS,
-    Lower,
-    Vector,
-    bits_of_type,
-    integers,
-    lowered,
-    splat,
-)
+from ptxemu.compiled.llvm_vectors import FLOATS, Lower, Vector, bits_of_type, integers, splat
+from ptxemu.compiled.lowering import lowered
 from ptxemu.machine.lanes import STORAGE, VALUE, WARP_SIZE
 from ptxemu.machine.operands import convert, immediate_lanes
 from ptxemu.syntax.ast import (
@@ -107,13 +100,28 @@ class Emitter:
         Raises:
             UnknownToMachineCodeError: its operands are of kinds that are not known here.
         """
+        if instruction.modifiers[0] == "cvt":  # which keeps a NaN's payload
+            for register in (o for o in op.sources if isinstance(o, Register)):
+                self._floats.pop(self._settled(register), None)
         values = [self.source(o, t) for o, t in zip(op.sources, op.source_types, strict=True)]
-        (destination,), (type_,) = op.destinations, op.result_types
-        if isinstance(destination, Sink):
-            return
+        results = lower(self.builder, values)
+        if len(op.destinations) == 1:
+            results = (results,)
+        for destination, type_, result in zip(
+            op.destinations, op.result_types, results, strict=True
+        ):
+            if not isinstance(destination, Sink):
+                self._put(instruction, destination, type_, result)
+
+    def _settled(self, register: Register) -> int:
+        """The slot of a register whose bits are known now."""
+        self.bits(register)
+        return register.slot
+
+    def _put(self, instruction: Instruction, destination: Scalar, type_: str, result: Any) -> None:
+        """A result goes to its register, in the lanes in which the guard holds."""
         assert isinstance(destination, Register)
         require_plain(destination)
-        result = lower(self.builder, values)
         is_float = result.type == FLOATS
         width = 32 if is_float else result.type.element.width
         if width != bits_of_type(destination.type) or width != bits_of_type(type_):

@@ -1,57 +1,48 @@
 """One pure instruction on vectors of 32 lanes in LLVM, for the instructions that are simple there.
 
-Integers and predicates are vectors of their bits; an f32 operand is a vector of float. `lowered`
-knows an instruction by its modifiers; operand types are those that its decoder chose (`PureOp`).
+Integers and predicates are vectors of their bits, f64 too; an f32 operand is a vector of float.
+`lowered` knows an instruction by its modifiers; types of operands are those that its decoder chose
+(`PureOp`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
 
-from llvmlite import ir
-
+from ptxemu.compiled.float_lowering import arithmetic_f64, comparison_f64, conversion
+from ptxemu.compiled.llvm_vectors import (
+    FLOATS,
+    Builder,
+    Lower,
+    Vector,
+    bits_of_type,
+    integers,
+    intrinsic,
+    splat,
+)
 from ptxemu.machine.decoded import PureOp, identity
-from ptxemu.machine.lanes import VALUE, WARP_SIZE
-
-Vector: TypeAlias = Any
-"""An llvmlite value of a vector type of 32 lanes."""
-Builder: TypeAlias = Any
-Lower: TypeAlias = Callable[[Builder, Sequence[Vector]], Vector]
+from ptxemu.machine.lanes import WARP_SIZE
 
 _SIGNED = ("s16", "s32", "s64")
 _INTEGERS = ("u16", "u32", "u64", *_SIGNED)
 _BITS = ("b16", "b32", "b64", "pred")
+_SAME_ADDRESS = (("cvta", "to", "global", "u64"), ("cvta", "global", "u64"))
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNSIGNED_COMPARISONS = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
-def bits_of_type(type_: str) -> int:
-    """Bits of a value of a PTX type; 1 of a predicate."""
-    return 1 if type_ == "pred" else 8 * int(VALUE[type_].itemsize)
-
-
-def integers(bits: int) -> Any:
-    """The LLVM type of 32 lanes of so many bits."""
-    return ir.VectorType(ir.IntType(bits), WARP_SIZE)
-
-
-FLOATS = ir.VectorType(ir.FloatType(), WARP_SIZE)
-
-
-def splat(type_: Any, value: int) -> Vector:
-    """A constant in every lane."""
-    return ir.Constant(type_, [value] * WARP_SIZE)
-
-
 def lowered(modifiers: tuple[str, ...], op: PureOp) -> Lower | None:
     """How the instruction is done; None where only its definition says."""
+    name, *rest = modifiers
+    if name == "mov" and max(len(op.sources), len(op.destinations)) == 2:
+        return _pack if len(op.sources) == 2 else _unpack
     if len(op.destinations) != 1:
         return None
-    if op.function is identity:
+    if op.function is identity or modifiers in _SAME_ADDRESS:
         return lambda b, v: v[0]
-    name, *rest = modifiers
-    type_ = rest[-1] if rest else ""
+    if type_of(rest) == "f64" and name in ("add", "sub", "mul", "fma"):
+        return arithmetic_f64(name, rest)
+    type_ = type_of(rest)
     if type_ == "f32" and name in _F32:
         exact = _F32[name]
         return exact if tuple(rest) in (("f32",), ("rn", "f32")) else None
@@ -62,16 +53,27 @@ def lowered(modifiers: tuple[str, ...], op: PureOp) -> Lower | None:
     return None
 
 
+def type_of(rest: Sequence[str]) -> str:
+    """The last modifier."""
+    return rest[-1] if rest else ""
+
+
+def _pack(builder: Builder, v: Sequence[Vector]) -> Vector:
+    """mov d, {low, high}"""
+    bits = v[0].type.element.width
+    low, high = (builder.zext(part, integers(2 * bits)) for part in v)
+    return builder.or_(low, builder.shl(high, splat(high.type, bits)))
+
+
+def _unpack(builder: Builder, v: Sequence[Vector]) -> tuple[Vector, Vector]:
+    """mov {low, high}, a"""
+    bits = v[0].type.element.width // 2
+    high = builder.lshr(v[0], splat(v[0].type, bits))
+    return builder.trunc(v[0], integers(bits)), builder.trunc(high, integers(bits))
+
+
 def _fma(builder: Builder, v: Sequence[Vector]) -> Vector:
-    return builder.call(_intrinsic(builder, f"llvm.fma.v{WARP_SIZE}f32", FLOATS, 3), v)
-
-
-def _intrinsic(builder: Builder, name: str, type_: Any, arity: int) -> Any:
-    """LLVM's function of that name on operands of one type."""
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(type_, [type_] * arity), name=name)
-    return function
+    return builder.call(intrinsic(builder, f"llvm.fma.v{WARP_SIZE}f32", FLOATS, 3), v)
 
 
 _F32: dict[str, Lower] = {
@@ -80,7 +82,7 @@ _F32: dict[str, Lower] = {
     "mul": lambda b, v: b.fmul(v[0], v[1]),
     "fma": _fma,
     "neg": lambda b, v: b.fneg(v[0]),
-    "abs": lambda b, v: b.call(_intrinsic(b, f"llvm.fabs.v{WARP_SIZE}f32", FLOATS, 1), v),
+    "abs": lambda b, v: b.call(intrinsic(b, f"llvm.fabs.v{WARP_SIZE}f32", FLOATS, 1), v),
 }
 
 
@@ -172,7 +174,7 @@ def _count_ones(builder: Builder, v: Sequence[Vector]) -> Vector:
     """As u32, whatever the operand's width."""
     type_ = v[0].type
     name = f"llvm.ctpop.v{WARP_SIZE}i{type_.element.width}"
-    count = builder.call(_intrinsic(builder, name, type_, 1), v)
+    count = builder.call(intrinsic(builder, name, type_, 1), v)
     return count if type_ == integers(32) else builder.trunc(count, integers(32))
 
 
@@ -180,8 +182,8 @@ def _compare(name: str, rest: Sequence[str], type_: str) -> Lower | None:
     if name != "setp" or not 2 <= len(rest) <= 3:
         return None
     operator, *combine = rest[:-1]
-    if type_ == "f32":
-        compare = _float_comparison(operator)
+    if type_ in ("f32", "f64"):
+        compare = _float_comparison(operator, type_)
     else:
         compare = _integer_comparison(operator, type_)
     if compare is None or not combine:
@@ -194,10 +196,12 @@ def _compare(name: str, rest: Sequence[str], type_: str) -> Lower | None:
     return joins.get(combine[0])
 
 
-def _float_comparison(operator: str) -> Lower | None:
+def _float_comparison(operator: str, type_: str) -> Lower | None:
     symbol = _COMPARISONS.get(operator)
     if symbol is None:
         return None
+    if type_ == "f64":
+        return comparison_f64(symbol)
     return lambda b, v: b.fcmp_ordered(symbol, v[0], v[1])
 
 
@@ -218,8 +222,10 @@ def _select(name: str, rest: Sequence[str], type_: str) -> Lower | None:
 
 
 def _convert(name: str, rest: Sequence[str], type_: str) -> Lower | None:
-    if name != "cvt" or len(rest) != 2 or not {*rest} <= {*_INTEGERS}:
+    if name != "cvt":
         return None
+    if len(rest) != 2 or not {*rest} <= {*_INTEGERS}:
+        return conversion(rest)
     bits = bits_of_type(rest[0])
 
     def convert(builder: Builder, v: Sequence[Vector]) -> Vector:

@@ -39,9 +39,10 @@ class Context(IntEnum):
     SHARED_DELTA = 4
     LOCAL = 5
     LOCAL_STRIDE = 6
-    INSTRUCTIONS = 7
-    STORES = 8
-    SIZE = 9
+    PARAMETERS = 7
+    INSTRUCTIONS = 8
+    STORES = 9
+    SIZE = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ _ALIGNMENT = 64
 def make_stretch(program: Program, first: int, end: int) -> Stretch | None:
     """The instructions [first, end) as machine code; None where too little of it can be."""
     nodes = [pc for pc in range(first, end) if program.nodes[pc] is not None]
-    known = [pc for pc in nodes if can_be_code(program.nodes[pc])]
+    known = [pc for pc in nodes if can_be_code(program, program.nodes[pc])]
     covered = sum(_count(program.nodes[pc]) for pc in known)
     if covered < LEAST_SHARE * (end - first):
         return None
@@ -150,6 +150,8 @@ class Stretch:
         self._caches[:] = 0
         self._context[Context.TABLE] = int(self._table.ctypes.data)
         self._context[Context.ENTRIES] = len(entries)
+        self._parameters = np.frombuffer(machine.launch.parameters.ljust(1), np.uint8)
+        self._context[Context.PARAMETERS] = int(self._parameters.ctypes.data)
 
     def _judge(self, executed: int) -> None:
         """Leave the stretch out if warps leave it as soon as they have entered it."""

@@ -19,7 +19,7 @@ from ptxemu.compiled.emitter import (
     lowering,
     require_plain,
 )
-from ptxemu.compiled.lowering import Vector, bits_of_type, integers, splat
+from ptxemu.compiled.llvm_vectors import Vector, bits_of_type, integers, splat
 from ptxemu.compiled.memory_code import CACHE_WORDS, TYPE, Context, Shape, accessor
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.decoded import PlainAccess
@@ -35,7 +35,7 @@ _PCS = integers(32)
 Node = Block | BranchNode | StepNode
 
 
-def can_be_code(node: object) -> bool:
+def can_be_code(program: Program, node: object) -> bool:
     """Whether a node can be part of a stretch."""
     try:
         if isinstance(node, Block):
@@ -47,6 +47,8 @@ def can_be_code(node: object) -> bool:
             _try_block(node)
         elif isinstance(node, StepNode):
             _require_access(node.access)
+            if node.access is not None and node.access.space == "param":
+                _parameter_offset(program, node.access)
         else:
             return isinstance(node, BranchNode)
     except UnknownToMachineCodeError:
@@ -64,13 +66,31 @@ def _try_block(block: Block) -> None:
 
 
 def _require_access(access: PlainAccess | None) -> None:
-    if access is None or access.space not in SPACES or access.address.coordinates is not None:
+    if (
+        access is None
+        or access.space not in (*SPACES, "param")
+        or access.address.coordinates is not None
+    ):
         raise UnknownToMachineCodeError
     for operand in access.registers:
         if isinstance(operand, Register):
             require_plain(operand)
         elif not isinstance(operand, Sink) and not access.is_store:
             raise UnknownToMachineCodeError
+
+
+def _parameter_offset(program: Program, access: PlainAccess) -> int:
+    """Where a load of a kernel parameter begins in the parameter block."""
+    base, parameters = access.address.base, program.function.parameters
+    own = {variable.name for variable in program.function.variables}
+    if access.is_store or not isinstance(base, Symbol) or base.name in own:
+        raise UnknownToMachineCodeError
+    starts = [p.offset for p in parameters if p.name == base.name]
+    size = access.element * len(access.registers)
+    offset = (starts or [-1])[0] + base.addend + access.address.offset
+    if not starts or not 0 <= offset <= parameters[-1].offset + parameters[-1].size - size:
+        raise UnknownToMachineCodeError
+    return offset
 
 
 class StretchCode:
@@ -188,7 +208,10 @@ class StretchCode:
         execute, on = (self._function.append_basic_block(f"pc{pc}_{n}") for n in ("do", "on"))
         b.cbranch(b.icmp_unsigned("!=", mask, ir.Constant(_I32, 0)), execute, on)
         b.position_at_end(execute)
-        self._call_accessor(pc, access, emitter, mask)
+        if access.space == "param":
+            self._load_parameters(access, emitter)
+        else:
+            self._call_accessor(pc, access, emitter, mask)
         b.branch(on)
         b.position_at_end(on)
         self._go(pc + 1)
@@ -223,6 +246,20 @@ class StretchCode:
         for operand, place in zip(access.registers, rows, strict=True):
             if isinstance(operand, Register):
                 emitter.set(operand, self._loaded(b.load(place), operand, access))
+        emitter.flush()
+        self.written |= set(emitter.written)
+
+    def _load_parameters(self, access: PlainAccess, emitter: Emitter) -> None:
+        """Words of the parameter block, the same for every lane."""
+        b, word = self._b, ir.IntType(8 * access.element)
+        block = b.load(b.gep(self._context, [ir.Constant(I64, Context.PARAMETERS)]))
+        offset = _parameter_offset(self._program, access)
+        for number, operand in enumerate(access.registers):
+            if isinstance(operand, Register):
+                at = b.add(block, ir.Constant(I64, offset + number * access.element))
+                value = b.load(b.inttoptr(at, word.as_pointer()), align=1)
+                lanes = self._splat(value)
+                emitter.set(operand, self._loaded(lanes, operand, access))
         emitter.flush()
         self.written |= set(emitter.written)
 
@@ -286,6 +323,7 @@ class StretchCode:
 
     def _splat(self, value: Any) -> Vector:
         b = self._b
-        vector = b.insert_element(ir.Constant(_PCS, ir.Undefined), value, ir.Constant(_I32, 0))
+        type_ = ir.VectorType(value.type, WARP_SIZE)
+        vector = b.insert_element(ir.Constant(type_, ir.Undefined), value, ir.Constant(_I32, 0))
         zero = ir.Constant(integers(32), [0] * WARP_SIZE)
         return b.shuffle_vector(vector, vector, zero)

@@ -85,6 +85,11 @@ def ptx_for(image: bytes, arch: str) -> str:
     if struct.unpack_from("<I", image.ljust(4, b"\0"))[0] != FAT_BINARY:
         return _text(image)
     found = list(entries(image))
+    if not found:
+        raise ImageError(
+            "relocatable device code (-rdc=true) is not emulated, and with it dynamic parallelism "
+            "and allocation in kernels: compile without -rdc, what calls each other in one source"
+        )
     texts = [_text(entry.payload) for entry in found if entry.is_ptx]
     runnable = [(order, text) for text in texts if (order := _order(text, arch)) is not None]
     if not runnable:

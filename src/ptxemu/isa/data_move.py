@@ -43,7 +43,9 @@ def load(instruction: Instruction) -> Step | AccessStep:
     write = destination(instruction.operands[0], type_, shape)
     operand = instruction.operands[1]
     if space == "param" and isinstance(operand, Address) and isinstance(operand.base, Symbol):
-        return _load_parameter(instruction, operand, shape, write)
+        load_parameter = _load_parameter(instruction, operand, shape, write)
+        data = instruction.operands[0]
+        return _with_access(load_parameter, instruction, operand, data, space, order, shape)
     memory = LaneMemory(instruction, operand, space, shape.element, shape.count, order=order)
 
     def step(warp: Warp, mask: Mask) -> None:

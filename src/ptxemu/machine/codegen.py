@@ -8,7 +8,7 @@ not active are computed like the others and left out then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -79,6 +79,8 @@ class _Generator:
         """Write one instruction."""
         if op.function is identity and instruction.guard is None and self._rename(op):
             return
+        if instruction.modifiers[0] == "cvt":  # which may keep a NaN's payload
+            self._settle(operand for operand in op.sources if isinstance(operand, Register))
         arguments = [
             self._source(operand, type_)
             for operand, type_ in zip(op.sources, op.source_types, strict=True)
@@ -159,6 +161,13 @@ class _Generator:
                 f"{forms[name_of(storage)]}.view({self._dtype(dtype)})"
             )
         return forms[name_of(dtype)]
+
+    def _settle(self, registers: Iterable[Register]) -> None:
+        """Forget the float forms of results: their NaN are not the canonical ones."""
+        for register in registers:
+            storage = STORAGE[register.type]
+            if name_of(storage) not in self._load(register):
+                self._forms[register.slot] = {name_of(storage): self._form(register, storage)}
 
     def _bits(self, value: str, variable: str, storage: np.dtype[Any]) -> str:
         """A result's bits. INVARIANT: a float form without them is a result, whose NaN are not yet

@@ -32,6 +32,10 @@ class Author:
         return f"%{kind}{self._random.randrange(NUM_REGISTERS)}"
 
     def _value(self, kind):
+        if kind in "DF":  # no integer may stand there
+            return self._register(kind.lower())
+        if kind in "R":
+            return ""
         if kind in "rdh" and self._random.random() < 0.2:
             return str(self._random.choice(WORDS) & (0xFFFF if kind == "h" else 0xFFFFFFFF))
         if kind == "f" and self._random.random() < 0.2:
@@ -41,7 +45,11 @@ class Author:
     def _line(self):
         template = self._random.choice(TEMPLATES)
         opcode, kinds = template
-        operands = [self._register(kinds[0]), *(self._value(kind) for kind in kinds[1:])]
+        operands = [self._register(kinds[0].lower()), *(self._value(kind) for kind in kinds[1:])]
+        if kinds == "dRR":
+            operands = [operands[0], f"{{{self._register('r')}, {self._register('r')}}}"]
+        if kinds == "Rrd":
+            operands = [f"{{%r0, %r{self._random.randrange(1, NUM_REGISTERS)}}}", operands[2]]
         guard = ""
         if self._random.random() < 0.15:
             guard = f"@{self._random.choice(['', '!'])}{self._register('p')} "
@@ -73,7 +81,12 @@ def _templates():
     floats += [("neg.f32", "ff"), ("abs.f32", "ff"), ("mov.b32", "rf"), ("mov.b32", "fr")]
     floats += [(f"setp.{c}.f32", "pff") for c in ("lt", "le", "gt", "ge", "eq", "ne")]
     floats += [("selp.f32", "fffp"), ("selp.b32", "fffp")]
-    return found + 2 * floats
+    doubles = [(f"{name}.f64", "dDD") for name in ("add", "sub.rn", "mul")]
+    doubles += [("fma.rn.f64", "dDDD"), ("setp.lt.f64", "pDD"), ("setp.ne.f64", "pDD")]
+    doubles += [("cvt.f64.f32", "dF"), ("cvt.rn.f32.f64", "fD"), ("cvt.rn.f32.s32", "fr")]
+    doubles += [("cvt.rn.f32.u64", "fd"), ("cvt.rn.f64.s64", "dd"), ("cvt.rn.f64.u32", "dr")]
+    doubles += [("mov.b64", "dRR"), ("mov.b64", "Rrd"), ("cvta.to.global.u64", "dD")]
+    return found + 2 * floats + 2 * doubles
 
 
 TEMPLATES = _templates()

@@ -104,3 +104,8 @@ def test_the_device_of_a_program_is_what_it_has_ptx_for(tmp_path) -> None:
         file.write(_fat([_entry(1, 100, _ptx("sm_100a"))]))
     assert arch_of_program(str(program), archs) == "sm_100a"
     assert arch_of_program(str(tmp_path / "none"), archs) is None
+
+
+def test_relocatable_device_code_is_refused_by_its_name() -> None:
+    with pytest.raises(ImageError, match="relocatable device code"):
+        ptx_for(_fat([]), "sm_90a")

@@ -12,6 +12,7 @@ from ptxemu.machine.blocks import Block
 from ptxemu.machine.lanes import FULL, STORAGE
 from ptxemu.machine.program import Program
 from tests.ptxemu.isa.pure_run import parse
+from tests.ptxemu.kernel_run import run
 
 WORDS, FLOATS, LONGS, HALVES, FLAGS = (
     [f"%{name}{index}" for index in range(3)] for name in ("r", "f", "d", "h", "p")
@@ -181,3 +182,10 @@ ld.param.u64 %o, [out]; mul.wide.u32 %x, %u, 4; add.s64 %o, %o, %x; st.global.u3
     out = np.zeros(32, np.uint32)
     load(text).launch("k", 1, 32, args=[out])
     assert out.tolist() == [sum(3 * i + 1 for i in range(lane + 1)) for lane in range(32)]
+
+
+def test_a_conversion_sees_the_canonical_nan_of_a_result_of_its_block():
+    body = """mov.b32 %f0, 0f7F800000; sub.f32 %f1, %f0, %f0; cvt.f64.f32 %fd0, %f1;
+mov.b64 %rd0, %fd0; st.global.b64 [%rd_y], %rd0;"""
+    ran = run(body, y=np.zeros(1, np.uint64))
+    assert ran.y.tolist() == [0x7FFFFFFFE0000000]
