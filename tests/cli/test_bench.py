@@ -64,7 +64,7 @@ def test_without_a_gpu_one_line_says_what_is_missing(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("all",), "measures indexer and sparse_mla_fwd in this version; got all"),
+        (("all",), "measures indexer, sparse_mla_fwd, sparse_mla_decode in this version; got all"),
         (("sparse_mla_fwd", "--repeats", "3"), "--repeats: the cases of --backend sm90 are fixed"),
         (("indexer", "--s-kv", "64"), "--s-kv: the cases of --backend sm90 are fixed"),
     ],
@@ -75,6 +75,11 @@ def test_on_a_gpu_cases_are_fixed(
     monkeypatch.setattr("flashdsa.cli.availability.require_runnable", lambda _: None)
     result = run("bench", *arguments, "--backend", "sm90")
     assert result.exit_code == 2 and message in result.stderr
+
+
+def test_the_decode_is_measured_on_a_gpu_only(run: Run) -> None:
+    result = run("bench", "sparse_mla_decode")
+    assert result.exit_code == 2 and "add --backend sm90" in result.stderr
 
 
 def test_a_small_rate_is_not_0() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from flashdsa.bench.cases import OPERATIONS, Case, Shape, build_case
 from flashdsa.bench.checkout import RESULTS, Checkout, find_checkout
+from flashdsa.bench.gpu.decode import DecodeBenchResult
 from flashdsa.bench.gpu.forward import ForwardBenchResult
 from flashdsa.bench.gpu.result import GpuBenchResult
 from flashdsa.bench.machine import HostMachine, describe_machine
@@ -106,7 +107,9 @@ def _time(case: Case, options: BenchOptions, after_sample: Callable[[], None]) -
 
 
 def result_path(
-    result: BenchResult | GpuBenchResult | ForwardBenchResult, target: str, out: Path | None = None
+    result: BenchResult | GpuBenchResult | ForwardBenchResult | DecodeBenchResult,
+    target: str,
+    out: Path | None = None,
 ) -> Path:
     """Where the result file goes.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from flashdsa.cli.bench_decode import bench_decode
 from flashdsa.cli.bench_forward import bench_forward
 from flashdsa.cli.bench_gpu import bench_gpu
 from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
@@ -16,10 +17,11 @@ from flashdsa.settings import BACKENDS
 if TYPE_CHECKING:
     from flashdsa.bench.result import BenchResult
 
-TARGETS = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk", "memory", "all")
+TARGETS = ("sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "topk", "memory", "all")
 DTYPES = ("float32", "bfloat16", "float64")
-GPU_TARGETS = {"sm90": ("indexer", "sparse_mla_fwd"), "sm100": ("indexer",)}
+GPU_TARGETS = {"sm90": ("indexer", "sparse_mla_fwd", "sparse_mla_decode"), "sm100": ("indexer",)}
 """What is measured on a GPU, by backend."""
+GPU_ONLY = ("sparse_mla_decode",)
 _SIZES = ("s", "s_kv", "h", "topk", "dtype")
 _SIZE = click.IntRange(min=1)
 _MIB = 1 << 20
@@ -93,6 +95,7 @@ def bench(
       flashdsa bench all --out out/mine.json
       flashdsa bench indexer --backend sm90        on an H100 or H200, a minute
       flashdsa bench sparse_mla_fwd --backend sm90        likewise
+      flashdsa bench sparse_mla_decode --backend sm90     likewise
     """
     from flashdsa.bench.chart import draw_chart
     from flashdsa.bench.result import write_result
@@ -104,9 +107,13 @@ def bench(
         _require_gpu_target(context, target, backend)
         if target == "sparse_mla_fwd":
             bench_forward(quick, out, as_json)
+        elif target == "sparse_mla_decode":
+            bench_decode(quick, out, as_json)
         else:
             bench_gpu(quick, choices["repeats"], out, as_json)
         return
+    if target in GPU_ONLY:
+        raise click.UsageError(f"{target}: measured on a GPU only; add --backend sm90")
     options = _options(target, quick, backend=backend, **choices)
     with progress_bar() as on_progress:
         result = run_bench(options, on_progress)
@@ -125,7 +132,7 @@ def _require_gpu_target(context: click.Context, target: str, backend: str) -> No
     targets = GPU_TARGETS[backend]
     if target not in targets:
         raise click.UsageError(
-            f"--backend {backend} measures {' and '.join(targets)} in this version; got {target}"
+            f"--backend {backend} measures {', '.join(targets)} in this version; got {target}"
         )
     fixed = _SIZES if target == "indexer" else (*_SIZES, "repeats")
     for name in fixed:
