@@ -24,7 +24,8 @@ from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops import registration
-from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache, is_plain_eager
+from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache
+from flashdsa.ops.plain import is_plain_eager
 from flashdsa.ops.registration import custom_op
 from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.problem import Operation

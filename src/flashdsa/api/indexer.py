@@ -13,10 +13,10 @@ from flashdsa.ops.index_requests import require_table_of_rows, rows_of_requests
 from flashdsa.ops.indexer_launch import (
     REFUSALS,
     find_launch,
-    is_plain_eager,
     launch_again,
     serve_unchecked,
 )
+from flashdsa.ops.plain import is_plain_eager
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import DSA_TOPK_INDEXER, INDEXER_LOGITS, TOPK_INDICES
 from flashdsa.problem import (

@@ -165,23 +165,3 @@ def serve_unchecked(operands: TopkIndexerOperands) -> None:
     chosen.load()(operands, sorted=False, positions=False, check=False)
     if chosen.launch_config:
         keep(chosen, operands, ())
-
-
-_INFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
-_EAGER = _INFERENCE.add(torch._C.DispatchKey.ADInplaceOrView)
-_PLAIN = (_EAGER.raw_repr(), _INFERENCE.raw_repr())
-"""Dispatch keys that torch includes in every call of a thread: outside and in inference mode."""
-
-
-def is_plain_eager() -> bool:
-    """Whether the dispatcher would do nothing but call the implementation, if all operands are
-    just `torch.Tensor`: no mode (fake tensors, tracing, torch functions), transform or profiler.
-
-    Those of torch.func wrap tensors in ones of the same type; like vmap, functionalization, jit and
-    dispatch modes they are seen by the key that each includes.
-    """
-    return (
-        torch._C._dispatch_tls_local_include_set().raw_repr() in _PLAIN
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._autograd._profiler_enabled()
-    )
