@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 from sanitize_backward import Backward
 from sanitize_decode import Decode
 from sanitize_forward import Forward
+from sanitize_training import HeadSums, divergence
 
 DONE = "sanitized case: done"
 """What a case prints last, if its result was right."""
@@ -198,6 +199,10 @@ CASES: dict[str, Callable[[], None]] = {
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),
     "packed decode of 16": Decode("ue8m0", 16, topk=130),
+    "target and scores": HeadSums(),
+    "target and scores of few heads": HeadSums(heads=20, index_heads=16),
+    "target of 64": HeadSums(heads=64, index_heads=32, queries=4),
+    "divergence": divergence,
 }
 """By name."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import checks, decoding, demo_training, failures
+from tests.distributed import checks, decoding, demo_training, failures, indexer_training
 from tests.distributed.ranks import run_ranks
 
 
@@ -31,6 +31,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_attention_merges,
             decoding.check_decode_errors,
             demo_training.check_demo_trains_as_one_process,
+            indexer_training.check_targets_of_two_ranks,
             failures.check_ranks_that_differ,
             failures.check_an_error_of_one_rank,
             failures.check_meshes,

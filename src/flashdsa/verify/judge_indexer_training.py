@@ -66,23 +66,28 @@ def judge_target(
 
 def check_index_scores(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
     """Run and judge `indexer_scores`."""
+    lengths = inputs.attention.topk_length
+    found = flashdsa.indexer_scores(*inputs.operands, topk_length=lengths, backend=backend)
+    return [judge_index_scores(inputs, found)]
+
+
+def judge_index_scores(inputs: IndexerTrainingInputs, scores: Tensor) -> Comparison:
+    """The verdict on scores."""
     options: dict[str, Any] = {"topk_length": inputs.attention.topk_length}
     q, k, weights, indices = inputs.operands
     absolute = reference.indexer_scores(q, k, weights.abs(), indices, **options)
     products = reference.indexer_scores(q.abs(), k.abs(), weights.abs(), indices, **options)
     valid = absolute != -torch.inf
     share = TRAINED_SCORES[inputs.case.attention.dtype]
-    return [
-        compare_scores(
-            "scores",
-            flashdsa.indexer_scores(*inputs.operands, backend=backend, **options),
-            reference.indexer_scores(*inputs.operands, **options),
-            torch.where(valid, absolute, 0),
-            c=share,
-            besides=torch.where(valid, products, 0) * min(share, TRAINED_SCORE_CUT),
-            dtype=_sums(inputs),
-        )
-    ]
+    return compare_scores(
+        "scores",
+        scores,
+        reference.indexer_scores(*inputs.operands, **options),
+        torch.where(valid, absolute, 0),
+        c=share,
+        besides=torch.where(valid, products, 0) * min(share, TRAINED_SCORE_CUT),
+        dtype=_sums(inputs),
+    )
 
 
 def check_index_backward(

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 import flashdsa
-from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm90.head_sums import plan_for
 from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
@@ -54,10 +54,12 @@ SEVERAL_STEPS = IndexerTrainingCase(
 CHECKS = {"target": judge.check_target, "scores": judge.check_index_scores}
 
 
-def run(case: IndexerTrainingCase, what: str, policy: Policy | None = None) -> Emulator:
+def run(
+    case: IndexerTrainingCase, what: str, policy: Policy | None = None, device: Device = ONE_SM
+) -> Emulator:
     """The case's results are judged, and nothing may be found."""
     inputs = make_indexer_training_inputs(case, 0)
-    with emulation(ONE_SM, policy=policy, on_finding="collect") as emulator:
+    with emulation(device, policy=policy, on_finding="collect") as emulator:
         assert failures(CHECKS[what](inputs, "emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator
@@ -73,6 +75,14 @@ def test_every_feature(what: str) -> None:
 @pytest.mark.parametrize("what", CHECKS)
 def test_it_does_not_matter_when_asynchronous_work_happens(what: str, when: str) -> None:
     run(SEVERAL_STEPS, what, Policy(asynchronous=when, seed=3))
+
+
+@pytest.mark.parametrize("queries", [2, 5])
+def test_the_last_queries_are_shared_by_all_ctas(queries: int) -> None:
+    """Of four: each of two queries by two, the fifth by all, whose tiles are fewer or more."""
+    case = SparseMlaCase("shared", queries, 70, 8, 330, invalid=True, topk_length=True)
+    (setup,) = run(IndexerTrainingCase(case), "scores", device=SMALL).setups
+    assert setup.grid[0] == SMALL.num_sms
 
 
 def test_all_heads_of_a_model() -> None:
@@ -112,6 +122,8 @@ def test_a_ring_in_which_a_consumer_could_wait_a_round_ahead_is_refused() -> Non
     """ptxemu finds missing waits in the target's kernel with 9 slots."""
     with pytest.raises(ValueError, match="key_slots: 9, but a consumer waits"):
         TargetPlan(key_slots=9)
+    with pytest.raises(ValueError, match="key_slots: 10 with 2 warpgroups"):
+        TargetPlan(gathers=2, gather_registers=56, consumer_registers=200)
 
 
 @pytest.mark.parametrize("plan", [TargetPlan(), ScoresPlan()], ids=["target", "scores"])

@@ -17,6 +17,7 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
     ScoresPlan,
     target_plan,
 )
+from flashdsa.plan.row_tiles import TILE_ROWS
 
 
 @cache
@@ -61,6 +62,6 @@ def head_sums(
             no_sink if attn_sink is None else attn_sink.to(torch.float32).contiguous(),
             out,
             sm_scale or 0.0,
-            min(q.shape[0], runner.num_sms),
+            min(q.shape[0] * -(-indices.shape[1] // TILE_ROWS), runner.num_sms),
         )
     return out

@@ -17,9 +17,10 @@ from flashdsa.dsl.wgmma import low_word
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.head_sums.context import (
     Context,
+    Item,
+    item_at,
     read_row,
-    slots_of,
-    tiles_of,
+    tiles_on,
 )
 from flashdsa.kernels.indexer_training.sm90.head_sums.products import multiply_chunk
 from flashdsa.plan.row_tiles import CHUNK_BYTES, TILE_ROWS
@@ -40,7 +41,7 @@ class Adder(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tile lies in the rings, and whether it is this warpgroup's last of its query."""
+    """Where a tile lies in the rings, and whether it is this warpgroup's last of its item."""
 
     k: PipelineState
     q: PipelineState
@@ -135,28 +136,33 @@ def add_tile(
     acc: cute.Tensor,
     heads: cute.Tensor,
     place: Place,
-    query: Int32,
+    item: Item,
     tile: Int32,
-    num_slots: Int32,
 ) -> None:
     """A tile's sums, written."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     half = lane % 2
-    slot = tile * TILE_ROWS + ctx.thread // WARP_SIZE * WARP_KEYS + lane // QUAD + 8 * half
-    row = read_row(ctx, query, slot, num_slots)
+    slot = (
+        item.begin
+        + tile * TILE_ROWS
+        + ctx.thread // WARP_SIZE * WARP_KEYS
+        + lane // QUAD
+        + 8 * half
+    )
+    row = read_row(ctx, item.query, slot, item.end)
     multiply_tile(ctx, acc, place)
     sums = sum_heads(role, acc, heads)
     if lane % QUAD < 2 and slot < ctx.topk:
         total = sums[1] if half == 1 else sums[0]
         # A selection: what is not valid may be NaN.
         total = total if row >= 0 else nothing(role)
-        (role.out.iterator + (Int64(query) * ctx.topk + slot)).store(total)
+        (role.out.iterator + (Int64(item.query) * ctx.topk + slot)).store(total)
 
 
 @cute.jit
 def free_query(ctx: Context, q_at: PipelineState) -> None:
-    """Of a query with no tile for this warpgroup: it has read every piece of Q."""
+    """Of an item with no tile for this warpgroup: it has read every piece of Q."""
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
         at = advanced(q_at, piece, ctx.plan.query_slots)
         # Not before it is there: the arrival is for that phase.
@@ -166,28 +172,24 @@ def free_query(ctx: Context, q_at: PipelineState) -> None:
 
 
 @cute.jit
-def fill_rest(role: Adder, query: Int32, tiles: Int32) -> None:
-    """The slots behind the query's last tile."""
+def fill_rest(role: Adder, item: Item) -> None:
+    """The slots behind the item's last tile, where it is the query's last one."""
     ctx = role.ctx
     own = role.number * WARPGROUP_SIZE + ctx.thread
-    line = role.out.iterator + Int64(query) * ctx.topk
-    for slot in cutlass.range(
-        tiles * TILE_ROWS + own, ctx.topk, ctx.plan.consumers * WARPGROUP_SIZE, unroll=1
-    ):
-        (line + slot).store(nothing(role))
-
-
-@cute.jit
-def tiles_on(at: PipelineState, tiles: cutlass.Constexpr, plan: cutlass.Constexpr) -> PipelineState:
-    """The ring's place so many tiles further on."""
-    for _ in cutlass.range_constexpr(tiles):
-        at = advanced(at, plan.key_pieces, plan.key_slots)
-    return at
+    line = role.out.iterator + Int64(item.query) * ctx.topk
+    if item.is_last:
+        for slot in cutlass.range(
+            item.begin + item.tiles * TILE_ROWS + own,
+            ctx.topk,
+            ctx.plan.consumers * WARPGROUP_SIZE,
+            unroll=1,
+        ):
+            (line + slot).store(nothing(role))
 
 
 @cute.jit
 def add_all(role: Adder) -> None:
-    """All four warps of a warpgroup: its tiles of every query of the CTA."""
+    """All four warps of a warpgroup: its tiles of every item of the CTA."""
     ctx, plan = role.ctx, role.ctx.plan
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     heads = cute.make_rmem_tensor(plan.num_heads // QUAD, Float32)
@@ -195,21 +197,23 @@ def add_all(role: Adder) -> None:
     for before in cutlass.range_constexpr(plan.consumers - 1):
         if role.number > before:
             k_at = tiles_on(k_at, 1, plan)
-    first = role.number
-    for query in cutlass.range(ctx.first_query, ctx.num_queries, ctx.num_ctas, unroll=1):
-        num_slots = slots_of(ctx, query)
-        tiles = tiles_of(num_slots)
+    first, turn = role.number, Int32(0)
+    item = item_at(ctx, turn)
+    while item.query < ctx.num_queries:
+        turn += 1
+        behind = item_at(ctx, turn)
         ctx.arena.barriers("q_full").wait(q_at.phase, q_at.stage)
         read_heads(ctx, heads, q_at)
-        if first >= tiles:
+        if first >= item.tiles:
             free_query(ctx, q_at)
-        for tile in cutlass.range(first, tiles, plan.consumers, unroll=1):
-            place = Place(k_at, q_at, tile + plan.consumers >= tiles)
-            add_tile(role, acc, heads, place, query, tile, num_slots)
+        for tile in cutlass.range(first, item.tiles, plan.consumers, unroll=1):
+            place = Place(k_at, q_at, tile + plan.consumers >= item.tiles)
+            add_tile(role, acc, heads, place, item, tile)
             k_at = tiles_on(k_at, plan.consumers, plan)
-        fill_rest(role, query, tiles)
-        # Turns go on over the queries' ends.
-        first = first - tiles % plan.consumers
+        fill_rest(role, item)
+        # Turns go on over the items' ends.
+        first = first - item.tiles % plan.consumers
         if first < 0:
             first += plan.consumers
         q_at = advanced(q_at, plan.query_pieces, plan.query_slots)
+        item = behind

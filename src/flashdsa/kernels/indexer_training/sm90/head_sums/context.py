@@ -3,21 +3,22 @@
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import HeadSumsPlan
 from flashdsa.plan.row_tiles import TILE_ROWS
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its queries are first_query, first_query + num_ctas, ..."""
+    """One CTA's place in the launch."""
 
     arena: Arena
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     num_keys: Int32
-    first_query: Int32
+    cta: Int32
     num_ctas: Int32
     thread: Int32  # in its warpgroup
 
@@ -37,6 +38,39 @@ class Context(NamedTuple):
         return Int32(self.indices.shape[1])
 
 
+class Item(NamedTuple):
+    """A stretch of a query's slots, of which a CTA has the sums."""
+
+    query: Int32  # at least num_queries behind the CTA's last item
+    begin: Int32  # the first slot, of a whole tile
+    end: Int32  # the one behind the last that may be valid
+    tiles: Int32  # at least one
+    is_last: Boolean  # no tile of the query follows
+
+
+@cute.jit
+def item_at(ctx: Context, turn: Int32) -> Item:
+    """The CTA's item in a turn of all CTAs.
+
+    A turn is a query for each CTA. Of the last turn, which has fewer queries, each is shared by
+    equally many CTAs, by tiles.
+    """
+    first = turn * ctx.num_ctas
+    left = ctx.num_queries - first
+    query, part, parts = first + ctx.cta, Int32(0), Int32(1)
+    if left > 0 and left < ctx.num_ctas:
+        query, part, parts = first + ctx.cta % left, ctx.cta // left, ctx.num_ctas // left
+    num_slots = slots_of(ctx, query)
+    tiles = tiles_of(num_slots)
+    each = (tiles + parts - 1) // parts
+    before = part * each
+    if before >= tiles or part >= parts:
+        query = ctx.num_queries
+    behind = cutlass.min(before + each, tiles)
+    end = cutlass.min(behind * TILE_ROWS, num_slots)
+    return Item(query, before * TILE_ROWS, end, behind - before, behind == tiles)
+
+
 @cute.jit
 def slots_of(ctx: Context, query: Int32) -> Int32:
     """Slots of the query that may be valid; any number behind the last query."""
@@ -52,6 +86,14 @@ def slots_of(ctx: Context, query: Int32) -> Int32:
 def tiles_of(num_slots: Int32) -> Int32:
     """Tiles of so many slots; a query has one, even without a slot."""
     return cutlass.max((num_slots + (TILE_ROWS - 1)) // TILE_ROWS, Int32(1))
+
+
+@cute.jit
+def tiles_on(at: PipelineState, tiles: cutlass.Constexpr, plan: cutlass.Constexpr) -> PipelineState:
+    """The place in the ring of keys so many tiles further on."""
+    for _ in cutlass.range_constexpr(tiles):
+        at = advanced(at, plan.key_pieces, plan.key_slots)
+    return at
 
 
 @cute.jit

@@ -9,12 +9,18 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.pipeline import PipelineState, advanced, next_stage
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer_training.sm90.head_sums.context import Context, read_row, slots_of
+from flashdsa.kernels.indexer_training.sm90.head_sums.context import (
+    Context,
+    Item,
+    item_at,
+    read_row,
+    tiles_on,
+)
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import STEP_SLOTS, STEP_TILES
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
@@ -29,35 +35,34 @@ class Gatherer(NamedTuple):
     keys: cute.Tensor  # (S_kv, width) bf16
     of_heads: cute.Tensor  # (S, H) fp32: lse, natural, or weights
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    number: Int32  # of this warpgroup among those that gather
 
 
 class Cursor(NamedTuple):
-    """A step: of which query, its first slot, how many the query has, and the one behind it."""
+    """A step: of which item, its first slot, and the item behind it, of turn `turn`."""
 
-    query: Int32
+    item: Item
     slot: Int32
-    num_slots: Int32
-    next_slots: Int32
+    next: Item
+    turn: Int32
 
 
 class Rings(NamedTuple):
-    """Where the next piece of the keys, and of Q, goes."""
+    """Where the next piece of the keys, and of Q, goes, and whose turn the next tile is."""
 
     k: PipelineState
     q: PipelineState
+    turn: Int32
 
 
 @cute.jit
 def following(ctx: Context, at: Cursor) -> Cursor:
-    """The step behind `at`: a query has one, even without a slot."""
-    query, slot = at.query, at.slot + STEP_SLOTS
-    num_slots, next_slots = at.num_slots, at.next_slots
-    if slot >= num_slots:
-        query += ctx.num_ctas
-        slot = Int32(0)
-        num_slots = next_slots
-        next_slots = slots_of(ctx, query + ctx.num_ctas)
-    return Cursor(query, slot, num_slots, next_slots)
+    """The step behind `at`: an item has one, even without a slot."""
+    item, slot, behind, turn = at.item, at.slot + STEP_SLOTS, at.next, at.turn
+    if slot >= item.end:
+        item, slot, turn = behind, behind.begin, turn + 1
+        behind = item_at(ctx, turn)
+    return Cursor(item, slot, behind, turn)
 
 
 @cute.jit
@@ -65,7 +70,7 @@ def read_rows(ctx: Context, at: Cursor) -> list[Int32]:
     """This lane's rows of the step, of slots lane, lane + 32, ...; -1 where not valid."""
     slot = at.slot + ctx.thread % WARP_SIZE
     return [
-        read_row(ctx, at.query, slot + WARP_SIZE * i, at.num_slots)
+        read_row(ctx, at.item.query, slot + WARP_SIZE * i, at.item.end)
         for i in range(STEP_SLOTS // WARP_SIZE)
     ]
 
@@ -147,10 +152,10 @@ def copy_tile(
     """
     ctx, plan = role.ctx, role.ctx.plan
     ring = ctx.arena.producer("k_full", "k_free")
-    k, q = rings
+    k, q, turn = rings
     rows = []
-    for turn in cutlass.range_constexpr(TURNS):
-        slot = tile * TILE_ROWS + turn * ROWS_AT_ONCE
+    for part in cutlass.range_constexpr(TURNS):
+        slot = tile * TILE_ROWS + part * ROWS_AT_ONCE
         lane = slot % WARP_SIZE + ctx.thread // UNITS
         rows.append(cute.arch.shuffle_sync(own[slot // WARP_SIZE], lane))
     sources = row_sources(role.keys, rows, ctx.thread % UNITS)
@@ -161,30 +166,45 @@ def copy_tile(
             if is_first:
                 of_query = chunks.stop // plan.query_piece - 1
                 q = load_query_piece(role, query, q, number, of_query)
-    return Rings(k, q)
+    return Rings(k, q, next_stage(turn, plan.gathers))
+
+
+@cute.jit
+def skip_tile(role: Gatherer, rings: Rings, is_first: Any) -> Rings:
+    """The places behind a tile that another warpgroup copies."""
+    plan = role.ctx.plan
+    q = rings.q
+    if is_first:
+        q = advanced(q, plan.query_pieces, plan.query_slots)
+    return Rings(tiles_on(rings.k, 1, plan), q, next_stage(rings.turn, plan.gathers))
 
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps of a warpgroup: its tiles of every step of the CTA."""
     ctx = role.ctx
     to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     start = PipelineState(Int32(0), Int32(0))
-    rings = Rings(start, start)
-    first = ctx.first_query
-    at = Cursor(first, Int32(0), slots_of(ctx, first), slots_of(ctx, first + ctx.num_ctas))
+    rings = Rings(start, start, Int32(0))
+    first = item_at(ctx, Int32(0))
+    at = Cursor(first, first.begin, item_at(ctx, Int32(1)), Int32(1))
     own = read_rows(ctx, at)
-    number = head_number(role, first)
-    more = Boolean(first < ctx.num_queries)
+    number = head_number(role, first.query)
+    more = Boolean(first.query < ctx.num_queries)
     while more:
         ahead = following(ctx, at)
-        more = ahead.query < ctx.num_queries
+        more = ahead.item.query < ctx.num_queries
         # The next step's row numbers, and the next query's heads, come under this step's copies.
         own_ahead = read_rows(ctx, ahead)
         number_ahead = number
-        if ahead.slot == 0:
-            number_ahead = head_number(role, ahead.query)
+        if ahead.slot == ahead.item.begin:
+            number_ahead = head_number(role, ahead.item.query)
+        query, is_first = at.item.query, at.slot == at.item.begin
         for tile in cutlass.range_constexpr(STEP_TILES):
-            if tile == 0 or at.slot + tile * TILE_ROWS < at.num_slots:
-                rings = copy_tile(role, own, to, rings, at.query, number, at.slot == 0, tile)
+            if tile == 0 or at.slot + tile * TILE_ROWS < at.item.end:
+                if rings.turn == role.number:
+                    rings = copy_tile(role, own, to, rings, query, number, is_first, tile)
+                else:
+                    first_of_item = is_first if cutlass.const_expr(tile == 0) else False
+                    rings = skip_tile(role, rings, first_of_item)
         at, own, number = ahead, own_ahead, number_ahead

@@ -1,4 +1,4 @@
-"""Sums over heads at the slots of each query, for Hopper: a CTA takes a query at a time.
+"""Sums over heads at the slots of each query, for Hopper: a CTA takes a query at a time, or a part.
 
 gather                | consumer 0                  | consumer 1
 --------------------- | --------------------------- | ---------------------------
@@ -6,7 +6,7 @@ a tile's rows, piece  | K Q^T of tile 0             |
 by piece; with a      | exponentials or relu, sums  | K Q^T of tile 1
 query's first, its Q  | K Q^T of tile 2             | exponentials or relu, sums
 
-With three consumers each takes every third tile.
+Two warpgroups gather in turn, too, where rows are short.
 """
 
 from typing import Any
@@ -41,14 +41,14 @@ def head_sums_kernel(
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    if group == 0:
+    if group < plan.gathers:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, indices, topk_length, keys)
-        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, of_heads, attn_sink))
+        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, of_heads, attn_sink, group))
     else:
         cute.arch.setmaxregister_increase(plan.add.registers)
         ctx = locate(arena, indices, topk_length, keys)
-        add_all(Adder(ctx, out, sm_scale * LOG2_E, group - 1))
+        add_all(Adder(ctx, out, sm_scale * LOG2_E, group - plan.gathers))
 
 
 @cute.jit
@@ -85,7 +85,7 @@ def launch_head_sums(
         of_heads: (S, H) fp32: of the target lse, natural, without sinks; of the scores weights.
         attn_sink: (H,) fp32, or (0,): none; of the target only.
         out: (S, topk) fp32, written. sm_scale: of the target only.
-        num_ctas: at most S; best so many as run at once.
+        num_ctas: at most the tiles of all queries; best so many as run at once.
     """
     q_map = tensor_map.create_tensor_map_tiled_from_view(
         q,

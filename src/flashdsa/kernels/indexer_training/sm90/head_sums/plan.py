@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from math import lcm
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
@@ -30,7 +31,8 @@ class HeadSumsPlan(Sm90Plan):
         num_heads: columns of a product. chunks: of 64 columns in a row of Q and of the keys.
         key_piece, query_piece: chunks that a barrier tells of, of the keys and of Q.
         key_slots, query_slots: such pieces in shared memory.
-        consumers: warpgroups. gather_registers, consumer_registers: of a thread.
+        gathers, consumers: warpgroups, each of which take tiles in turn.
+        gather_registers, consumer_registers: of a thread.
     """
 
     num_heads: int
@@ -39,6 +41,7 @@ class HeadSumsPlan(Sm90Plan):
     query_piece: int
     key_slots: int
     query_slots: int
+    gathers: int
     consumers: int
     gather_registers: int
     consumer_registers: int
@@ -58,10 +61,17 @@ class HeadSumsPlan(Sm90Plan):
             raise ValueError(f"query_slots: {self.query_slots} hold no whole number of queries")
         ahead = (self.consumers - 1) * self.key_pieces
         if self.key_slots <= ahead:
-            # It waits by the phase's parity: what the slot held before must have been its own.
+            # It waits by the phase's parity: what the slot held before must have come.
             raise ValueError(
                 f"key_slots: {self.key_slots}, but a consumer waits for a piece {ahead} behind the "
                 "first that may still be missing: expected more"
+            )
+        turns = self.key_pieces * lcm(self.gathers, self.consumers)
+        if self.gathers > 1 and self.key_slots % turns:
+            # Pieces come in order from one warpgroup only: of two, each has slots of its own.
+            raise ValueError(
+                f"key_slots: {self.key_slots} with {self.gathers} warpgroups that fill them: "
+                f"expected a multiple of {turns}"
             )
         self.check()
 
@@ -124,8 +134,9 @@ class HeadSumsPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys")
+        """The first warpgroups."""
+        does = "Q and rows of the keys"
+        return Role("gather", self.gathers * WARPGROUP_SIZE, self.gather_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -145,7 +156,7 @@ class HeadSumsPlan(Sm90Plan):
         """The mbarriers, in the order in which they lie in their region."""
         gather, add = self.roles
         every, warps, group = (
-            Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
+            Arrives.THREADS_OF_ONE_GROUP, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
         )  # fmt: skip
         return (
             Barrier(
@@ -171,6 +182,7 @@ class TargetPlan(HeadSumsPlan):
     query_piece: int = 3
     key_slots: int = 10
     query_slots: int = 3
+    gathers: int = 1
     consumers: int = 2
     gather_registers: int = 72
     consumer_registers: int = 216
@@ -196,9 +208,10 @@ class ScoresPlan(HeadSumsPlan):
     query_piece: int = 2
     key_slots: int = 12
     query_slots: int = 2
-    consumers: int = 3
-    gather_registers: int = 72
-    consumer_registers: int = 144
+    gathers: int = 2
+    consumers: int = 2
+    gather_registers: int = 56
+    consumer_registers: int = 200
 
     @property
     def name(self) -> str:
@@ -212,5 +225,7 @@ class ScoresPlan(HeadSumsPlan):
 
 
 def target_plan(num_heads: int) -> TargetPlan:
-    """The target's plan for so many columns; what fewer heads leave is for the keys."""
-    return TargetPlan(num_heads, key_slots=10 if num_heads == max(TARGET_HEADS) else 18)
+    """The target's plan for so many columns; fewer leave room for longer pieces of the keys."""
+    if num_heads == max(TARGET_HEADS):
+        return TargetPlan(num_heads)
+    return TargetPlan(num_heads, key_piece=3, key_slots=6)

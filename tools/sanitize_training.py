@@ -1,0 +1,84 @@
+"""Small calls of the kernels that train the indexer, for tools/sanitize.py."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+CTAS = 2
+"""So few that each has several queries."""
+
+
+@dataclass(frozen=True)
+class HeadSums:
+    """The target and the scores of a few queries, judged against float64.
+
+    Attributes:
+        heads: of the attention. index_heads: of the indexer. queries: S. topk: slots of each.
+    """
+
+    heads: int = 128
+    index_heads: int = 64
+    queries: int = 5
+    topk: int = 150
+
+    def __call__(self) -> None:
+        """Launch each once, and judge."""
+        from flashdsa.backends.gpu.runner import Gpu
+        from flashdsa.backends.sm90.head_sums import head_sums
+        from flashdsa.verify import judge_indexer_training as judge
+        from flashdsa.verify.cases import (
+            IndexerTrainingCase,
+            SparseMlaCase,
+            make_indexer_training_inputs,
+        )
+        from flashdsa.verify.compare import failures
+        from flashdsa.verify.judge_sparse_mla import forward_results
+
+        class FewCtas(Gpu):
+            """A GPU of so few SMs."""
+
+            num_sms = CTAS
+
+        attention = SparseMlaCase(
+            "sanitized",
+            self.queries,
+            90,
+            self.heads,
+            self.topk,
+            invalid=True,
+            topk_length=True,
+            attn_sink="finite",
+        )
+        case = IndexerTrainingCase(attention, index_heads=self.index_heads)
+        inputs = make_indexer_training_inputs(case, 0, "cuda")
+        x, runner = inputs.attention, FewCtas(0)
+        _, lse = forward_results(x)
+        of_slots = (inputs.indices, x.topk_length)
+        target = head_sums(runner, x.q, x.kv, *of_slots, lse, x.attn_sink, 576**-0.5)
+        scores = head_sums(runner, inputs.q_index, inputs.k_index, *of_slots, inputs.weights)
+        wrong = failures(
+            [
+                judge.judge_target(inputs, lse, target, "sm90"),
+                judge.judge_index_scores(inputs, scores),
+            ]
+        )
+        if wrong:
+            sys.exit("; ".join(map(str, wrong)))
+
+
+def divergence() -> None:
+    """`indexer_kl` and its gradient, judged against float64."""
+    from flashdsa.verify import judge_indexer_training as judge
+    from flashdsa.verify.cases import (
+        IndexerTrainingCase,
+        SparseMlaCase,
+        make_indexer_training_inputs,
+    )
+    from flashdsa.verify.compare import failures
+
+    attention = SparseMlaCase("sanitized", 19, 90, 8, 300, invalid=True, empty_rows=True)
+    inputs = make_indexer_training_inputs(IndexerTrainingCase(attention), 0, "cuda")
+    wrong = failures([*judge.check_kl(inputs, "sm90"), *judge.check_kl_backward(inputs, "sm90")])
+    if wrong:
+        sys.exit("; ".join(map(str, wrong)))
