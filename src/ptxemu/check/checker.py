@@ -15,6 +15,7 @@ from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races
 from ptxemu.check.shadow_memory import ShadowMemory
+from ptxemu.check.tcgen05_order import DEALLOC
 from ptxemu.check.tmem_loads import TmemLoads
 from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token
 from ptxemu.check.vector_clock import NOTHING
@@ -63,6 +64,11 @@ class Checker(Observer):
     def findings(self) -> list[Finding]:
         """What was found so far; call `finish` at the end of the run."""
         return self._collected.all()
+
+    @property
+    def changes(self) -> int:
+        """Grows with each new finding: cheaper to ask than `findings`."""
+        return self._collected.changes
 
     def finish(self) -> None:
         """The run is over: report what can only be told now."""
@@ -148,7 +154,8 @@ class Checker(Observer):
         if strong and isinstance(actor, WarpActor):
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
-            self._lifetimes.touched(access.owner, event)
+            if access.instruction.modifiers[:2] != DEALLOC:  # which ends a lifetime itself
+                self._lifetimes.touched(access.owner, event)
             if access.owner in self._gone:
                 return
         is_mbarrier = access.instruction.modifiers[0] == "mbarrier"

@@ -181,6 +181,8 @@ class Findings:
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
         self._entries: dict[tuple[str, int, int, str], _Entry] = {}
+        self.changes = 0
+        """Times that a finding was new, or more severe than before."""
 
     def add(
         self,
@@ -217,6 +219,7 @@ class Findings:
             count = entry.count
         sites = self._site(first), self._site(second)
         text = f"{code}: kernel {self._kernel}: {message(*sites)}"
+        self.changes += 1
         self._entries[key] = _Entry(level, code, text, *sites, instance, count)
 
     def explain(self, explanation: Callable[[str, Site, Site], str]) -> None:

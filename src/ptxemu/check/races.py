@@ -147,6 +147,8 @@ class Races:
         if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
             self._mbarrier_access(first, second, state, spot)
             return
+        if spot.space is Space.TMEM and tcgen05_order.is_collective_dealloc(first, second):
+            return
         if second.actor.knows(first):
             missing = proxies.missing_fence(first, second, spot.space)
             if missing is not None:

@@ -17,6 +17,12 @@ def kind_of(actor: Actor) -> str:
     return actor.kind if isinstance(actor, OperationActor) else ""
 
 
+def is_collective_dealloc(first: Event, second: Event) -> bool:
+    """Whether the two are the deallocations by which a pair of CTAs frees its columns together."""
+    both = first.instruction.modifiers[:2] == second.instruction.modifiers[:2] == DEALLOC
+    return both and first.actor.cta != second.actor.cta
+
+
 def is_too_early(load: Event, product: Event) -> bool:
     """Whether a tcgen05.ld was issued before an MMA by a thread that the MMA's does not know of.
 

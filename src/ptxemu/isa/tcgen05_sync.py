@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.engines import tcgen05
-from ptxemu.engines.tmem_allocator import tmem_allocator
+from ptxemu.engines.tmem_allocator import pair, tmem_allocator
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 from ptxemu.isa.registry import Modifiers, visible
 from ptxemu.machine.access import locate_shared, report
@@ -61,7 +61,11 @@ def tcgen05_alloc(instruction: Instruction) -> Step:
 
 @visible("tcgen05.dealloc", section="tcgen05.dealloc")
 def tcgen05_dealloc(instruction: Instruction) -> Step:
-    """Frees columns. Reported as a write of all of them: nothing may use them any more."""
+    """Frees columns. Reported as a write of all of them: nothing may use them any more.
+
+    With .cta_group::2 that holds in both CTAs from the first one's instruction on: the ISA does not
+    say that it waits for the other's.
+    """
     modifiers = Modifiers(instruction, "tcgen05.dealloc")
     cta_group = _management(modifiers)
     modifiers.one_of("b32")
@@ -75,17 +79,23 @@ def tcgen05_dealloc(instruction: Instruction) -> Step:
         allocator.check_count(freed, instruction)
         machine = warp.cta.machine
         if machine.observer is not None:
-            starts = np.arange(LANES, dtype=np.int64) * LANE_BYTES + split_address(where)[1] * 4
-            report(
-                machine,
-                warp,
-                Space.TMEM,
-                warp.cta,
-                starts,
-                freed * 4,
-                AccessKind.WRITE,
-                instruction,
-            )
+            first = split_address(where)[1]
+            starts = np.arange(LANES, dtype=np.int64) * LANE_BYTES + first * 4
+            owners = [warp.cta]
+            if cta_group == 2:
+                others = (cta for cta in pair(warp.cta) if cta is not warp.cta)
+                owners += [cta for cta in others if first in tmem_allocator(cta).allocations]
+            for owner in owners:
+                report(
+                    machine,
+                    warp,
+                    Space.TMEM,
+                    owner,
+                    starts,
+                    freed * 4,
+                    AccessKind.WRITE,
+                    instruction,
+                )
             machine.observer.released(warp, ("tmem", warp.cta.index), "cta")
         allocator.dealloc(where, freed, cta_group, warp, instruction)
 
