@@ -1,10 +1,11 @@
 """Break kernels' synchronisation, one instruction at a time; is it noticed?
 
-    python tools/mutate_kernels.py [NAME ...] [--jobs N]
+    python tools/mutate_kernels.py [NAME ...] [--jobs N] [--again]
 
 Writes benchmarks/results/ptxemu/mutation-NAME.json of each kernel in KERNELS, or of those named,
-and prints the tables. All of them take three quarters of an hour of one core. Survivors that you
-have understood to be harmless go into equivalent/NAME.txt there.
+and prints the tables. All of them take half an hour of one core. Survivors that you have understood
+to be harmless go into equivalent/NAME.txt there. With --again the mutants that those results say
+were caught are not tried again: for another argument, or another launch behind those that were.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptxemu.mutate import Equivalents, Replay, Report, Result, mutate, mutations_of
+from ptxemu.mutate import Equivalents, Mutation, Replay, Report, Result, mutate, mutations_of
+from ptxemu.mutate.runner import CAUGHT
 from ptxemu.saved_launch import load_launch
+from ptxemu.sched.policy import Policy
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/ptxemu"
@@ -42,6 +46,11 @@ class Launches:
     entry: str
     arguments: tuple[tuple[str, ...], ...]
 
+    @property
+    def command(self) -> str:
+        """All launches, as the results name them."""
+        return f"{self.script} " + "; ".join(map(" ".join, self.arguments))
+
     def replay(self, number: int, folder: Path) -> Replay:
         """The launch of that number, to be repeated; `folder` is to keep it."""
         command = ["-m", "ptxemu", "exec", "--arch", self.arch, "--quiet", "--no-check"]
@@ -52,7 +61,9 @@ class Launches:
 
 
 _BACKWARD = ("--index-stages", "4", "--topk")
-_INDEXER = ("--fused", "--topk", "512", "--stages", "8", "--lengths")
+_INDEXER = ("--fused", "--topk", "512", "--stages", "8", "--list-capacity", "2048", "--lengths")
+_PAIR = ("--cluster-size", "2")
+_SHORT_ROWS = ("600", "70", "560", "513", "10", "520", "640")
 KERNELS = {
     "mla-bwd-sm_100a": Launches(
         "sm_100a",
@@ -77,13 +88,22 @@ KERNELS = {
         "tools/launch_sm90_backward.py",
         "scores_kernel",
         (("--topk", "100", "--groups", "2"),),  # two tiles, and a second item in the same stages
-        limit=40,
     ),
     "indexer-sm_100a": Launches(
         "sm_100a",
         "tools/launch_sm100_indexer.py",
         "indexer_kernel",
-        ((*_INDEXER, "1300", "900"), (*_INDEXER, "1500", "--cluster-size", "2")),
+        (
+            (*_INDEXER, "1300", "900"),
+            (*_INDEXER, "1500", *_PAIR),
+            (*_INDEXER, *_SHORT_ROWS, "--ctas", "2"),  # CTAs with several tiles, unevenly much work
+            (*_INDEXER, "2700", "600"),  # compacts its list
+            (*_INDEXER, "1500", *_PAIR, "--distinct", "4"),  # candidates of one key
+            (*_INDEXER, "1300", *_PAIR, "--distinct", "1"),  # all scores are equal
+            (*_INDEXER, "2200", "--distinct", "1"),  # nothing passes the floor any more
+            (*_INDEXER, "560", "530", "--rows-of-one", "511"),  # too many to be put in order
+            (*_INDEXER, "4000"),  # fills the list again without compacting it
+        ),
     ),
 }
 """By the name that their results have."""
@@ -110,7 +130,7 @@ def write(name: str, report: Report) -> None:
     """The report as the other files of mutation results have it, with paths in the repository."""
     launches = KERNELS[name]
     document: dict[str, Any] = {
-        "launch": f"{launches.script} " + "; ".join(map(" ".join, launches.arguments)),
+        "launch": launches.command,
         "equivalent": f"equivalent/{name}.txt",
         **report.to_json_dict(),
     }
@@ -121,8 +141,43 @@ def write(name: str, report: Report) -> None:
     path_of_score(name).write_text(json.dumps(document, indent=2) + "\n")
 
 
-def try_all(name: str, jobs: int) -> bool:
-    """Every mutant of a kernel; whether all were caught or explained."""
+def caught_before(name: str, mutations: Sequence[Mutation]) -> dict[tuple[str, str], Result]:
+    """What the written results say was caught, by names of site and mutation.
+
+    Raises:
+        SystemExit: they are of another kernel, or of launches that are no more.
+    """
+    document = json.loads(path_of_score(name).read_text())
+    if not KERNELS[name].command.startswith(document["launch"]):
+        sys.exit(f"{name}: other launches than those of the results: {document['launch']}")
+    mutants = document["mutants"]
+    facts = [(m["category"], m["number"], m["mutation"], m["instruction"]) for m in mutants]
+    sites = [(m, m.site) for m in mutations]
+    if facts != [(s.category, s.number, m.name, s.instruction.text) for m, s in sites]:
+        sys.exit(f"{name}: the results are of another kernel")
+    found = {}
+    for mutation, fact in zip(mutations, mutants, strict=True):
+        if fact["verdict"] == CAUGHT:
+            asynchronous, warps, seed = fact["policy"].split("/")
+            policy = Policy(asynchronous=asynchronous, warps=warps, seed=int(seed))
+            found[mutation.site.name, mutation.name] = Result(
+                mutation,
+                CAUGHT,
+                fact["how"],
+                fact["message"],
+                policy,
+                fact["seconds"],
+                fact["launch"],
+            )
+    return found
+
+
+def try_all(name: str, jobs: int, again: bool) -> bool:
+    """Every mutant of a kernel; whether all were caught or explained.
+
+    Args:
+        again: those that were caught before are not tried.
+    """
     started = time.monotonic()
     launches = KERNELS[name]
     replays = []
@@ -130,7 +185,8 @@ def try_all(name: str, jobs: int) -> bool:
         with tempfile.TemporaryDirectory() as folder:
             replays.append(launches.replay(number, Path(folder)))
     first, *others = replays
-    strangers = argued(name).strangers(mutations_of(first.module.syntax.functions[first.kernel]))
+    mutations = mutations_of(first.module.syntax.functions[first.kernel])
+    strangers = argued(name).strangers(mutations)
     for stranger in strangers:
         print(f"equivalent/{name}.txt: there is no mutant {stranger!r}")
     baseline, results = mutate(
@@ -139,6 +195,7 @@ def try_all(name: str, jobs: int) -> bool:
         jobs=jobs,
         notes=True,
         equivalents=argued(name),
+        known=caught_before(name, mutations) if again else None,
         on_result=say,
     )
     report = Report(first.kernel, baseline, results)
@@ -155,11 +212,12 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(KERNELS)}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--again", action="store_true", help="only what was not caught")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in KERNELS]
     if unknown:
         parser.error(f"no {', '.join(unknown)}; expected some of {', '.join(KERNELS)}")
-    good = [try_all(name, options.jobs) for name in options.names or KERNELS]
+    good = [try_all(name, options.jobs, options.again) for name in options.names or KERNELS]
     return 0 if all(good) else 1
 
 

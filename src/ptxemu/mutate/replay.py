@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,21 @@ from ptxemu.mutate.runner import Fault, Outcome
 from ptxemu.sched.policy import Policy
 
 
-class _Watch(Observer):
-    """Notes which lines are reached, and stops a run that does not end."""
+class _NoticedError(Exception):
+    """Stops a run that has shown what it was to show."""
 
-    def __init__(self, limit: int | None) -> None:
+
+class _Watch(Observer):
+    """Notes which lines are reached, and stops a mutant that does not end or has a new error."""
+
+    def __init__(self, checker: Checker, limit: int | None, known: Collection[Fault]) -> None:
+        """`known` are the original's faults; without a limit nothing stops the run."""
         self.lines: set[int] = set()
         self.waited: set[int] = set()
         self.count = 0
+        self._checker = checker
+        self._changes = 0
+        self._known = known
         self._limit = limit
 
     def instruction_executed(self, agent: Agent, instruction: Any, lanes: int) -> None:
@@ -41,8 +49,15 @@ class _Watch(Observer):
 
     def _add(self, count: int) -> None:
         self.count += count
-        if self._limit is not None and self.count > self._limit:
+        if self._limit is None:
+            return
+        if self.count > self._limit:
             raise ExecutionError(f"it does not end: {self._limit} warp instructions")
+        if self._checker.changes != self._changes:
+            self._changes = self._checker.changes
+            faults = (Fault.of(finding) for finding in self._checker.findings)
+            if any(fault.level == "error" and fault not in self._known for fault in faults):
+                raise _NoticedError
 
 
 class Replay:
@@ -71,15 +86,23 @@ class Replay:
         """The original."""
         return self.setup.module
 
-    def run(self, module: Module, policy: Policy, *, limit: int | None = None) -> Outcome:
+    def run(
+        self,
+        module: Module,
+        policy: Policy,
+        *,
+        limit: int | None = None,
+        known: Collection[Fault] = (),
+    ) -> Outcome:
         """Run `module` instead of the original; its errors are outcomes.
 
         Args:
             limit: warp instructions after which the run counts as endless; None for a run of the
                 original, whose `effects` are measured.
+            known: the original's faults; a mutant's run ends at the first other error.
         """
-        watch = _Watch(limit)
         checker = Checker(self.kernel) if limit is not None else EffectRecorder(self.kernel)
+        watch = _Watch(checker, limit, known)
         error, kind = None, ""
         started = time.monotonic()
         try:
@@ -89,6 +112,8 @@ class Replay:
                 policy=policy,
                 observer=FanOut(watch, checker),
             )
+            checker.finish()
+        except _NoticedError:
             checker.finish()
         except ExecutionError as failure:
             kind = "deadlock" if isinstance(failure, DeadlockError) else "error"

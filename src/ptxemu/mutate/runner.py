@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from ptxemu.mutate.effects import Effects
 from ptxemu.mutate.equivalents import Equivalents
 from ptxemu.mutate.groups import ONE_MORE, family_of
 from ptxemu.mutate.mutations import REMOVED, Mutation, mutations_of
+from ptxemu.mutate.processes import in_processes
 from ptxemu.sched.policy import Policy
 
 POLICIES = (
@@ -32,12 +32,10 @@ POLICIES = (
     Policy(asynchronous="eager", warps="round_robin", seed=0),
     Policy(asynchronous="random", warps="random", seed=1, timeouts=0.1),
 )
-"""Tried in turn until a mutant is caught; with timeouts, so that code behind them is reached."""
-_ENDLESS = 10
-_ENDLESS_AT_LEAST = 200_000
+"""Tried until a mutant is caught; with timeouts, so that code behind them is reached."""
+_ENDLESS = 5
+_ENDLESS_AT_LEAST = 100_000
 _SHOWN_MESSAGE = 200
-
-_T = TypeVar("_T")
 
 CAUGHT, NOTED, SURVIVED = "caught", "noted", "survived"
 REDUNDANT, EQUIVALENT, NOT_REACHED = "redundant", "equivalent", "not reached"
@@ -110,7 +108,14 @@ class Subject(Protocol):
     def module(self) -> Module:
         """The original."""
 
-    def run(self, module: Module, policy: Policy, *, limit: int | None = None) -> Outcome:
+    def run(
+        self,
+        module: Module,
+        policy: Policy,
+        *,
+        limit: int | None = None,
+        known: Collection[Fault] = (),
+    ) -> Outcome:
         """Run a module in the place of the original, on the original's inputs."""
 
 
@@ -145,6 +150,7 @@ class Baseline:
     """Lines where a warp had to wait under some policy."""
     effects: Effects
     limit: int
+    """Warp instructions after which a mutant counts as endless."""
     seconds: float
     """Of one run (of every launch)."""
 
@@ -159,6 +165,7 @@ def mutate(
     policies: Sequence[Policy] = POLICIES,
     equivalents: Equivalents | None = None,
     notes: bool = False,
+    known: Mapping[tuple[str, str], Result] | None = None,
     on_result: Callable[[int, int, Result], None] | None = None,
 ) -> tuple[Baseline, list[Result]]:
     """Try every mutant of a kernel.
@@ -170,6 +177,7 @@ def mutate(
         limit: at most so many mutants, spread evenly over the kernel.
         jobs: processes.
         notes: a new note is enough to catch a mutant: for a kernel that is to have none.
+        known: results that stand, by names of site and mutation: these are not tried.
         on_result: called with (done, all, result).
 
     Raises:
@@ -185,15 +193,17 @@ def mutate(
     if limit is not None and limit < len(chosen):
         chosen = [chosen[k * len(chosen) // limit] for k in range(limit)]
     runs = [(one, policy) for one in subjects for policy in policies]
-    outcomes = dict(_in_processes(lambda index: _original(*runs[index]), len(runs), jobs))
+    outcomes = dict(in_processes(lambda index: _original(*runs[index]), len(runs), jobs))
     baselines = [
         _baseline([outcomes[first + k] for k in range(len(policies))])
         for first in range(0, len(runs), len(policies))
     ]
     trial = Trial(subjects, baselines, policies, chosen, equivalents or Equivalents(), notes)
-    results: dict[int, Result] = {}
-    for index, result in _in_processes(trial.judge, len(chosen), jobs):
-        results[index] = result
+    names = [(mutation.site.name, mutation.name) for mutation in chosen]
+    results = {i: known[name] for i, name in enumerate(names) if known and name in known}
+    open_ = [index for index in range(len(chosen)) if index not in results]
+    for number, result in in_processes(lambda n: trial.judge(open_[n]), len(open_), jobs):
+        results[open_[number]] = result
         if on_result is not None:
             on_result(len(results), len(chosen), result)
     return trial.merged, [results[index] for index in range(len(chosen))]
@@ -232,28 +242,14 @@ def _baseline(outcomes: Sequence[Outcome]) -> Baseline:
     )
 
 
-def _in_processes(task: Callable[[int], _T], count: int, jobs: int) -> Iterator[tuple[int, _T]]:
-    """Each number below `count` with what `task` makes of it, as they come."""
-    if jobs <= 1 or count <= 1:
-        for index in range(count):
-            yield index, task(index)
-        return
-    global _current
-    _current = task  # arrays stay at their addresses in a forked process
-    context = multiprocessing.get_context("fork")
-    try:
-        with context.Pool(min(jobs, count)) as pool:
-            yield from pool.imap_unordered(_run_current, range(count))
-    finally:
-        _current = None
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One launch under one policy."""
 
-
-_current: Callable[[int], Any] | None = None
-
-
-def _run_current(index: int) -> tuple[int, Any]:
-    assert _current is not None
-    return index, _current(index)
+    launch: int
+    subject: Subject
+    baseline: Baseline
+    policy: Policy
 
 
 class Trial:
@@ -269,44 +265,61 @@ class Trial:
         notes: bool = False,
     ) -> None:
         """For each subject its `measure`d original; the others as in `mutate`."""
-        self._subjects = list(zip(subjects, baselines, strict=True))
         self.merged = functools.reduce(_merged, baselines)
         """What the originals do, all launches taken together."""
-        self._policies = policies
+        launches = sorted(
+            enumerate(zip(subjects, baselines, strict=True)), key=lambda launch: launch[1][1].limit
+        )
+        self._runs = [
+            _Run(launch, subject, baseline, policy)
+            for policy in policies
+            for launch, (subject, baseline) in launches
+        ]
         self._equivalents = equivalents
         self._mutations = mutations
         self._notes = notes
 
     def judge(self, index: int) -> Result:
-        """Try one mutant."""
+        """Try one mutant: under each policy the shortest launch first."""
         mutation = self._mutations[index]
         started = time.monotonic()
         if mutation.site.line not in self.merged.reached:
             return Result(mutation, NOT_REACHED)
+        idle = self._why_redundant(mutation)
         note, noted_in = "", None
-        for launch, (subject, baseline) in enumerate(self._subjects):
-            if mutation.site.line not in baseline.reached:
-                continue
-            for policy in self._policies:
-                outcome = _run_mutant(subject, mutation, policy, baseline.limit)
-                noticed = _noticed(outcome, baseline)
-                if noticed is not None:
-                    how, message = noticed
-                    seconds = time.monotonic() - started
-                    return Result(mutation, CAUGHT, how, _short(message), policy, seconds, launch)
-                notes = _new(outcome, baseline, "note")
-                if notes and noted_in is None:
-                    note, noted_in = outcome.faults[notes[0]], launch
+        for run in self._runs_of(mutation, once=idle is not None):
+            outcome = _run_mutant(run, mutation)
+            noticed = _noticed(outcome, run.baseline)
+            notes = _new(outcome, run.baseline, "note")
+            if noticed is None and notes and self._notes:
+                noticed = "note", outcome.faults[notes[0]]
+            if noticed is not None:
+                how, message = noticed
+                seconds = time.monotonic() - started
+                return Result(
+                    mutation, CAUGHT, how, _short(message), run.policy, seconds, run.launch
+                )
+            if notes and noted_in is None:
+                note, noted_in = outcome.faults[notes[0]], run.launch
         verdict, how = NOTED if note else SURVIVED, ""
-        idle, reason = self._why_redundant(mutation), self._equivalents.reason(mutation)
-        if note and self._notes:
-            verdict, how = CAUGHT, "note"
-        elif idle is not None and not note:
+        reason = self._equivalents.reason(mutation)
+        if idle is not None and not note:
             verdict, how = REDUNDANT, idle
         elif reason is not None:
             verdict, how = EQUIVALENT, reason
         seconds = time.monotonic() - started
         return Result(mutation, verdict, how, _short(note), None, seconds, noted_in)
+
+    def _runs_of(self, mutation: Mutation, *, once: bool) -> list[_Run]:
+        """Those that reach it; with `once` only the first of each launch.
+
+        That is for an instruction that is measured to have no effect in any of them: what its
+        mutant does is known.
+        """
+        runs = [run for run in self._runs if mutation.site.line in run.baseline.reached]
+        if not once:
+            return runs
+        return list({run.launch: run for run in reversed(runs)}.values())
 
     def _why_redundant(self, mutation: Mutation) -> str | None:
         site = mutation.site
@@ -321,10 +334,12 @@ class Trial:
         return None
 
 
-def _run_mutant(subject: Subject, mutation: Mutation, policy: Policy, limit: int) -> Outcome:
+def _run_mutant(run: _Run, mutation: Mutation) -> Outcome:
+    subject, original = run.subject, run.baseline
     syntax = mutation.apply(subject.module.syntax, subject.kernel)
+    module = Module(syntax, device=subject.module.device)
     try:
-        return subject.run(Module(syntax, device=subject.module.device), policy, limit=limit)
+        return subject.run(module, run.policy, limit=original.limit, known=original.faults)
     except (IllegalInstructionError, UnsupportedInstructionError) as error:
         raise PtxEmuError(f"mutant {mutation.site.line} {mutation.name}: {error}") from error
 
