@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -327,7 +329,7 @@ def check_indexer_equals_one_process() -> None:
     mesh = _mesh()
     generator = torch.Generator().manual_seed(1)
     heads, topk = 4, TOPK
-    for seq_len in (300, 700):
+    for seq_len in (300, 500):
         k = torch.randn(seq_len, 128, generator=generator).bfloat16()
         k[1:] = k[torch.arange(seq_len - 1) // 9 * 9]  # plateaus of equal scores
         q = torch.randn(seq_len, heads, 128, generator=generator).bfloat16()
@@ -336,18 +338,25 @@ def check_indexer_equals_one_process() -> None:
         for layout in layouts(seq_len, mesh):
             expected = _one_process_positions(q8, k, weights, layout, topk)
             parts = layout.shard(q8.view(torch.uint8)).view(torch.float8_e4m3fn)
-            indices = context_parallel_topk_indexer(
-                parts,
-                layout.shard(k),
-                layout.shard(weights),
-                mesh,
-                layout=layout,
-                topk=topk,
-                query_chunk=100,
-            )
-            positions = layout.token_of(indices)
-            assert torch.equal(positions, layout.shard(expected, padding=-1)), layout
-            assert torch.equal(layout.key_row(positions), indices), layout
+            for from_pages in (False, True):
+                with nullcontext() if not from_pages else _without_prefill():
+                    indices = context_parallel_topk_indexer(
+                        parts,
+                        layout.shard(k),
+                        layout.shard(weights),
+                        mesh,
+                        layout=layout,
+                        topk=topk,
+                        query_chunk=100,
+                    )
+                positions = layout.token_of(indices)
+                assert torch.equal(positions, layout.shard(expected, padding=-1)), layout
+                assert torch.equal(layout.key_row(positions), indices), layout
+
+
+def _without_prefill() -> AbstractContextManager[object]:
+    """No backend serves `dsa_topk_prefill`: keys are read from their pages."""
+    return patch("flashdsa.distributed.indexer.is_served", lambda *_, **__: False)
 
 
 def _one_process_positions(

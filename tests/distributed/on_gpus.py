@@ -68,13 +68,10 @@ def check_indexer_on_gpus() -> None:
     k = _normal(generator, seq_len, 128)
     q8 = _normal(generator, seq_len, INDEX_HEADS, 128).to(torch.float8_e4m3fn)
     weights = torch.rand(seq_len, INDEX_HEADS, generator=generator, device=device)
-    pages = -(-seq_len // 64)
-    cache = torch.zeros(pages, 64, 1, 132, dtype=torch.uint8, device=device)
-    flashdsa.write_index_k_cache(k, torch.arange(seq_len, device=device), cache)
-    table = torch.arange(pages, device=device).int().expand(seq_len, -1)
+    k8, k_scale = flashdsa.quantize_index_k(k)
     lengths = torch.arange(1, seq_len + 1, device=device).int()
     expected = torch.empty(seq_len, TOPK, dtype=torch.int32, device=device)
-    flashdsa.dsa_topk_indexer(q8, cache, weights, lengths, table, expected)
+    flashdsa.dsa_topk_prefill(q8, k8, weights, None, lengths, expected, k_scale=k_scale)
     layout = SequenceLayout.zigzag(seq_len, group)
     found = context_parallel_topk_indexer(
         layout.shard(q8.view(torch.uint8)).view(torch.float8_e4m3fn),

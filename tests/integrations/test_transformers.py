@@ -162,11 +162,15 @@ def test_compile_without_graph_breaks_changes_nothing() -> None:
     assert error(run(compiled, gradients=False)[0], expected) < 1e-6
 
 
-def test_an_exact_indexer_in_chunks_picks_the_models_keys(
-    model: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["shared keys", "in chunks"])
+def test_an_exact_indexer_picks_the_models_keys(
+    model: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few queries at a time; what the mask forbids is -1 there and a future position here."""
+    """What the mask forbids is -1 there and a future position here."""
     monkeypatch.setattr(indexers, "CHUNK_ELEMENTS", BATCH * 16 * LENGTH * 7)
+    by_prefill = count_selected(monkeypatch)
+    if way == "in chunks":
+        monkeypatch.setattr(indexers, "is_served", lambda *_, **__: False)
     indexer = model.model.layers[0].self_attn.indexer
     x = tokens()
     hidden, resid = torch.randn(BATCH, LENGTH, 64), torch.randn(BATCH, LENGTH, 32)
@@ -179,7 +183,33 @@ def test_an_exact_indexer_in_chunks_picks_the_models_keys(
     assert future.any(), "no row with fewer keys than topk"
     picked = [set(row.tolist()) - {-1} for row in ours.flatten(0, 1)]
     allowed = theirs.masked_fill(future, -1)
+    assert by_prefill == ([BATCH * LENGTH] if way == "shared keys" else [])
     assert picked == [set(row.tolist()) - {-1} for row in allowed.flatten(0, 1)]
+
+
+def test_an_exact_indexer_takes_masks_with_holes(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_prefill = count_selected(monkeypatch)
+    indexer = model.model.layers[0].self_attn.indexer
+    hidden, resid = torch.randn(BATCH, LENGTH, 64), torch.randn(BATCH, LENGTH, 32)
+    angles = model.model.rotary_emb(hidden, torch.arange(LENGTH)[None])
+    mask = torch.ones(BATCH, LENGTH, LENGTH, dtype=torch.bool).tril()
+    mask[:, :, 20] = False
+    ours = indexers.exact_forward(indexer, hidden, resid, angles, mask)
+    assert by_prefill == [] and not (ours == 20).any()
+
+
+def count_selected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many queries each call selects for by `dsa_topk_prefill` from now on."""
+    counts: list[int] = []
+
+    def select(q_index: Tensor, *others: Any, **options: Any) -> None:
+        counts.append(len(q_index))
+        flashdsa.dsa_topk_prefill(q_index, *others, **options)
+
+    monkeypatch.setattr(indexers, "dsa_topk_prefill", select)
+    return counts
 
 
 def test_an_fp8_indexer_picks_nearly_the_models_keys(model: Any) -> None:

@@ -7,7 +7,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.api import dsa_topk_indexer, write_index_k_cache
+from flashdsa.api import (
+    dsa_topk_indexer,
+    dsa_topk_prefill,
+    read_index_k_cache,
+    write_index_k_cache,
+)
 from flashdsa.distributed.agree import agree
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
@@ -16,6 +21,7 @@ from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import group_of, process_group, require_device_of_group
 from flashdsa.distributed.layout import SequenceLayout
 from flashdsa.errors import ArgumentTypeError, FlashDsaError
+from flashdsa.operands import TopkPrefillOperands
 from flashdsa.ops.checks import (
     require_backend,
     require_device,
@@ -25,6 +31,8 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
 )
+from flashdsa.ops.registration import is_served
+from flashdsa.ops.table import DSA_TOPK_PREFILL
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, INDEX_TOPK, PAGE_SIZE
 
 
@@ -41,10 +49,12 @@ def context_parallel_topk_indexer(
     query_rows: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`flashdsa.dsa_topk_indexer` of this rank's queries over the keys of all ranks, causal.
+    """The indexer of this rank's queries over the keys of all ranks, causal.
 
     The packed pages are gathered (132 bytes a token). Each query sees the keys of its document up
-    to itself, and selects those that one process would, ties by the smallest token.
+    to itself, and selects those that one process would, ties by the smallest token: by
+    `dsa_topk_prefill`, as queries share the keys, and where no backend serves that, or the call is
+    compiled, by `dsa_topk_indexer` from the pages.
 
     Args:
         q_index_fp8: (S, H, 128) float8_e4m3fn, from `quantize_index_q`; S = num_local unless
@@ -55,7 +65,7 @@ def context_parallel_topk_indexer(
         mesh: a 1-D DeviceMesh or a ProcessGroup.
         layout: of the tokens on the ranks.
         topk: width of the result.
-        query_chunk: queries that are scored at a time; bounds the workspace.
+        query_chunk: queries that are scored at a time from the pages; bounds the workspace.
         sorted: descending score, ties by token; otherwise a backend's own order.
         query_rows: (S,) int64, the local row of each query, where not every row asks; S may differ
             between ranks.
@@ -97,6 +107,27 @@ def context_parallel_topk_indexer(
     seq_lens, documents = layout.seq_lens.to(q.device), layout.documents.to(q.device)
     if query_rows is not None:
         seq_lens, documents = seq_lens[query_rows], documents[query_rows]
+    starts = torch.tensor(layout.cu_seqlens, dtype=torch.int32, device=q.device)[documents]
+    none = q.new_empty(0, INDEX_HEAD_DIM), folded.new_empty(0)
+    shared = TopkPrefillOperands(
+        q, none[0], folded, starts + seq_lens, indices, starts, k_scale=none[1]
+    )
+    if not torch.compiler.is_compiling() and is_served(
+        DSA_TOPK_PREFILL, shared, backend, sorted=sorted
+    ):
+        keys, k_scale = read_index_k_cache(pages, layout.rows.to(q.device))
+        dsa_topk_prefill(
+            q,
+            keys,
+            folded,
+            starts,
+            shared.ends,
+            indices,
+            k_scale=k_scale,
+            sorted=sorted,
+            backend=backend,
+        )
+        return as_dtensor(layout.key_row(indices), spread)
     for first in range(0, q.shape[0], query_chunk):
         chunk = slice(first, min(first + query_chunk, q.shape[0]))
         rows = chunk.stop - chunk.start

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
+from flashdsa.errors import UnsupportedError
 from flashdsa.ops import indexer_launch
 from flashdsa.ops.autograd import autograd_kernel
 from flashdsa.ops.checks import require_backend
@@ -76,6 +77,20 @@ def _checked(spec: OpSpec, arguments: Sequence[Any]) -> _Served:
     sizes = spec.check(operands, parameters)
     chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
     return _Served(chosen, chosen.load(), spec.passed(operands, parameters))
+
+
+def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> bool:
+    """Whether `call` with these arguments, which are right, finds an implementation.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: they are not right.
+    """
+    sizes = spec.check(operands, parameters)
+    try:
+        registry.select(spec.problem(operands, parameters, sizes), backend)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:

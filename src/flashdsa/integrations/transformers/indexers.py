@@ -1,4 +1,7 @@
-"""The models' indexer with bounded memory: exact in query chunks, or fp8 over pages."""
+"""The models' indexer with bounded memory: by the model's own scores, or in fp8.
+
+Several queries of a sequence share its keys and are selected for by `dsa_topk_prefill`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.api import dsa_topk_indexer, quantize_index_q, topk_indices
+from flashdsa.api import (
+    dsa_topk_indexer,
+    dsa_topk_prefill,
+    quantize_index_k,
+    quantize_index_q,
+    topk_indices,
+)
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
+from flashdsa.operands import TopkPrefillOperands
+from flashdsa.ops.registration import is_served
+from flashdsa.ops.table import DSA_TOPK_PREFILL
 from flashdsa.problem import INDEX_HEAD_DIM
 
 ROTARY: Mapping[str, str] = {
@@ -51,7 +63,10 @@ def exact_forward(
     position_ids: Tensor | None = None,
     past_key_values: Any = None,
 ) -> Tensor:
-    """The indexer's choice from its own scores, some queries at a time.
+    """The indexer's choice from its own scores.
+
+    By `dsa_topk_prefill` where that serves the model's dtype and heads and each query sees
+    neighbouring keys; otherwise some queries at a time.
 
     Args: of the model's forward; attention_mask is (B, S, T).
 
@@ -68,6 +83,12 @@ def exact_forward(
         if num_keys <= indexer.index_topk:
             every = torch.arange(num_keys, dtype=torch.int32, device=k.device)
             return every.expand(batch, num_queries, num_keys)
+        if num_queries > 1 and not torch.compiler.is_compiling():
+            shared = _shared_operands(
+                q, k, weights * indexer.softmax_scale, attention_mask, indexer.index_topk
+            )
+            if shared is not None:
+                return _select_shared(shared, batch)
         keys = k.transpose(-1, -2).float().unsqueeze(1)
         step = max(1, CHUNK_ELEMENTS // (batch * num_heads * num_keys))
         chosen = []
@@ -94,7 +115,8 @@ def fp8_forward(
     position_ids: Tensor | None = None,
     past_key_values: Any = None,
 ) -> Tensor:
-    """The indexer's choice from fp8 keys and queries, by `flashdsa.dsa_topk_indexer`.
+    """The indexer's choice from fp8 keys and queries: of several queries a sequence by
+    `flashdsa.dsa_topk_prefill`, of one by `flashdsa.dsa_topk_indexer`.
 
     The model's cache keeps its own keys. The quantised ones stay with it, so that a decoded token
     adds one; several tokens at once, or a cache that others changed, quantise all keys. Each query
@@ -126,12 +148,13 @@ def fp8_forward(
         fp8, folded = quantize_index_q(
             _quantisable(q).flatten(0, 1), (weights * indexer.softmax_scale).flatten(0, 1)
         )
-        table = kept.table
+        chosen = lengths.new_empty(len(fp8), indexer.index_topk)
         if num_queries > 1:
-            table = table.repeat_interleave(num_queries, dim=0)
-        chosen = torch.empty(
-            len(fp8), indexer.index_topk, dtype=torch.int32, device=hidden_states.device
-        )
+            keys, k_scale = quantize_index_k(_quantisable(every).flatten(0, 1))
+            ranges = _rows_of(kept.first[:, None].expand_as(lengths), lengths, every.shape[1])
+            shared = TopkPrefillOperands(fp8, keys, folded, ranges[1], chosen, ranges[0], k_scale)
+            return _select_shared(shared, len(q))
+        table = kept.table
         dsa_topk_indexer(fp8, kept.cache, folded, lengths.flatten(), table, chosen, ids="position")
         chosen = chosen.view(len(q), num_queries, -1)
         return (chosen + kept.first[:, None, None]).masked_fill_(chosen < 0, -1)
@@ -174,6 +197,69 @@ def _queries_and_keys(
     return q, k, projected.float() * indexer.n_heads**-0.5
 
 
+def _shared_operands(
+    q: Tensor, k: Tensor, weights: Tensor, mask: Tensor, topk: int
+) -> TopkPrefillOperands | None:
+    """Of `dsa_topk_prefill`, the keys of all sequences one behind the other; None where no backend
+    serves them, or a query sees keys that are no neighbours. To know that waits for the device.
+
+    Args:
+        q: (B, S, H, D). k: (B, T, D). weights: (B, S, H) fp32. mask: (B, S, T), what is seen.
+    """
+    batch, num_queries, _, dim = q.shape
+    if dim != INDEX_HEAD_DIM or k.dtype != q.dtype:
+        return None
+    first, lengths, are_ranges = _ranges(mask, batch)
+    starts, ends = _rows_of(first, lengths, k.shape[1])
+    chosen = lengths.new_empty(batch * num_queries, topk)
+    flat = q.flatten(0, 1), k.flatten(0, 1), weights.flatten(0, 1)
+    operands = TopkPrefillOperands(*flat, ends, chosen, starts)
+    if not is_served(DSA_TOPK_PREFILL, operands, "auto", sorted=False):
+        return None
+    return operands if are_ranges else None
+
+
+def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each query its first key and how many it sees, (B, S), and whether all these follow the
+    first one, a bool on the mask's device. Some queries at a time: the mask is large enough."""
+    num_keys = mask.shape[-1]
+    parts = []
+    for rows in mask.split(max(1, CHUNK_ELEMENTS // (batch * num_keys)), dim=-2):
+        allowed = _allowed(rows).expand(batch, -1, -1)
+        first = allowed.to(torch.uint8).argmax(dim=2)
+        lengths = allowed.sum(dim=2, dtype=torch.int32)
+        parts.append((first, lengths, (allowed == _range(first, lengths, num_keys)).all()))
+    firsts, counts, right = zip(*parts, strict=True)
+    return torch.cat(firsts, dim=1), torch.cat(counts, dim=1), torch.stack(right).all()
+
+
+def _rows_of(first: Tensor, lengths: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Of each query the first row (B * S,) int32 that it sees of all sequences' keys, and the row
+    behind the last one.
+
+    Args:
+        first: (B, S), in the query's own sequence. lengths: (B, S).
+    """
+    sequence = torch.arange(len(first), device=first.device)[:, None]
+    starts = (first + sequence * num_keys).flatten().to(torch.int32)
+    return starts, starts + lengths.flatten()
+
+
+def _select_shared(operands: TopkPrefillOperands, batch: int) -> Tensor:
+    """Positions (B, S, topk) int32, each in its sequence, -1 where a query sees too few keys."""
+    q, k, weights, ends, chosen, starts, k_scale = operands
+    dsa_topk_prefill(q, k, weights, starts, ends, chosen, k_scale=k_scale)
+    rows = chosen.view(batch, -1, chosen.shape[1])
+    sequence = torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None, None]
+    return (rows - sequence * (len(k) // batch)).masked_fill_(rows < 0, -1)
+
+
+def _range(first: Tensor, lengths: Tensor, num_keys: int) -> Tensor:
+    """Bool (B, S, num_keys): so many keys from the first one of each query on, both (B, S)."""
+    key = torch.arange(num_keys, device=first.device)
+    return (key >= first[..., None]) & (key < (first + lengths)[..., None])
+
+
 def _allowed(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask >= 0
 
@@ -186,9 +272,8 @@ def _lengths(allowed: Tensor, first: Tensor) -> Tensor:
     """
     lengths = allowed.sum(dim=2, dtype=torch.int32)
     if allowed.device.type == "cpu":
-        key = torch.arange(allowed.shape[2])
-        begin = first[:, None, None]
-        if not torch.equal(allowed, (key >= begin) & (key < begin + lengths[..., None])):
+        begin = first[:, None].expand_as(lengths)
+        if not torch.equal(allowed, _range(begin, lengths, allowed.shape[2])):
             raise ArgumentValueError(
                 "attention_mask: indexer='fp8' wants each query to see neighbouring keys, from the "
                 "first that is no padding; use indexer='exact'"
