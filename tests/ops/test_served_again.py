@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
 from flashdsa.backends.catalog import registry
@@ -89,6 +91,74 @@ def test_an_implementation_that_is_registered_later_is_chosen(
     with pytest.raises(RuntimeError, match="the better one"):
         flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
     registry._selected.clear()
+
+
+def _vmapped(x: inputs.Attention) -> None:
+    torch.vmap(lambda q: flashdsa.sparse_mla_fwd(q, x.kv, x.indices, d_v=x.d_v))(x.q[None])
+
+
+def _plain(x: inputs.Attention, **changed: torch.Tensor) -> None:
+    tensors = {"q": x.q, "kv": x.kv, "indices": x.indices, **changed}
+    flashdsa.sparse_mla_fwd(**tensors, d_v=x.d_v)
+
+
+def _on_meta(x: inputs.Attention) -> None:
+    _plain(x, q=x.q.to("meta"), kv=x.kv.to("meta"), indices=x.indices.to("meta"))
+
+
+class _Watch(TorchDispatchMode):
+    """Changes nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _under(context: object) -> Callable[[inputs.Attention], None]:
+    def call(x: inputs.Attention) -> None:
+        with context:  # type: ignore[attr-defined]
+            _plain(x)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("call", "dispatched"),
+    [
+        (_plain, False),
+        (_under(torch.inference_mode()), False),
+        (lambda x: _plain(x, q=x.q.clone().requires_grad_()), True),
+        (lambda x: _plain(x, q=torch.nn.Parameter(x.q)), True),
+        (_vmapped, True),
+        (_under(torch.autocast("cpu", torch.bfloat16)), True),
+        (_under(_Watch()), True),
+        (_under(torch.profiler.profile()), True),
+        (_on_meta, True),
+    ],
+    ids=[
+        "plain",
+        "inference",
+        "gradient",
+        "parameter",
+        "vmap",
+        "autocast",
+        "mode",
+        "profiler",
+        "meta",
+    ],
+)
+def test_the_dispatcher_is_asked_where_it_has_something_to_do(
+    call: Callable[[inputs.Attention], None], dispatched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[OpSpec] = []
+    custom_op = registration.custom_op
+
+    def noted(spec: OpSpec) -> object:
+        asked.append(spec)
+        return custom_op(spec)
+
+    monkeypatch.setattr(registration, "custom_op", noted)
+    call(inputs.attention(torch.float32))
+    assert bool(asked) == dispatched
 
 
 def refuse(*_: object, **__: object) -> None:

@@ -29,9 +29,12 @@ def is_plain_eager() -> bool:
 
 
 def is_plain_call(operands: Iterable[Tensor | None]) -> bool:
-    """Whether this holds of a call: also no operand has a gradient or a tangent, is of a subclass,
-    without data, or a view that its dispatch keys say how to read."""
-    if not is_plain_eager() or forward_ad._current_level >= 0:
+    """Whether this holds of a call: also nothing is cast, and no operand has a gradient or a
+    tangent, is of a subclass, without data, or a view that its dispatch keys say how to read."""
+    # Autocast is no key that torch includes: it ceases to exclude one.
+    if forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
+        return False
+    if not is_plain_eager():
         return False
     gradients = torch.is_grad_enabled()
     return all(
