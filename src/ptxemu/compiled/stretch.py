@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.6
 """Of a stretch's instructions that must be machine code."""
+LEAST_RUN = 20
+"""Instructions to a node that is none, but for one exit: to enter and leave costs 20 to 100 us."""
 BUDGET = 1024
 """Times that lanes may be sorted or go back before other warps have their turn."""
-TRIAL, LEAST_WORK = 64, 60
+TRIAL, LEAST_WORK = 64, 30
 """Runs after which a stretch must have executed so many instructions a run, or it is left out."""
 _ALIGNMENT = 64
 
@@ -36,7 +38,8 @@ def make_stretch(program: Program, first: int, end: int) -> Stretch | None:
     nodes = [pc for pc in range(first, end) if program.nodes[pc] is not None]
     known = [pc for pc in nodes if can_be_code(program, program.nodes[pc])]
     covered = sum(_count(program.nodes[pc]) for pc in known)
-    if covered < LEAST_SHARE * (end - first):
+    others = len(nodes) - len(known)
+    if covered < LEAST_SHARE * (end - first) or covered < LEAST_RUN * (others - 1):
         return None
     if all(isinstance(program.nodes[pc], BranchNode) for pc in known):
         return None

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
 MOST_INSTRUCTIONS = 2000
-"""Of a stretch; some 0.3 ms each to make."""
-ROUNDS = 400
+"""Of a stretch; 1 to 2 ms each to make."""
+ROUNDS = 800
 """How often a stretch's instructions are interpreted before it is made."""
 
 

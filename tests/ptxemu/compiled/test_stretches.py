@@ -108,6 +108,7 @@ def outcome(ptx, core, monkeypatch, *, rounds=0, threads=48, ctas=2):
     monkeypatch.setenv("PTXEMU_CORE", core)
     monkeypatch.setattr(stretches, "ROUNDS", rounds)
     monkeypatch.setattr(stretch, "LEAST_SHARE", 0)
+    monkeypatch.setattr(stretch, "LEAST_RUN", 0)
     monkeypatch.setattr(stretch, "LEAST_WORK", 0)
     module = api.load(ptx)
     out = np.zeros(64 * ctas * 8, np.uint32)
