@@ -136,6 +136,7 @@ def test_a_chart_is_drawn_of_what_is_there(result: BenchResult, tmp_path: Path, 
 OTHER_SCHEMAS = {
     "context_parallel": ("flashdsa-context-parallel/1",),
     "ptxemu": ("ptxemu-bench/1", "ptxemu-bench/2"),
+    "indexer_training": ("flashdsa-indexer-training/1",),
     "indexer": ("flashdsa-ragged/1", "flashdsa-indexer-all/1", "flashdsa-prefill/1"),
     "integrations": ("flashdsa-integrations/1",),
     "majorness": ("flashdsa-majorness/1",),
