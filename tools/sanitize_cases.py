@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 from sanitize_backward import Backward
 from sanitize_decode import Decode
 from sanitize_forward import Forward
+from sanitize_index_backward import IndexBackward
 from sanitize_training import HeadSums, divergence
 
 DONE = "sanitized case: done"
@@ -195,6 +196,10 @@ CASES: dict[str, Callable[[], None]] = {
     "backward, 8 heads": Backward(8, 17, 70),
     "ordered backward": Backward(16, 41, 20, ordered=True),
     "ordered, alike": Backward(queries=11, topk=40, alike=True, ordered=True),
+    "index backward": IndexBackward(),
+    "index backward, alike": IndexBackward(queries=13, alike=True),
+    "index backward, 16 heads": IndexBackward(16, 33, 60),
+    "ordered index backward": IndexBackward(32, 7, 60, ordered=True),
     "decode": Decode(),
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),

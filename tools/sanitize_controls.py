@@ -1,5 +1,5 @@
-"""Mutants of the fused indexer, forward, decode and backward, for tools/sanitize.py: racecheck must
-report them.
+"""Mutants of the fused indexer, forward, decode and backwards, for tools/sanitize.py: racecheck
+must report them.
 
     python tools/sanitize_controls.py build NAME FOLDER
     python tools/sanitize_controls.py run NAME FOLDER
@@ -28,6 +28,7 @@ from sanitize_backward import Backward
 from sanitize_cases import DONE, Fused, launch
 from sanitize_decode import Decode
 from sanitize_forward import Forward, without_wait
+from sanitize_index_backward import IndexBackward
 
 SHARED = Fused((700,), (1, 2, 1), num_heads=16, topk=512)
 """A cluster of two ranks a row; its bins are so small that wrong keys cannot fill one."""
@@ -56,7 +57,7 @@ class Control:
     """
 
     what: str
-    case: Fused | Forward | Decode | Backward
+    case: Fused | Forward | Decode | Backward | IndexBackward
     barrier: tuple[str, int] | None = None
     wait: tuple[str, str] | None = None
     early: Callable[[], AbstractContextManager[None]] | None = None
@@ -73,7 +74,7 @@ class Control:
     @property
     def right(self) -> str:
         """The control of the kernel as it is; "" where that is the installed one."""
-        if isinstance(self.case, Backward):
+        if isinstance(self.case, Backward | IndexBackward):
             return ""
         if isinstance(self.case, Decode):
             return RIGHT_DECODE
@@ -278,6 +279,18 @@ CONTROLS = {
         wait=("multiply_tile", "rows_full"),
         unseen="does not see wgmma",
     ),
+    "index lists": Control(
+        "index backward, lists: gradients are read before all are in the table",
+        IndexBackward(topk=60),
+        barrier=("mark", 0),
+        unseen="does not see atomics",
+    ),
+    "index images": Control(
+        "index backward: A is multiplied before all of it is stored",
+        IndexBackward(queries=2, topk=60),
+        barrier=("publish", 0),
+        unseen="does not see wgmma",
+    ),
     RIGHT_DECODE: Control("nothing", Decode("ue8m0", 1)),
     "decode P": Control(
         "decode: the left tile's maxima are read before all are stored",
@@ -329,7 +342,7 @@ def run(name: str, folder: Path) -> None:
     from flashdsa.jit.shared_object import is_from, load_shared_object
 
     control = CONTROLS[name]
-    if isinstance(control.case, Backward):
+    if isinstance(control.case, Backward | IndexBackward):
         print(control.case.wrong(None) or "right")
     for one in dict.fromkeys(filter(None, (control.right, name))):
         path = object_of(folder, one)

@@ -302,13 +302,10 @@ INDEXER_BWD = KernelSpec(
     arch=SM90.name,
     operations=(Operation.INDEXER_BWD,),
     plans=(
+        index_bwd.BwdPlan(),
         *(
-            index_bwd.BwdPlan(num_heads, blocks)
-            for num_heads, blocks in product(index_bwd.NUM_HEADS, index_bwd.BLOCKS)
-        ),
-        *(
-            index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered=True)
-            for num_heads in index_bwd.NUM_HEADS
+            index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered)
+            for ordered, num_heads in product((False, True), index_bwd.NUM_HEADS)
         ),
     ),
     build=f"{_INDEXER_BWD}.build:compile_backward",

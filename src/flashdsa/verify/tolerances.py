@@ -191,3 +191,17 @@ def dq_limit(norm: float, dq: float, rounding: tuple[float, float]) -> float:
         return norm
     mean, deviation = rounding
     return max(norm, BF16_RMS * math.sqrt(dq**2 + mean + BF16_CHANCE * deviation) / dq)
+
+
+def dk_limit(norm: float, dk: float, spread: torch.Tensor) -> float:
+    """Likewise of dk_index, which is not rounded itself.
+
+    Args:
+        dk: `||dk_index||`. spread: of its rows. The error's square has the sum of their squares for
+            its mean, and no more than sqrt(2 sum of their fourth powers) for its deviation.
+    """
+    if dk == 0.0:
+        return norm
+    squares = spread.square()
+    deviation = float((2 * squares.square().sum()).sqrt())
+    return max(norm, BF16_RMS * math.sqrt(float(squares.sum()) + BF16_CHANCE * deviation) / dk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,13 @@ from torch import Tensor
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_BWD, INDEXER_BWD_SUM
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import BLOCKS, TILE_KEYS, BwdPlan, SumPlan
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
+    BLOCKS,
+    LARGE_HEADS,
+    TILE_KEYS,
+    BwdPlan,
+    SumPlan,
+)
 from flashdsa.operands import IndexerBwdOperands
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -18,7 +25,7 @@ MOST_LIST_BYTES = 1 << 28
 """Of the lists of one launch; queries that need more are launched in parts."""
 MOST_ROW_BYTES = 1 << 30
 """Of the deterministic backward's rows of dK, one for each place of the lists."""
-RATIO = 1.4
+RATIO = 1.7
 """How much longer than a query's list that of a larger group may be, on average."""
 MOST_SAMPLES = 128
 """Groups by which it is chosen."""
@@ -78,18 +85,27 @@ def backward(
     return outputs.dq, dk.to(dk_dtype), outputs.dw.to(weights.dtype)
 
 
+@lru_cache
+def plans_of(num_heads: int, num_queries: int, num_sms: int) -> tuple[BwdPlan, ...]:
+    """Of the larger groups, if the device may choose them, and of the smaller ones."""
+    large, small = BLOCKS
+    if num_heads >= LARGE_HEADS:
+        chosen = BwdPlan(num_heads, large)
+        if -(-num_queries // chosen.queries) >= num_sms:
+            return chosen, BwdPlan(num_heads, small)
+    return (BwdPlan(num_heads, small),)
+
+
 def launch(runner: Runner, operands: IndexerBwdOperands, outputs: Outputs) -> None:
-    """The larger groups or the smaller ones, as the device chooses, or without a choice the smaller
-    ones where there are few queries.
+    """The larger groups or the smaller ones, as the device chooses; without a choice the smaller
+    ones where there are few heads or queries.
 
     Args:
         operands: without gaps; topk_length (0,) says that every slot counts. outputs: of all.
     """
     num_queries, num_heads, _ = operands.q_index.shape
-    large, small = (BwdPlan(num_heads, blocks) for blocks in BLOCKS)
-    chooses = -(-num_queries // large.queries) >= runner.num_sms
-    choice = runner.empty(1 if chooses else 0, dtype=torch.int32)
-    plans = (large, small) if chooses else (small,)
+    plans = plans_of(num_heads, num_queries, runner.num_sms)
+    choice = runner.empty(len(plans) - 1, dtype=torch.int32)
     functions = [runner.function(INDEXER_BWD, plan) for plan in plans]
     widest = plans[0]
     capacity = capacity_of(widest, operands.indices.shape[1])

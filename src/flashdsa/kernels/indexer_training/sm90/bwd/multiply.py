@@ -204,7 +204,7 @@ def multiply_tile(
             gate_block(role, own, dk, ahead, 1)
         publish(ctx)
     warpgroup.wait_group(0)
-    arrive_warp(ring.empty, state.stage, ctx.thread)
+    ring.release(state.stage)
 
 
 @cute.jit

@@ -25,6 +25,8 @@ IMAGE_BUFFERS = 2
 NUM_HEADS = (64, 32, 16)
 BLOCKS = (4, 2)
 """Of a group: each of two warpgroups has a half of them."""
+LARGE_HEADS = 64
+"""With fewer heads groups of four blocks are slower, whatever their queries have in common."""
 MULTIPLIERS = 2
 STAGES = {4: 4, 2: 6}
 """Tiles of keys in shared memory, by a group's blocks."""
@@ -59,6 +61,8 @@ class BwdPlan(Sm90Plan):
             raise ValueError(f"num_heads: expected one of {NUM_HEADS}; got {self.num_heads}")
         if self.blocks not in BLOCKS:
             raise ValueError(f"blocks: expected one of {BLOCKS}; got {self.blocks}")
+        if self.chosen and self.num_heads < LARGE_HEADS:
+            raise ValueError(f"blocks: expected {min(BLOCKS)} of {self.num_heads} heads; got 4")
         self.check()
 
     @property
@@ -101,11 +105,11 @@ class BwdPlan(Sm90Plan):
         """What shared memory holds before the mbarriers, in its order."""
         images = IMAGE_BUFFERS * self.blocks * IMAGE_BYTES
         return [
-            SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, [64, 64] SW128"),
-            SmemRegion("k", self.stages * BLOCK_BYTES, 1024, "keys of tiles, [64, 64] SW128"),
-            SmemRegion("a", images, 1024, "gradients of q k, [row][key] SW128, of two tiles"),
+            SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, 64 x 64 SW128"),
+            SmemRegion("k", self.stages * BLOCK_BYTES, 1024, "keys of tiles, 64 x 64 SW128"),
+            SmemRegion("a", images, 1024, "gradients of q k, row by key, SW128, of two tiles"),
             SmemRegion(
-                "gradients", self.stages * self.gradient_bytes, 16, "of the scores, [query][key]"
+                "gradients", self.stages * self.gradient_bytes, 16, "of the scores, query by key"
             ),
             SmemRegion("rows", self.stages * TILE_KEYS * FP32, 16, "numbers of the keys"),
         ]
@@ -133,13 +137,15 @@ class BwdPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of Q complete a phase an item that has keys.
+        Those of Q complete a phase an item that has keys. At k_free every thread arrives for what
+        it has read itself: compute-sanitizer's racecheck does not see what a warp's lanes did
+        before one of them arrives for all.
         """
         load, multiply = self.roles
         every, warps = Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         return (
             Barrier("k_full", self.stages, load, every, multiply, 0, "a tile is there"),
-            Barrier("k_free", self.stages, multiply, warps, load, 0, "a tile has been read"),
+            Barrier("k_free", self.stages, multiply, every, load, 0, "a tile has been read"),
             Barrier("q_full", 1, load, every, multiply, 0, "Q is there"),
             Barrier("q_free", 1, multiply, warps, load, 0, "Q has been read"),
         )

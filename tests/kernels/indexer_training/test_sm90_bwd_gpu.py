@@ -1,0 +1,106 @@
+"""The Hopper backward of the index scores on a GPU, where it is not what every backend is asked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa.verify.cases import IndexerTrainingCase, SparseMlaCase, make_indexer_training_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
+from flashdsa.verify.judge_indexer_training import check_index_backward
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+
+
+def fuzzed(seed: int) -> IndexerTrainingCase:
+    """A shape and features drawn at random."""
+    rng = random.Random(seed)
+    case = SparseMlaCase(
+        f"fuzz {seed}",
+        rng.choice((1, 2, 3, 5, 9, 17, 150, 600)),
+        rng.choice((1, 40, 64, 200, 1000, 9000)),
+        8,
+        rng.choice((1, 7, 63, 64, 65, 129, 257, 300)),
+        duplicates=rng.random() < 0.3,
+        invalid=rng.random() < 0.5,
+        empty_rows=rng.random() < 0.3,
+        topk_length=rng.random() < 0.5,
+        poison=rng.random() < 0.5,
+        strided=rng.random() < 0.2,
+    )
+    heads = rng.choice((16, 32, 64))
+    return IndexerTrainingCase(case, index_heads=heads, bf16_weights=rng.random() < 0.2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fuzzed_shapes_are_within_the_contract(seed: int) -> None:
+    """Queries of every third case name the same keys, so that large groups are taken."""
+    inputs = make_indexer_training_inputs(fuzzed(seed), seed, "cuda")
+    if seed % 3 == 0 and not inputs.case.attention.poison:
+        inputs.indices[:] = inputs.indices[:1].clone()
+    for deterministic in (False, True):
+        judged = check_index_backward(inputs, "sm90", deterministic=deterministic)
+        assert failures(judged) == []
+
+
+def gradients(inputs: IndexerTrainingInputs, **options: bool) -> tuple[torch.Tensor, ...]:
+    """On the current stream."""
+    operands = (*inputs.operands, inputs.grad_scores)
+    return flashdsa.indexer_bwd(*operands, backend="sm90", **options)
+
+
+def many(seed: int = 0, queries: int = 700, heads: int = 64) -> IndexerTrainingInputs:
+    """So many queries that the device chooses groups."""
+    case = IndexerTrainingCase(SparseMlaCase("many", queries, 900, 8, 200), index_heads=heads)
+    return make_indexer_training_inputs(case, seed, "cuda")
+
+
+@pytest.mark.parametrize("heads", [16, 64])
+def test_a_graph_replays_it_on_new_values(heads: int) -> None:
+    """dQ and dW bit for bit, dK but for the order of its sums; the choice is on the device."""
+    inputs = many(queries=2400 if heads == 16 else 700, heads=heads)
+    gradients(inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients(inputs)
+    inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
+    graph.replay()
+    torch.cuda.synchronize()
+    dq, dk, dw = gradients(inputs)
+    assert torch.equal(captured[0], dq)
+    assert torch.equal(captured[2], dw)
+    torch.testing.assert_close(captured[1], dk, rtol=1e-4, atol=1e-3)
+
+
+def test_two_streams_do_not_share_a_workspace() -> None:
+    inputs = [many(seed) for seed in range(2)]
+    alone = [gradients(one) for one in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    for _ in range(3):
+        together = []
+        for one, stream in zip(inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                together.append(gradients(one))
+        torch.cuda.synchronize()
+        for got, expected in zip(together, alone, strict=True):
+            assert torch.equal(got[0], expected[0])
+            torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-3)
+
+
+def test_it_has_the_same_bits_every_time_if_asked_for() -> None:
+    inputs = many()
+    first = gradients(inputs, deterministic=True)
+    for _ in range(5):
+        again = gradients(inputs, deterministic=True)
+        assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
