@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flashdsa.analysis.model import backward_sm100, forward_sm90, report
+from flashdsa.analysis.model import backward_sm100, decode_sm90, forward_sm90, report
 from flashdsa.analysis.model.comparisons import (
     FORWARD_MILLISECONDS,
     FORWARD_SOURCE,
@@ -223,6 +223,23 @@ def test_the_forwards_times_are_those_of_the_result() -> None:
     assert measured.items() >= FORWARD_MILLISECONDS.items()
 
 
+def test_the_decodes_times_are_near_those_of_the_result() -> None:
+    results = ROOT / "benchmarks/results/sparse_mla_decode/2026-11-21-h200.json"
+    document = json.loads(results.read_text())
+    errors = []
+    for row in document["rows"]:
+        for packed, who in ((True, "ours fp8"), (False, "ours bf16")):
+            case = decode_sm90.Decode(row["H"], row["b"] * row["n"], packed)
+            assert case.num_ctas == row["size"]
+            predicted = 1e6 * decode_sm90.predict_decode(case, H200).seconds
+            errors.append(predicted / row["hot"][who] - 1)
+    page = " ".join((ROOT / "docs/concepts/performance-model.md").read_text().split())
+    assert (
+        f"The decode's {len(errors)} predictions are {-100 * min(errors):.0f} % too quick to "
+        f"{100 * max(errors):.0f} % too slow" in page
+    )
+
+
 def test_a_call_of_one_more_round_takes_a_round_longer() -> None:
     fit, more = (
         report.forward(forward_sm90.Prefill(64, queries=queries)).seconds
@@ -237,7 +254,8 @@ def test_json_has_everything() -> None:
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
     assert set(document) == {
-        "backward", "forward", "attention", "indexer", "comparisons", "unknowns", "machines"
+        "backward", "forward", "decode", "attention", "indexer", "comparisons", "unknowns",
+        "machines",
     }  # fmt: skip
     assert document["backward"]["topk"] == 64
     assert document["backward"]["a_block_and_cta"]["operand_bytes"] == 303_104

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from flashdsa import reference
-from flashdsa.analysis.model import backward_sm100, forward_sm90, indexer_sm90
+from flashdsa import quantize_kv, reference
+from flashdsa.analysis.model import backward_sm100, decode_sm90, forward_sm90, indexer_sm90
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
-from flashdsa.kernels.catalog import MLA_BWD, SPARSE_MLA_FWD
+from flashdsa.kernels.catalog import MLA_BWD, SPARSE_MLA_DECODE, SPARSE_MLA_FWD
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
 from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
@@ -77,8 +78,18 @@ def test_forward_counts() -> None:
         assert (many[role] - few[role]) / 2 == pytest.approx(instructions, rel=0.05), role
 
 
-def _counted_forward(topk: int) -> tuple[Counter[str], Counter[str]]:
-    """Bytes by path, and instructions by role, of one query of 64 heads."""
+@pytest.mark.slow
+def test_decode_counts() -> None:
+    """Two steps of packed rows more."""
+    (less, few), (more, many) = (_counted_forward(topk, packed=True) for topk in (512, 768))
+    moved = {name: (more[name] - less[name]) / 2 for name in decode_sm90.COUNTED}
+    assert moved == decode_sm90.COUNTED
+    for role, instructions in decode_sm90.COUNTED_INSTRUCTIONS.items():
+        assert (many[role] - few[role]) / 2 == pytest.approx(instructions, rel=0.05), role
+
+
+def _counted_forward(topk: int, packed: bool = False) -> tuple[Counter[str], Counter[str]]:
+    """Bytes by path, and instructions by role, of one query of 64 heads; packed: of the decode."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 64, 576, generator=generator).bfloat16()
     kv = torch.randn(1024, 576, generator=generator).bfloat16()
@@ -91,9 +102,14 @@ def _counted_forward(topk: int) -> tuple[Counter[str], Counter[str]]:
         heard.append(Counters())
         return heard[-1]
 
-    function = compiled(SPARSE_MLA_FWD, SPARSE_MLA_FWD.plans[0])
+    if packed:
+        function = compiled(SPARSE_MLA_DECODE, DecodePlan(packed=True))
+        arguments = (q, quantize_kv(kv), indices, every, none, out, lse, 576**-0.5, 1)
+    else:
+        function = compiled(SPARSE_MLA_FWD, SPARSE_MLA_FWD.plans[0])
+        arguments = (q, kv, indices, every, none, out, lse, none, 576**-0.5, 1)
     with emulate(arch="sm_90a", on_launch=listen, check=False):
-        function(q, kv, indices, every, none, out, lse, none, 576**-0.5, 1)
+        function(*arguments)
     moved: Counter[str] = Counter()
     instructions: Counter[str] = Counter()
     for warp in heard[-1].by_role({}):

@@ -16,6 +16,7 @@ SUBJECTS = (
     "mla_bwd",
     "attention",
     "sparse_mla_fwd",
+    "sparse_mla_decode",
     "indexer",
     "errors",
     "machines",
@@ -96,6 +97,8 @@ def model(
       sparse_mla_fwd
                   the Hopper forward on H200: what a step of 128 keys moves, the bounds, and the
                   time of a call whose H is 64 or a multiple of it
+      sparse_mla_decode
+                  the Hopper decode on H200: times for 1 to 256 queries, packed and bf16 rows
       indexer     the Blackwell indexer on B200: nine shapes, 1, 2 and 4 pages a stage, as ranges
       errors      the same model against what was measured: the Hopper indexer, and Blackwell
                   kernels that others published
@@ -106,8 +109,9 @@ def model(
 
     --queries and --s-kv are of mla_bwd and attention, whose H is 128, and of sparse_mla_fwd; --arch
     of the first two; --seq-len to --chart of context-parallel; --heads of that and of
-    sparse_mla_fwd; --topk of all four. No constant belongs to a kernel but one: the time that the
-    indexer's CTAs wait for the slowest of their cluster, as measured.
+    sparse_mla_fwd; --topk of all four and of sparse_mla_decode. Constants that belong to a kernel:
+    the time that the indexer's CTAs wait for the slowest of their cluster and what an empty launch
+    of the decode takes, as measured, and what its gather waits for bytes in shared memory, assumed.
 
     \b
     Examples
@@ -115,12 +119,13 @@ def model(
       flashdsa model mla_bwd --s-kv 131072
       flashdsa model attention --topk 512
       flashdsa model sparse_mla_fwd --heads 64
+      flashdsa model sparse_mla_decode
       flashdsa model indexer --arch sm_100a
       flashdsa model errors --markdown > errors.md
       flashdsa model context-parallel --seq-len 1048576 --chart out/ranks.png
       flashdsa model --json | jq '.backward.predictions[0].tflops'
 
-    --json gives one document with the first five, or with context-parallel's. Needs no GPU. Exit
+    --json gives one document with the first six, or with context-parallel's. Needs no GPU. Exit
     code 2 for wrong sizes.
     """
     from flashdsa.analysis.model import indexer_sm100, report
@@ -140,6 +145,7 @@ def model(
         found = {
             "backward": backward.to_json_dict(),
             "forward": report.forward(case).to_json_dict(),
+            "decode": report.decode_documents(topk),
             "attention": [one.to_json_dict() for one in attention_ranges(queries, topk, s_kv)],
         }
         print_json(report.document() | found)
@@ -152,6 +158,8 @@ def model(
         tables = report.range_tables(attention_ranges(queries, topk, s_kv))
     elif what == "sparse_mla_fwd":
         tables = report.forward_tables(case)
+    elif what == "sparse_mla_decode":
+        tables = report.decode_tables(topk)
     elif what == "indexer":
         tables, notes = report.indexer_tables(), [f"* {one}" for one in indexer_sm100.CARRIED]
     elif what == "errors":

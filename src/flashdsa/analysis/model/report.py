@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashdsa.analysis.model import backward_sm100, forward_sm90, indexer_sm100
+from flashdsa.analysis.model import backward_sm100, decode_sm90, forward_sm90, indexer_sm100
 from flashdsa.analysis.model.backward_sm100 import BACKWARD_PLAN
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
 from flashdsa.analysis.model.machine import B200, H200, MACHINES, GpuModel
@@ -210,6 +210,39 @@ def range_tables(found: tuple[Range, ...]) -> list[Table]:
 def forward(case: forward_sm90.Prefill) -> Prediction:
     """Predict our forward on H200, back to back."""
     return forward_sm90.predict_forward(case, H200)
+
+
+def decode_documents(topk: int) -> list[dict[str, Any]]:
+    """The predictions of `decode_tables`, for --json."""
+    return [
+        decode_sm90.predict_decode(decode_sm90.Decode(*shape, packed, topk), H200).to_json_dict()
+        for shape in decode_sm90.SHAPES
+        for packed in (True, False)
+    ]
+
+
+def decode_tables(topk: int) -> list[Table]:
+    """Predicted times of our decode on H200, by heads, queries and kind of rows."""
+    rows: Rows = []
+    for heads, queries in decode_sm90.SHAPES:
+        cases = [decode_sm90.Decode(heads, queries, packed, topk) for packed in (True, False)]
+        found = [decode_sm90.predict_decode(case, H200) for case in cases]
+        times = [f"{one.seconds * 1e6:.1f}" for one in found]
+        rows.append((f"H={heads}, {queries}", f"{cases[0].num_ctas}", *times, found[0].bound))
+    number = "right"
+    return [
+        (
+            f"mla_decode, sm_90a, on H200: topk {topk}, a cache far above L2; microseconds",
+            [
+                ("heads, queries", "left"),
+                ("CTAs of a query", number),
+                ("packed", number),
+                ("bf16", number),
+                ("packed is bound by", "wrap"),
+            ],
+            rows,
+        )
+    ]
 
 
 def forward_tables(case: forward_sm90.Prefill) -> list[Table]:

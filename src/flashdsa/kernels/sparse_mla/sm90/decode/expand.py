@@ -30,6 +30,7 @@ from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
 )
 from flashdsa.kernels.sparse_mla.sm90.decode.scales import (
     Factors,
+    both_of_sum,
     expand_word,
     factors_of_scales,
     multiply_word,
@@ -147,14 +148,12 @@ def bytes_at(place: Place) -> Any:
 def take_part(
     role: Gatherer, place: Place, tile: cutlass.Constexpr, group: cutlass.Constexpr
 ) -> list[Any]:
-    """This thread's words of a part, which it has copied. The warp has taken all of its keys'."""
+    """This thread's words of a part, which it has copied."""
     at = role.ctx.arena.address("k") + tile * TILE_BYTES + bytes_at(place)
     words = []
     for turn in cutlass.range_constexpr(TURNS):
         unit = load_words(at + (2 * group + 1) * CHUNK_BYTES + turn * TURN_BYTES, Int32)
         words += [unit[i] for i in range(UNIT_WORDS)]
-    # What is written lies where other lanes of the warp have read.
-    cute.arch.sync_warp()
     return words
 
 
@@ -178,6 +177,7 @@ def load_scales(role: Gatherer, slots: list[Int32], tile: cutlass.Constexpr) -> 
 def write_part(
     role: Gatherer,
     words: list[Int32],
+    sums: list[Int32],
     factors: Factors,
     place: Place,
     tile: cutlass.Constexpr,
@@ -186,7 +186,7 @@ def write_part(
     """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced."""
     places = places_of_part(role, place, tile, group)
     for turn in cutlass.range_constexpr(TURNS):
-        nearest, rest = take_sum(factors, owner_of(place, turn, group), group % 2)
+        nearest, rest = both_of_sum(sums[turn])
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
         for half in cutlass.range_constexpr(2):
@@ -200,6 +200,11 @@ def write_part(
                 of_sum = load_words(to, Int32)
                 store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
     role.ctx.barriers(f"k{tile}_full").arrive(group)
+
+
+def take_sums(factors: Factors, place: Place, group: int) -> list[Any]:
+    """All lanes: the sums of the thread's keys in a group."""
+    return [take_sum(factors, owner_of(place, turn, group), group % 2) for turn in range(TURNS)]
 
 
 def places_of_part(role: Gatherer, place: Place, tile: int, group: int) -> list[Any]:
@@ -240,7 +245,11 @@ def gather_packed_rows(role: Gatherer) -> None:
             scales = load_scales(role, of_next, (tile + 1) % TILES)
             for half in cutlass.range_constexpr(len(HALVES[tile])):
                 cute.arch.cp_async_wait_group(len(HALVES[tile]) - 1 - half)
-                for group in HALVES[tile][half][1]:
-                    words = take_part(role, place, tile, group)
-                    write_part(role, words, factors, place, tile, group)
+                groups = HALVES[tile][half][1]
+                words = [take_part(role, place, tile, group) for group in groups]
+                sums = [take_sums(factors, place, group) for group in groups]
+                # What is written lies where other lanes of the warp have read.
+                cute.arch.sync_warp()
+                for i in cutlass.range_constexpr(len(groups)):
+                    write_part(role, words[i], sums[i], factors, place, tile, groups[i])
         slots = ahead

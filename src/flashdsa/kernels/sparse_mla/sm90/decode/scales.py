@@ -48,9 +48,13 @@ def power_of_scale(bits: Int32) -> Int32:
     return power
 
 
-def take_sum(factors: Factors, owner: Any, number: int) -> tuple[Any, Any]:
-    """All lanes: of a lane's group of that number, both f16, each twice in a word."""
-    both = cute.arch.shuffle_sync(factors.sums[number], owner)
+def take_sum(factors: Factors, owner: Any, number: int) -> Any:
+    """All lanes: of a lane's group of that number; two f16 in a word."""
+    return cute.arch.shuffle_sync(factors.sums[number], owner)
+
+
+def both_of_sum(both: Any) -> tuple[Any, Any]:
+    """Both f16 of a sum, each twice in a word."""
     return tuple(
         cute.arch.inline_ptx(
             "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
