@@ -186,7 +186,7 @@ class Actor:
 class WarpActor(Actor):
     """A warp. Its clock ticks whenever others may have learnt what it did until now."""
 
-    __slots__ = ("clock", "released_by_fence", "to_acquire")
+    __slots__ = ("clock", "lagging", "leading", "released_by_fence", "to_acquire")
 
     is_warp = True
 
@@ -199,6 +199,11 @@ class WarpActor(Actor):
         """What its last fence made fit to be released by a relaxed store, and the scope."""
         self.to_acquire: Knowledge | None = None
         """What relaxed loads have seen; its next fence acquires it."""
+        self.lagging: tuple[int, Knowledge] | None = None
+        """Lanes that have acquired something since the warp's lanes were synchronised, as bits, and
+        what the others know (`check.lanes`)."""
+        self.leading: Knowledge | None = None
+        """While an access of those others is judged: what the warp knows."""
         self.know.part(home, width)
         self.tick()
 
@@ -206,6 +211,15 @@ class WarpActor(Actor):
     def label(self) -> str:
         """For people: "cta (0,0,0) warp 3"."""
         return f"cta ({','.join(map(str, self.ctaid))}) warp {self.warp}"
+
+    def knows_by_other_lanes(self, event: Event) -> bool:
+        """Whether `event` is known to the warp, though not to the lanes whose access is judged."""
+        if self.leading is None:
+            return False
+        know, self.know = self.know, self.leading
+        found = self.knows(event)
+        self.know = know
+        return found
 
     def tick(self) -> None:
         """What follows is not known to those who have learnt this agent's past."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
-from ptxemu.check.actors import Actor, OperationActor, WarpActor
+from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
 from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lifetime import Lifetimes
@@ -126,6 +127,8 @@ class Checker(Observer):
         """Remember what the agent is at: synchronisation calls name no instruction."""
         actor = self._actors[agent.agent_id]
         actor.instruction = instruction
+        if isinstance(actor, WarpActor) and actor.lagging is not None:
+            lane_order.executed(actor, instruction)
         if instruction.modifiers[0] in BARRIERS:
             self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:
@@ -152,6 +155,8 @@ class Checker(Observer):
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
         event = actor.event(access, reach_of(access.scope) if strong else 0, self._time)
         if strong and isinstance(actor, WarpActor):
+            if access.order in ("acquire", "acq_rel", "seq_cst"):
+                lane_order.acquires(actor, access.agent)
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
             if access.instruction.modifiers[:2] != DEALLOC:  # which ends a lifetime itself
@@ -163,8 +168,26 @@ class Checker(Observer):
             assert access.owner is not None
             for start in access.starts.tolist():
                 self._phases.initialised(access.owner, start)
-        if not is_mbarrier or self._mbarriers.accessed(access, event):
+        if is_mbarrier and not self._mbarriers.accessed(access, event):
+            return
+        if isinstance(actor, WarpActor) and actor.lagging is not None and not is_mbarrier:
+            self._apply_by_lanes(actor, access, event)
+        else:
             self._memory.apply(access, event)
+
+    def _apply_by_lanes(self, warp: WarpActor, access: Access, event: Event) -> None:
+        """Lanes that have not acquired what others have do not know it."""
+        known, lagging = lane_order.divided(warp, access)
+        if known is not None:
+            self._memory.apply(known, event)
+        if lagging is not None and warp.lagging is not None:
+            know = warp.know
+            warp.leading, warp.know = know, warp.lagging[1]
+            own = Event(warp, lagging, event.reach, event.time)  # not judged as `event` before
+            if access.space is Space.TMEM:
+                own.cover(lagging)
+            self._memory.apply(lagging, own)
+            warp.know, warp.leading = know, None
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """Leave the agent's knowledge at the token."""
@@ -195,6 +218,8 @@ class Checker(Observer):
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
             relaxed.acquire(actor, held, self._no_mbarrier.get(actor.home, 0))
         elif held is not None:
+            if isinstance(actor, WarpActor) and is_mbarrier_token(token):
+                lane_order.acquires(actor, agent)
             actor.know.unite(held)
             actor.unfenced_tcgen05 = True
 
@@ -241,7 +266,10 @@ class Checker(Observer):
         actor, kind = self._actors[agent.agent_id], fence.kind
         if not isinstance(actor, WarpActor):
             return
+        actor.lagging = None
         if kind is FenceKind.MEMORY:
+            if fence.order != "release" and actor.to_acquire is not None:
+                lane_order.acquires(actor, agent)
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:
             relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
@@ -310,6 +338,8 @@ class Checker(Observer):
         """A warp has waited for an operation."""
         actor = self._actors[agent.agent_id]
         joined = self._actors[operation.agent_id]
+        if isinstance(actor, WarpActor):
+            actor.lagging = None
         self._tmem_loads.joined(actor, operation)
         assert isinstance(joined, OperationActor)
         part = actor.know.part(joined.home, self._widths[joined.home])

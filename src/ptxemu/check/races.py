@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ptxemu.check import proxies, tcgen05_order
-from ptxemu.check.actors import Actor, Event, OperationActor
+from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
 from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.shadow import Ids, Index, Page, ShadowRegion, State
 from ptxemu.events import AccessKind, Proxy, Space
@@ -329,6 +329,8 @@ def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
     """The code and the missing edge of two unordered accesses."""
     if space is Space.TMEM:
         return tcgen05_order.unordered(first, second)
+    if isinstance(second.actor, WarpActor) and second.actor.knows_by_other_lanes(first):
+        return "race", "only other lanes of the warp have acquired it: needs bar.warp.sync"
     if isinstance(first.actor, OperationActor) and not first.actor.is_awaited(first):
         edge = f"needs {completion(first, first.actor)}"
         if not _same_warp(first.actor, second.actor):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
-from ptxemu.machine.convergence import lane_names
+from ptxemu.machine.convergence import bits_of, lane_names
 from ptxemu.machine.in_flight import Claim, touch_block, touch_predicate, touch_step
 from ptxemu.machine.lane_group import Group
 from ptxemu.machine.lanes import (
@@ -101,6 +101,14 @@ class Warp:
     def symbol_address(self, name: str) -> int:
         """The address of a variable or a parameter, in its own state space's form."""
         return self.cta.symbol_address(name)
+
+    def lanes_now(self) -> tuple[int, int]:
+        """Lanes that execute the visible instruction now, and that have not exited, as bits."""
+        guard = self.program.function.instructions[self.group.pc - 1].guard
+        alive = bits_of(self.alive)
+        if guard is None and len(self.groups) == 1:
+            return alive, alive
+        return bits_of(self._guarded(guard, self.group.mask)), alive
 
     def advance(self) -> Status:
         """Execute up to and including the next visible instruction of one group that can run."""
