@@ -167,7 +167,7 @@ CAMPAIGNS = {
     "our `mla_bwd` `sm_100a`, 2 launches, notes count": "mla-bwd-sm_100a",
     "our `mla_fwd` `sm_100a`, notes count": "mla-fwd-sm_100a",
     "our `mla_fwd` `sm_90a`, notes count": "mla-fwd-sm_90a",
-    "our fused indexer `sm_100a`, 8 launches, notes count": "indexer-sm_100a",
+    "our fused indexer `sm_100a`, 9 launches, notes count": "indexer-sm_100a",
 }
 """Rows of the mutation table and the files that hold them."""
 
