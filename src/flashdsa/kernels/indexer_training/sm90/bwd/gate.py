@@ -50,7 +50,7 @@ def gate(
                 values = []
                 for i in cutlass.range_constexpr(PAIR):
                     product = acc[4 * eight + 2 * h + i]
-                    # A selection: a key without a gradient adds nothing, whatever it holds.
+                    # At 0, and for NaN, the gate is shut.
                     open_gate = g[i] if product > 0.0 else Float32(0.0)
                     sums[of_row] = sums[of_row] + open_gate * product
                     values.append(open_gate * weights[of_row])
