@@ -101,3 +101,20 @@ def test_microseconds_of_decode() -> None:
             assert [number(one) for one in cell.split("/")] == pytest.approx(measured, abs=0.051)
         ratio = row["hot"]["FlashMLA"] / row["hot"]["ours fp8"]
         assert cells[3] == f"{ratio:.2f}x", name
+
+
+def test_milliseconds_of_training_the_indexer() -> None:
+    """The scores as they were before a second warpgroup gathered, which was taken back."""
+    rows = result("indexer_training/2026-11-21-target-h200.json")["rows"]
+    version = {"target": "v2", "scores": "v1"}
+    measured = {}
+    for row in rows:
+        if row["version"] == version.get(row["step"]) and "cudnn" in row:
+            heads = f"H={row['H']}, " if row["step"] == "target" else ""
+            measured[f"{row['step']}, {heads}{row['S_kv']:,} {row['ids']}"] = row
+    written = rows_under("kernels/indexer-training-sm90.md", "step")
+    assert set(written) == set(measured)
+    for name, cells in written.items():
+        row = measured[name]
+        pairs = [f"{row[who]['burst']:.2f} / {row[who]['hot']:.2f}" for who in ("cudnn", "ours")]
+        assert cells == [*pairs, f"{row['ratio'][1]:.2f}x"], name

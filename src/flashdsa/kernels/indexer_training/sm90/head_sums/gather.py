@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.pipeline import PipelineState, advanced, next_stage
+from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
@@ -19,7 +19,6 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.context import (
     Item,
     item_at,
     read_row,
-    tiles_on,
 )
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import STEP_SLOTS, STEP_TILES
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
@@ -35,7 +34,6 @@ class Gatherer(NamedTuple):
     keys: cute.Tensor  # (S_kv, width) bf16
     of_heads: cute.Tensor  # (S, H) fp32: lse, natural, or weights
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
-    number: Int32  # of this warpgroup among those that gather
 
 
 class Cursor(NamedTuple):
@@ -48,11 +46,10 @@ class Cursor(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """Where the next piece of the keys, and of Q, goes, and whose turn the next tile is."""
+    """Where the next piece of the keys, and of Q, goes."""
 
     k: PipelineState
     q: PipelineState
-    turn: Int32
 
 
 @cute.jit
@@ -152,7 +149,7 @@ def copy_tile(
     """
     ctx, plan = role.ctx, role.ctx.plan
     ring = ctx.arena.producer("k_full", "k_free")
-    k, q, turn = rings
+    k, q = rings
     rows = []
     for part in cutlass.range_constexpr(TURNS):
         slot = tile * TILE_ROWS + part * ROWS_AT_ONCE
@@ -166,26 +163,16 @@ def copy_tile(
             if is_first:
                 of_query = chunks.stop // plan.query_piece - 1
                 q = load_query_piece(role, query, q, number, of_query)
-    return Rings(k, q, next_stage(turn, plan.gathers))
-
-
-@cute.jit
-def skip_tile(role: Gatherer, rings: Rings, is_first: Any) -> Rings:
-    """The places behind a tile that another warpgroup copies."""
-    plan = role.ctx.plan
-    q = rings.q
-    if is_first:
-        q = advanced(q, plan.query_pieces, plan.query_slots)
-    return Rings(tiles_on(rings.k, 1, plan), q, next_stage(rings.turn, plan.gathers))
+    return Rings(k, q)
 
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps of a warpgroup: its tiles of every step of the CTA."""
+    """All four warps: every step of the CTA."""
     ctx = role.ctx
     to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     start = PipelineState(Int32(0), Int32(0))
-    rings = Rings(start, start, Int32(0))
+    rings = Rings(start, start)
     first = item_at(ctx, Int32(0))
     at = Cursor(first, first.begin, item_at(ctx, Int32(1)), Int32(1))
     own = read_rows(ctx, at)
@@ -202,9 +189,5 @@ def gather_all(role: Gatherer) -> None:
         query, is_first = at.item.query, at.slot == at.item.begin
         for tile in cutlass.range_constexpr(STEP_TILES):
             if tile == 0 or at.slot + tile * TILE_ROWS < at.item.end:
-                if rings.turn == role.number:
-                    rings = copy_tile(role, own, to, rings, query, number, is_first, tile)
-                else:
-                    first_of_item = is_first if cutlass.const_expr(tile == 0) else False
-                    rings = skip_tile(role, rings, first_of_item)
+                rings = copy_tile(role, own, to, rings, query, number, is_first, tile)
         at, own, number = ahead, own_ahead, number_ahead

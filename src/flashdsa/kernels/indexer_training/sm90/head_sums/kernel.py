@@ -6,7 +6,7 @@ a tile's rows, piece  | K Q^T of tile 0             |
 by piece; with a      | exponentials or relu, sums  | K Q^T of tile 1
 query's first, its Q  | K Q^T of tile 2             | exponentials or relu, sums
 
-Two warpgroups gather in turn, too, where rows are short.
+With three consumers each takes every third tile.
 """
 
 from typing import Any
@@ -41,14 +41,14 @@ def head_sums_kernel(
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    if group < plan.gathers:
+    if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, indices, topk_length, keys)
-        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, of_heads, attn_sink, group))
+        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, of_heads, attn_sink))
     else:
         cute.arch.setmaxregister_increase(plan.add.registers)
         ctx = locate(arena, indices, topk_length, keys)
-        add_all(Adder(ctx, out, sm_scale * LOG2_E, group - plan.gathers))
+        add_all(Adder(ctx, out, sm_scale * LOG2_E, group - 1))
 
 
 @cute.jit

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
-from math import lcm
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
@@ -31,8 +30,7 @@ class HeadSumsPlan(Sm90Plan):
         num_heads: columns of a product. chunks: of 64 columns in a row of Q and of the keys.
         key_piece, query_piece: chunks that a barrier tells of, of the keys and of Q.
         key_slots, query_slots: such pieces in shared memory.
-        gathers, consumers: warpgroups, each of which take tiles in turn.
-        gather_registers, consumer_registers: of a thread.
+        consumers: warpgroups. gather_registers, consumer_registers: of a thread.
     """
 
     num_heads: int
@@ -41,7 +39,6 @@ class HeadSumsPlan(Sm90Plan):
     query_piece: int
     key_slots: int
     query_slots: int
-    gathers: int
     consumers: int
     gather_registers: int
     consumer_registers: int
@@ -65,13 +62,6 @@ class HeadSumsPlan(Sm90Plan):
             raise ValueError(
                 f"key_slots: {self.key_slots}, but a consumer waits for a piece {ahead} behind the "
                 "first that may still be missing: expected more"
-            )
-        turns = self.key_pieces * lcm(self.gathers, self.consumers)
-        if self.gathers > 1 and self.key_slots % turns:
-            # Pieces come in order from one warpgroup only: of two, each has slots of its own.
-            raise ValueError(
-                f"key_slots: {self.key_slots} with {self.gathers} warpgroups that fill them: "
-                f"expected a multiple of {turns}"
             )
         self.check()
 
@@ -134,9 +124,8 @@ class HeadSumsPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """The first warpgroups."""
-        does = "Q and rows of the keys"
-        return Role("gather", self.gathers * WARPGROUP_SIZE, self.gather_registers, does)
+        """Warpgroup 0."""
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys")
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -156,7 +145,7 @@ class HeadSumsPlan(Sm90Plan):
         """The mbarriers, in the order in which they lie in their region."""
         gather, add = self.roles
         every, warps, group = (
-            Arrives.THREADS_OF_ONE_GROUP, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
+            Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
         )  # fmt: skip
         return (
             Barrier(
@@ -182,7 +171,6 @@ class TargetPlan(HeadSumsPlan):
     query_piece: int = 3
     key_slots: int = 10
     query_slots: int = 3
-    gathers: int = 1
     consumers: int = 2
     gather_registers: int = 72
     consumer_registers: int = 216
@@ -208,10 +196,9 @@ class ScoresPlan(HeadSumsPlan):
     query_piece: int = 2
     key_slots: int = 12
     query_slots: int = 2
-    gathers: int = 2
-    consumers: int = 2
-    gather_registers: int = 56
-    consumer_registers: int = 200
+    consumers: int = 3
+    gather_registers: int = 72
+    consumer_registers: int = 144
 
     @property
     def name(self) -> str:
