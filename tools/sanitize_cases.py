@@ -23,6 +23,7 @@ from sanitize_backward import Backward
 from sanitize_decode import Decode
 from sanitize_forward import Forward
 from sanitize_index_backward import IndexBackward
+from sanitize_prefill import Prefill
 from sanitize_training import HeadSums, divergence
 
 DONE = "sanitized case: done"
@@ -200,6 +201,10 @@ CASES: dict[str, Callable[[], None]] = {
     "index backward, alike": IndexBackward(queries=13, alike=True),
     "index backward, 16 heads": IndexBackward(16, 33, 60),
     "ordered index backward": IndexBackward(32, 7, 60, ordered=True),
+    "shared keys": Prefill(),
+    "shared keys, two segments": Prefill(keys=4200, num_heads=16),
+    "shared keys, plateaus": Prefill(plateaus=True),
+    "shared keys, bf16": Prefill(dtype="bfloat16", num_heads=32),
     "decode": Decode(),
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),

@@ -29,6 +29,7 @@ from sanitize_cases import DONE, Fused, launch
 from sanitize_decode import Decode
 from sanitize_forward import Forward, without_wait
 from sanitize_index_backward import IndexBackward
+from sanitize_prefill import Prefill
 
 SHARED = Fused((700,), (1, 2, 1), num_heads=16, topk=512)
 """A cluster of two ranks a row; its bins are so small that wrong keys cannot fill one."""
@@ -41,6 +42,7 @@ NO_WORD = -12345678
 RIGHT = "right"
 RIGHT_FORWARD = "right forward"
 RIGHT_DECODE = "right decode"
+RIGHT_PREFILL = "right prefill"
 """The controls that are no mutants: nothing may be reported of them."""
 
 
@@ -57,7 +59,7 @@ class Control:
     """
 
     what: str
-    case: Fused | Forward | Decode | Backward | IndexBackward
+    case: Fused | Forward | Decode | Backward | IndexBackward | Prefill
     barrier: tuple[str, int] | None = None
     wait: tuple[str, str] | None = None
     early: Callable[[], AbstractContextManager[None]] | None = None
@@ -78,6 +80,8 @@ class Control:
             return ""
         if isinstance(self.case, Decode):
             return RIGHT_DECODE
+        if isinstance(self.case, Prefill):
+            return RIGHT_PREFILL
         return RIGHT_FORWARD if isinstance(self.case, Forward) else RIGHT
 
     @property
@@ -234,6 +238,12 @@ CONTROLS = {
     ),
     "weights": Control(
         "weights: read before the bulk copy is complete", SHARED, early=weights_read_early
+    ),
+    RIGHT_PREFILL: Control("nothing", Prefill()),
+    "scales": Control(
+        "shared keys: scales are read before the copy is complete",
+        Prefill(),
+        wait=("score_segment", "key_full"),
     ),
     RIGHT_FORWARD: Control("nothing", Forward()),
     "left P": Control(

@@ -137,7 +137,12 @@ OTHER_SCHEMAS = {
     "context_parallel": ("flashdsa-context-parallel/1",),
     "ptxemu": ("ptxemu-bench/1", "ptxemu-bench/2"),
     "indexer_training": ("flashdsa-indexer-training/1",),
-    "indexer": ("flashdsa-ragged/1", "flashdsa-indexer-all/1", "flashdsa-prefill/1"),
+    "indexer": (
+        "flashdsa-ragged/1",
+        "flashdsa-indexer-all/1",
+        "flashdsa-prefill/1",
+        "flashdsa-prefill/2",
+    ),
     "integrations": ("flashdsa-integrations/1",),
     "majorness": ("flashdsa-majorness/1",),
     "peers": ("flashdsa-peers/1",),

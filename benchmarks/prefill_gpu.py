@@ -1,0 +1,246 @@
+"""The indexer over shared keys on a Hopper GPU, beside other libraries: one run, one JSON document.
+
+    python benchmarks/prefill_gpu.py results.json
+
+Peers: DeepGEMM's logits of all queries at once, then the fastest top-k of cuDNN Frontend,
+FlashInfer (the module of tools/build_flashinfer_topk.py) and torch. What is not installed is named.
+A machine without CuTe DSL cannot compile cuDNN Frontend's kernel: --cudnn-object takes a shared
+object of it, with functions topk_4096 to topk_131072. Calls take turns, the second-level cache is
+flushed before each, times are medians by CUDA events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.bench.gpu.peers import load_peers
+
+TOPK = 2048
+FLUSH_WORDS = 64 * 2**20
+E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+TORCH_LIMIT = 2**27
+"""Scores up to which torch's top-k, far behind the others, is timed."""
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Causal: the last S of T tokens see all tokens up to themselves."""
+
+    queries: int
+    keys: int
+    heads: int = 64
+    dtype: torch.dtype = E4M3
+    scores: str = "random"
+    """`equal`, `two values`, `ascending` and `descending`: of every query along the keys."""
+    sequences: int = 1
+    """Packed: so many of equal length, each with its own keys."""
+
+    @property
+    def name(self) -> str:
+        """What a row of the document is called."""
+        kind = "fp8" if self.dtype is E4M3 else "bf16"
+        rest = "" if self.scores == "random" else f", {self.scores}"
+        packed = "" if self.sequences == 1 else f", {self.sequences} sequences"
+        return f"{self.queries} x {self.keys}, {self.heads} heads, {kind}{rest}{packed}"
+
+
+SIZES = ((4096, 4096), (8192, 8192), (32768, 32768), (4096, 131072))
+SHAPES = (
+    *(Shape(s, t, h) for s, t in SIZES for h in (64, 32)),
+    *(Shape(s, t, 16) for s, t in SIZES[1:]),
+    *(Shape(8192, 8192, h, BF16) for h in (64, 32, 16)),
+    Shape(4096, 131072, 64, BF16),
+    *(
+        Shape(8192, 8192, scores=kind)
+        for kind in ("equal", "two values", "ascending", "descending")
+    ),
+    Shape(8192, 8192, sequences=8),
+)
+
+
+def make_inputs(shape: Shape) -> dict[str, Any]:
+    """Operands of `dsa_topk_prefill`, by name, on the GPU."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    normal = partial(torch.randn, generator=generator, device="cuda")
+    q, k = normal(shape.queries, shape.heads, 128), normal(shape.keys, 128)
+    weights = normal(shape.queries, shape.heads)
+    if shape.scores in ("equal", "two values"):
+        which = torch.arange(shape.keys, device="cuda") * 7919 % (1 + (shape.scores != "equal"))
+        k = k[which]
+    k_scale = k.abs().amax(-1).clamp_min(1e-4) / 448
+    if shape.scores in ("ascending", "descending"):
+        k, weights = k[:1].expand_as(k), weights.abs()
+        k_scale = torch.arange(1, shape.keys + 1, device="cuda") / shape.keys
+        k_scale = k_scale if shape.scores == "ascending" else k_scale.flip(0)
+        k = k / k.abs().amax() * 448 * k_scale[:, None]
+    ends = torch.arange(shape.keys - shape.queries, shape.keys, device="cuda") + 1
+    length = shape.keys // shape.sequences
+    starts = (ends - 1) // length * length if shape.sequences > 1 else None
+    fp8 = shape.dtype is E4M3
+    return {
+        "q_index": q.to(shape.dtype),
+        "k_index": ((k / k_scale[:, None]) if fp8 else k).to(shape.dtype),
+        "weights": weights,
+        "starts": None if starts is None else starts.int(),
+        "ends": ends.int(),
+        "k_scale": k_scale if fp8 else None,
+    }
+
+
+def cudnn_call(load: Callable[[str], Any], scores: Tensor, ends: Tensor) -> Call:
+    """cuDNN Frontend's top-k of `scores` (S, T), whose rows lie `scores.stride(0)` apart."""
+    queries, width = scores.shape[0], scores.stride(0)
+    rows = scores if width == scores.shape[1] else scores.contiguous()
+    width = rows.stride(0)
+    function = load(f"topk_{next(n for n in (4096, 8192, 32768, 131072) if n >= scores.shape[1])}")
+    step = min(queries, (2**31 - 1) // (2 * width) // 8 * 8)
+    buffer = torch.empty(step, 2, width, dtype=torch.int32, device="cuda")
+    ids = torch.empty(queries, TOPK, dtype=torch.int32, device="cuda")
+
+    def call() -> Tensor:
+        for begin in range(0, queries, step):
+            part = slice(begin, min(queries, begin + step))
+            of_part = part.stop - part.start
+            function(rows[part], None, buffer[:of_part], None, ends[part], ids[part], None)
+        return ids
+
+    return call
+
+
+def peer_calls(
+    x: dict[str, Any], cudnn: Callable[[str], Any] | None
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """(calls by name: `logits`, then top-k kernels of these logits; what is missing, and why)."""
+    peers = load_peers()
+    calls: dict[str, Call] = {}
+    missing = {name: why for name, why in peers.missing.items() if "+" not in name}
+    if peers.deep_gemm is None or x["k_scale"] is None:
+        return calls, missing
+    ends, zeros = x["ends"], torch.zeros_like(x["ends"])
+    starts = zeros if x["starts"] is None else x["starts"]
+
+    def logits() -> Tensor:
+        keys = x["k_index"], x["k_scale"]
+        scores: Tensor = peers.deep_gemm.fp8_mqa_logits(
+            x["q_index"], keys, x["weights"], starts, ends, clean_logits=False
+        )
+        return scores
+
+    calls["logits"] = logits
+    if x["starts"] is not None:
+        return calls, missing  # their top-k kernels take lengths from row 0 on
+    scores = logits()
+    for kind, top_k in peers.flashinfer_top_ks.items():
+        calls[f"FlashInfer {kind}"] = partial(top_k, scores, ends, TOPK)
+    if peers.cudnn_top_k is not None:
+        calls["cuDNN Frontend"] = partial(peers.cudnn_top_k, scores, ends, TOPK, return_val=False)
+    elif cudnn is not None:
+        calls["cuDNN Frontend"] = cudnn_call(cudnn, scores, ends)
+        missing.pop("cuDNN Frontend top-k", None)
+    if scores.numel() <= TORCH_LIMIT:
+        beyond = torch.arange(scores.shape[1], device="cuda") >= ends[:, None]
+        masked = scores.masked_fill(beyond, -torch.inf)
+        calls["torch"] = partial(torch.topk, masked, TOPK)
+    return calls, missing
+
+
+def time_calls(calls: dict[str, Call], repeats: int) -> dict[str, float]:
+    """Milliseconds of each, the median; in turns, in another order each time."""
+    flush = torch.zeros(FLUSH_WORDS, dtype=torch.int32, device="cuda")
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(repeats):
+        for name in random.sample(list(calls), len(calls)):
+            flush.sum()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            calls[name]()
+            end.record()
+            torch.cuda.synchronize()
+            samples[name].append(begin.elapsed_time(end))
+    return {name: round(statistics.median(times), 4) for name, times in samples.items()}
+
+
+def wrong_rows(x: dict[str, Any], ids: Tensor, logits: Call | None) -> int:
+    """Of 16 queries, those whose rows are not the best of DeepGEMM's scores: compared as scores,
+    so that ties do not matter."""
+    if logits is None or x["starts"] is not None:
+        return 0
+    scores, wrong = logits(), 0
+    assert isinstance(scores, Tensor)
+    for query in range(0, len(ids), len(ids) // 16):
+        end = int(x["ends"][query])
+        chosen = ids[query][ids[query] >= 0].long()
+        best = scores[query, :end].topk(min(TOPK, end)).values.sort().values
+        close = torch.allclose(scores[query, chosen].sort().values, best, rtol=0, atol=1e-3)
+        wrong += not (len(chosen.unique()) == len(best) and close)
+    return wrong
+
+
+def measure(shape: Shape, repeats: int, cudnn: Callable[[str], Any] | None) -> dict[str, Any]:
+    """One row of the document; times in milliseconds."""
+    x = make_inputs(shape)
+    ids = torch.empty(shape.queries, TOPK, dtype=torch.int32, device="cuda")
+    calls, missing = peer_calls(x, cudnn)
+    calls["ours"] = partial(flashdsa.dsa_topk_prefill, **x, topk_indices=ids)
+    times = time_calls(calls, repeats)
+    row: dict[str, Any] = {"name": shape.name, "heads": shape.heads, "queries": shape.queries}
+    row |= {"keys": shape.keys, "ms": times, "missing": missing}
+    row["wrong_rows"] = wrong_rows(x, ids, calls.get("logits"))
+    top_ks = {name: ms for name, ms in times.items() if name not in ("ours", "logits")}
+    if top_ks:
+        row["best_top_k"] = min(top_ks, key=lambda name: top_ks[name])
+        row["ratio"] = round((times["logits"] + min(top_ks.values())) / times["ours"], 3)
+    return row
+
+
+def main() -> None:
+    """Measure, print a line a shape, write the document after each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("document", type=Path)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--cudnn-object", type=Path, help="cuDNN Frontend's top-k, compiled")
+    options = parser.parse_args()
+    cudnn = None
+    if options.cudnn_object:
+        from flashdsa.jit.shared_object import load_shared_object
+
+        cudnn = load_shared_object(options.cudnn_object)
+    result: dict[str, Any] = {
+        "schema": "flashdsa-prefill/2",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": torch.cuda.get_device_name(0),
+        "protocol": (
+            "median of CUDA events, calls in turns in random order, L2 flushed by reading 256 MiB; "
+            "ratio: (DeepGEMM's logits + the fastest top-k) / ours"
+        ),
+        "rows": [],
+    }
+    for shape in SHAPES:
+        if options.only in shape.name:
+            result["rows"].append(measure(shape, options.repeats, cudnn))
+            sys.stdout.write(json.dumps(result["rows"][-1]) + "\n")
+            sys.stdout.flush()
+            options.document.write_text(json.dumps(result, indent=1) + "\n")
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Small calls of the Hopper indexer over shared keys for tools/sanitize.py, and of its mutants."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
+
+QUERIES = 20
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A launch of the kernel, whose rows must be the best of its own scores.
+
+    Attributes:
+        keys: that the last query sees; from 4,097 on with 16 heads they take two segments.
+        plateaus: most keys are equal.
+    """
+
+    keys: int = 700
+    num_heads: int = 64
+    topk: int = 300
+    dtype: str = "float8_e4m3fn"
+    plateaus: bool = False
+
+    @property
+    def plan(self) -> PrefillPlan:
+        """What it is compiled for."""
+        from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
+
+        return PrefillPlan(self.num_heads, self.dtype)
+
+    def compile(self) -> Any:
+        """The kernel's function."""
+        from flashdsa.jit.loader import compile_plan
+        from flashdsa.kernels.catalog import PREFILL
+
+        return compile_plan(PREFILL, self.plan)
+
+    def __call__(self) -> None:
+        """Launch once, and judge."""
+        from flashdsa.jit.loader import load
+        from flashdsa.kernels.catalog import PREFILL
+
+        wrong = self.wrong(load(PREFILL, self.plan))
+        if wrong:
+            sys.exit(wrong)
+
+    def emulated(self, function: Any) -> list[Any]:
+        """ptxemu's findings."""
+        from flashdsa.backends.emulated.runner import Emulator
+
+        emulator = Emulator(on_finding="collect")
+        self._launch(function, emulator, "cpu")
+        return emulator.findings
+
+    def wrong(self, function: Any) -> str:
+        """What is wrong with the rows on the GPU; "" if nothing is."""
+        from flashdsa import prefill_logits, reference
+        from flashdsa.backends.gpu.runner import Gpu
+
+        inputs, ids = self._launch(function, Gpu(0), "cuda")
+        scores = prefill_logits(*inputs.operands, **inputs.options, backend="sm90")
+        best = reference.dsa_topk_prefill(scores, inputs.starts, inputs.ends, self.topk)
+        rows = int((ids != best).any(1).sum())
+        return f"{rows} of {QUERIES} queries have not the best rows" if rows else ""
+
+    def _launch(self, function: Any, runner: Any, device: str) -> tuple[Any, Tensor]:
+        """Inputs and rows."""
+        import torch
+
+        from flashdsa.backends.sm90.prefill import launch
+        from flashdsa.operands import TopkPrefillOperands
+        from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
+
+        case = PrefillCase(
+            "sanitized", causal(QUERIES, self.keys), self.topk, self.num_heads,
+            getattr(torch, self.dtype), plateaus=self.plateaus,
+        )  # fmt: skip
+        x = make_prefill_inputs(case, 0, device)
+        ids = x.output_buffer()
+        operands = TopkPrefillOperands(
+            x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
+        )
+        with patch.object(type(runner), "function", return_value=function):
+            launch(runner, self.plan, operands)
+        return x, ids
