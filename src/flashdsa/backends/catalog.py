@@ -8,6 +8,7 @@ from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import SCORES_HEADS, TARGET_HEADS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import HEADS as BWD_HEADS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, Operation
 
@@ -150,6 +151,9 @@ _SM100_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
+_SM100_FEWER_HEADS = replace(
+    _SM100_BACKWARD, num_heads=OneOf(BWD_HEADS[1:]), deterministic=False
+)
 _SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS), max_logits=True)
 _SM100 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM100_FORWARD),
@@ -166,7 +170,10 @@ _FURTHER = {
         *_INDEXER_OF_POSITIONS,
         *((one, (_SM90[one][0], _SM90_MAX_LOGITS)) for one in _FORWARDS),
     ),
-    "sm100": _INDEXER_OF_POSITIONS,
+    "sm100": (
+        *_INDEXER_OF_POSITIONS,
+        (Operation.MLA_BWD, (_SM100[Operation.MLA_BWD][0], _SM100_FEWER_HEADS)),
+    ),
 }
 """Second rows of an operation: features that its first row does not have together."""
 _PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}

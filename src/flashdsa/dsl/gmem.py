@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Float32, Int32, cute
 
 
 def prefetch(pointer: Any) -> None:
@@ -69,4 +69,12 @@ def store_release(pointer: Any, value: Int32) -> None:
     """For `load_acquire` on other SMs: a release of what the caller did or has seen."""
     cute.arch.inline_ptx(
         "st.release.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[pointer, value]
+    )
+
+
+@cute.jit
+def add_float(pointer: Any, value: Float32) -> None:
+    """Add to fp32 that other SMs add to; orders nothing else."""
+    cute.arch.inline_ptx(
+        "red.relaxed.gpu.global.add.f32 [{$r0}], {$r1};", read_only_args=[pointer, value]
     )

@@ -27,7 +27,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.sparse_mla.sm100.fwd import plan as sm100_fwd
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
@@ -189,7 +189,11 @@ MLA_BWD = KernelSpec(
     name="mla_bwd",
     arch=SM100.name,
     operations=(Operation.MLA_BWD,),
-    plans=(BwdPlan(), BwdPlan(deterministic=True)),
+    plans=(
+        *(sm100_bwd.BwdPlan(group=group) for group in sm100_bwd.GROUPS),
+        sm100_bwd.BwdPlan(deterministic=True),
+        sm100_bwd.BwdPlan(from_registers=True),
+    ),
     build="flashdsa.kernels.sparse_mla.sm100.bwd.build:compile_backward",
     entry="backward_kernel",
     sources={

@@ -12,13 +12,19 @@ from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
+from flashdsa.backends.sparse_mla_launches import MOST_UNION_BYTES, UNION_BYTES
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK
 from flashdsa.operands import MlaBwdOperands
 
-PLANS = {plan.deterministic: plan for plan in MLA_BWD.plans}
+PLANS = {
+    (plan.group_heads, plan.deterministic): plan
+    for plan in MLA_BWD.plans
+    if not plan.from_registers
+}
+"""By heads of a query and whether it is deterministic."""
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
@@ -33,7 +39,7 @@ def backward(
     dkv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
-    function = runner.function(MLA_BWD, PLANS[deterministic])
+    function = runner.function(MLA_BWD, PLANS[operands.q.shape[1], deterministic])
     with runner.launching():
         return run(
             function,
@@ -55,8 +61,8 @@ def run(
     """The operation by a compiled function, on the operands' device.
 
     Args:
-        launch: compiled for what `deterministic` says.
-        operands: indices are padded here with -1 to a multiple of B_TOPK.
+        launch: compiled for q's heads and what `deterministic` says.
+        operands: indices of 128 heads are padded here with -1 to a multiple of B_TOPK.
     """
     q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
     num_queries, num_heads, _ = q.shape
@@ -69,9 +75,12 @@ def run(
         with_sink = lse if attn_sink is None else torch.logaddexp(lse, attn_sink.expand_as(lse))
         if topk_length is None:
             topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
-        padded = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
         delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
         launch_all = launch_in_parts if deterministic else launch_raw
+        if num_heads < B_H:
+            launch_all = launch_groups
+        else:
+            indices = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
         launch_all(
             launch,
             readable(q),
@@ -79,7 +88,7 @@ def run(
             readable(dO),
             with_sink.contiguous(),
             readable(O),
-            padded.contiguous(),
+            indices.contiguous(),
             topk_length.contiguous(),
             delta,
             dq,
@@ -133,6 +142,52 @@ def launch_in_parts(
         )
 
 
+def launch_groups(
+    launch: Launch,
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    topk_length: Tensor,
+    *outputs_and_scale: Any,
+) -> None:
+    """The kernels of groups of queries, on as many at a time as their unions have room for.
+
+    Args:
+        outputs_and_scale: as for `launch_raw`.
+    """
+    delta, dq, dkv, sm_scale = outputs_and_scale
+    num_queries, num_heads, _ = q.shape
+    group = B_H // num_heads
+    most = -(-group * indices.shape[1] // B_TOPK) * B_TOPK
+    groups = min(-(-num_queries // group), max(1, MOST_UNION_BYTES // (UNION_BYTES * most)))
+    rows = torch.empty(groups, most, dtype=torch.int32, device=q.device)
+    members = torch.empty(groups, most, dtype=torch.uint8, device=q.device)
+    numbers = torch.empty(3, groups, dtype=torch.int32, device=q.device)
+    for first in range(0, num_queries, groups * group):
+        part = slice(first, first + groups * group)
+        own = slice(-(-q[part].shape[0] // group))
+        launch_raw(
+            launch,
+            q[part],
+            kv,
+            dO[part],
+            lse[part],
+            O[part],
+            indices[part],
+            topk_length[part],
+            delta[part],
+            dq[part],
+            dkv,
+            rows[own],
+            members[own],
+            *(one[own] for one in numbers),
+            sm_scale,
+        )
+
+
 def launch_raw(
     launch: Launch,
     q: Tensor,
@@ -144,22 +199,24 @@ def launch_raw(
     topk_length: Tensor,
     *outputs_and_scale: Any,
 ) -> None:
-    """The kernel's own rules, then the kernel: tensors without gaps, topk a multiple of B_TOPK.
+    """The kernel's own rules, then the kernel: tensors without gaps, topk of 128 heads a multiple
+    of B_TOPK.
 
     Args:
         outputs_and_scale: delta (S, H) and dq, written; dkv, added to; where the kernel is
-            deterministic its slots, their order and starts; sm_scale.
+            deterministic its slots, their order and starts, where it is of a group the lists of
+            its unions; sm_scale.
 
     Raises:
         ArgumentValueError: names the argument that does not fit.
     """
     topk = indices.shape[1]
-    if topk % B_TOPK:
+    if topk % B_TOPK and q.shape[1] == B_H:
         raise ArgumentValueError(
             f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
         )
-    delta, dq, *dkv_and_slots, sm_scale = outputs_and_scale
-    dkv = dkv_and_slots[0]
+    delta, dq, *dkv_and_others, sm_scale = outputs_and_scale
+    dkv = dkv_and_others[0]
     for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
         if not tensor.is_contiguous() or tensor.data_ptr() % BULK_ALIGNMENT:
             raise ArgumentValueError(
@@ -178,6 +235,6 @@ def launch_raw(
         topk_length,
         delta,
         dq.view(rows, -1),
-        *dkv_and_slots,
+        *dkv_and_others,
         sm_scale,
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import BFloat16, Float32, Int32, cute
+from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import (
     launch_backward,
     launch_deterministic_backward,
+    launch_grouped_backward,
 )
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, D_QK, D_V, BwdPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import D_QK, D_V, BwdPlan
 
 
 def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
@@ -24,31 +25,41 @@ def compile_backward(plan: BwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale), or where it is
-    deterministic (..., dkv, slots, order, starts, sm_scale); see `launch_backward` and
-    `launch_deterministic_backward`.
+    deterministic (..., dkv, slots, order, starts, sm_scale), or of a group (..., dkv, rows,
+    members, counts, present, named, sm_scale); see `launch_backward`,
+    `launch_deterministic_backward` and `launch_grouped_backward`.
     """
     rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
-    of_slots = []
+    launch, further = launch_backward, []
     if plan.deterministic:
         slots, bounds = cute.sym_int32(), cute.sym_int32()
-        of_slots = [
+        launch = launch_deterministic_backward
+        further = [
             _tensor(Float32, (slots, D_QK)),
             _tensor(Int32, (slots,), 4),
             _tensor(Int32, (bounds,), 4),
         ]
+    elif plan.group > 1:
+        groups, most = cute.sym_int32(), cute.sym_int32()
+        launch = launch_grouped_backward
+        further = [
+            _tensor(Int32, (groups, most), 4),
+            _tensor(Uint8, (groups, most), 1),
+            *(_tensor(Int32, (groups,), 4) for _ in range(3)),
+        ]
     return cute.compile(
-        launch_deterministic_backward if plan.deterministic else launch_backward,
+        launch,
         _tensor(BFloat16, (rows, D_QK)),
         _tensor(BFloat16, (keys, D_QK)),
         _tensor(BFloat16, (rows, D_V)),
-        _tensor(Float32, (queries, B_H), 4),
+        _tensor(Float32, (queries, plan.group_heads), 4),
         _tensor(BFloat16, (rows, D_V)),
         _tensor(Int32, (queries, topk), 4),
         _tensor(Int32, (queries,), 4),
-        _tensor(Float32, (queries, B_H), 4),
+        _tensor(Float32, (queries, plan.group_heads), 4),
         _tensor(BFloat16, (rows, D_QK)),
         _tensor(Float32, (keys, D_QK)),
-        *of_slots,
+        *further,
         Float32(1.0),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

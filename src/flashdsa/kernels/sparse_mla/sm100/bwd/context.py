@@ -1,4 +1,4 @@
-"""What every role knows: where things lie in both memories, and which query it works on."""
+"""What every role knows: where things lie in both memories, and which queries it works on."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ class Context(NamedTuple):
     arena: Arena  # shared memory
     tmem: Int32  # TMEM address of the allocation
     cta_rank: Int32  # in the cluster: which half of the dims
-    query: Int32
+    item: Int32  # the query, or the group of them
     num_blocks: Int32  # of B_TOPK keys, at least 1
     thread: Int32  # in its warpgroup, which is also its TMEM lane
 

@@ -58,7 +58,7 @@ def write_dq(role: DqWriter, half: cutlass.Constexpr[int]) -> None:
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=1 + half, number_of_threads=WARPGROUP_SIZE)
     if ctx.thread == 0:
-        row = ctx.query * B_H
+        row = ctx.item * B_H
         at = ctx.arena.bytes("dq")
         for box in own:
             prims.cp_async_bulk_tensor_global_shared_cta(

@@ -27,6 +27,7 @@ from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
 from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
+from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
 from flashdsa.kernels.sparse_mla.sm100.bwd.dq import DqWriter, write_dq
 from flashdsa.kernels.sparse_mla.sm100.bwd.load import Loader, load_blocks, load_query
@@ -58,6 +59,8 @@ def backward_kernel(
     delta: cute.Tensor,
     indices: cute.Tensor,
     topk_length: cute.Tensor,
+    members: Any,
+    present: Any,
     dkv: cute.Tensor,
     slots: Any,
     scale: Float32,
@@ -84,7 +87,7 @@ def backward_kernel(
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
         ctx, _ = locate(topk_length, indices, arena)
-        softmax_all(Softmax(ctx, scale, lse[ctx.query, ctx.thread], delta[ctx.query, ctx.thread]))
+        softmax_all(Softmax(ctx, scale, of_row(ctx, lse), of_row(ctx, delta)))
         write_dq(DqWriter(ctx, dq_map.get_ptr(), dq_rope_map.get_ptr()), 0)
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
@@ -96,6 +99,8 @@ def backward_kernel(
             kv_map.get_ptr(),
             kv_rope_map.get_ptr(),
             indices,
+            members,
+            present,
             num_slots,
             Int32(dkv.shape[0]),
         )
@@ -109,7 +114,7 @@ def backward_kernel(
         ctx, _ = locate(topk_length, indices, arena)
         first_slot = None
         if cutlass.const_expr(slots is not None):
-            first_slot = slots.iterator + Int64(ctx.query) * indices.shape[1] * D_QK
+            first_slot = slots.iterator + Int64(ctx.item) * indices.shape[1] * D_QK
         reducer = Reducer(ctx, dkv, first_slot)
         store_do(ctx)
         reduce_all(reducer)
@@ -132,20 +137,33 @@ def backward_kernel(
 
 @cute.jit
 def locate(topk_length: cute.Tensor, indices: cute.Tensor, arena: Arena) -> Any:
-    """This thread's context, and how many of its query's slots may be valid."""
+    """This thread's context, and how many of its item's slots may be valid."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    query = block // CLUSTER
-    num_slots = cutlass.min(topk_length[query], Int32(indices.shape[1]))
+    item = block // CLUSTER
+    num_slots = cutlass.min(topk_length[item], Int32(indices.shape[1]))
     ctx = Context(
         arena=arena,
         tmem=arena.pointer("tmem_start", Int32).load(),
         cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
-        query=query,
+        item=item,
         num_blocks=cutlass.max((num_slots + B_TOPK - 1) // B_TOPK, Int32(1)),
         thread=thread % WARPGROUP_SIZE,
     )
     return ctx, num_slots
+
+
+@cute.jit
+def of_row(ctx: Context, values: cute.Tensor) -> Float32:
+    """lse or delta (S, H) of this thread's row; 0 behind the last query, which has no key."""
+    row = Int64(ctx.item) * B_H + ctx.thread
+    if cutlass.const_expr(ctx.plan.group > 1):
+        value = Float32(0.0)
+        if row < values.shape[0] * values.shape[1]:
+            value = (values.iterator + row).load()
+    else:
+        value = (values.iterator + row).load()
+    return value
 
 
 @cute.jit
@@ -157,6 +175,8 @@ def launch_pairs(
     out: cute.Tensor,
     indices: cute.Tensor,
     topk_length: cute.Tensor,
+    members: Any,
+    present: Any,
     delta: cute.Tensor,
     dq: cute.Tensor,
     dkv: cute.Tensor,
@@ -165,22 +185,25 @@ def launch_pairs(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the kernel for delta, then a pair of CTAs a query, on `stream`.
+    """Launch the kernel for delta, then a pair of CTAs an item, on `stream`.
 
     Args:
-        q: (S * 128, 576) bf16. kv: (S_kv, 576) bf16. do, out: (S * 128, 512) bf16.
-        lse: (S, 128) fp32. indices: (S, topk) int32, topk a multiple of 32. topk_length: (S,).
-        delta: (S, 128) fp32, written. dq: as q, written. dkv: as kv in fp32, added to.
+        q: (S * H, 576) bf16 with H = plan.group_heads. kv: (S_kv, 576) bf16.
+        do, out: (S * H, 512) bf16. lse: (S, H) fp32.
+        indices: (items, any) int32. topk_length: (items,): slots of each that may be valid.
+        members: (items, any) uint8, bit i: query i of the item names the slot's row. present:
+            (items,) int32, bit i: query i names any row. None of both: the item is one query.
+        delta: (S, H) fp32, written. dq: as q, written. dkv: as kv in fp32, added to.
         slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
             dKV, if the slot is valid, and dkv nothing. None: dkv gets all.
     """
     launch_delta(do, out, delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
-    num_queries = lse.shape[0]
+    num_rows = lse.shape[0] * lse.shape[1]
     backward_kernel(
-        make(q, box_dims=(B_H, BOX_DIMS), swizzle=wide),
-        make(do, box_dims=(B_H, BOX_DIMS), swizzle=wide),
+        make(q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
+        make(do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
         make(dq, box_dims=(B_H, BOX_DIMS), swizzle=wide),
@@ -189,12 +212,14 @@ def launch_pairs(
         delta,
         indices,
         topk_length,
+        members,
+        present,
         dkv,
         slots,
         scale,
         plan,
     ).launch(
-        grid=[num_queries * CLUSTER, 1, 1],
+        grid=[(num_rows + B_H - 1) // B_H * CLUSTER, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[CLUSTER, 1, 1],
         stream=stream,
@@ -218,10 +243,58 @@ def launch_backward(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """dQ and dKV, whose rows are added in any order; arguments as in `launch_pairs`."""
+    """dQ and dKV, whose rows are added in any order; an item is a query.
+
+    Args:
+        indices: (S, topk) int32. topk_length: (S,). The others as in `launch_pairs`.
+    """
     launch_pairs(
-        q, kv, do, lse, out, indices, topk_length, delta, dq, dkv, None, scale, plan, stream
+        q, kv, do, lse, out, indices, topk_length, None, None,
+        delta, dq, dkv, None, scale, plan, stream,
+    )  # fmt: skip
+
+
+@cute.jit
+def launch_grouped_backward(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    do: cute.Tensor,
+    lse: cute.Tensor,
+    out: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    delta: cute.Tensor,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    rows: cute.Tensor,
+    members: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    named: cute.Tensor,
+    scale: Float32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the kernel for the groups' unions, then the backward, on `stream`.
+
+    Args:
+        indices: (S, topk) int32. topk_length: (S,). rows, members: (groups, any) int32 and uint8,
+            written, with room for plan.group * topk, rounded up to B_TOPK. counts, present, named:
+            (groups,) int32, written: see `union_memory.Lists`. The others as in `launch_pairs`.
+    """
+    launch_union(
+        indices,
+        topk_length,
+        Lists(rows, members, counts, present, named),
+        Int32(kv.shape[0]),
+        plan.group,
+        stream,
+        tile=B_TOPK,
     )
+    launch_pairs(
+        q, kv, do, lse, out, rows, counts, members, present,
+        delta, dq, dkv, None, scale, plan, stream,
+    )  # fmt: skip
 
 
 @cute.jit
@@ -246,10 +319,11 @@ def launch_deterministic_backward(
     """dQ and dKV, the same bits every time (docs/decisions/0012).
 
     Args:
-        slots: (S * topk, 576) fp32, overwritten. order, starts: see `launch_ordered_sum`; of the
+        indices: (S, topk) int32. topk_length: (S,). slots: (S * topk, 576) fp32, overwritten. order, starts: see `launch_ordered_sum`; of the
             valid slots, numbered as in `slots`. The others as in `launch_pairs`.
     """
     launch_pairs(
-        q, kv, do, lse, out, indices, topk_length, delta, dq, dkv, slots, scale, plan, stream
-    )
+        q, kv, do, lse, out, indices, topk_length, None, None,
+        delta, dq, dkv, slots, scale, plan, stream,
+    )  # fmt: skip
     launch_ordered_sum(slots, order, starts, dkv, stream)

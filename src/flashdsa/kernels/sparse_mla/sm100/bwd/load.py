@@ -21,12 +21,14 @@ class Loader(NamedTuple):
     """Fills q, do, kv and rows. Signals q_full, do_full, kv_full, rows_full."""
 
     ctx: Context
-    q_map: Any  # (S * 128, 576), boxes of 128 x 64
-    do_map: Any  # (S * 128, 512), likewise
+    q_map: Any  # (S * H, 576), boxes of H x 64
+    do_map: Any  # (S * H, 512), likewise
     kv_map: Any  # (S_kv, 576), boxes of 1 x 64
     kv_rope_map: Any  # the same, boxes of 1 x 32
-    indices: Any  # (S, topk) int32
-    num_slots: Int32  # slots of this query that may be valid
+    indices: Any  # (items, any) int32
+    members: Any  # of a group (items, any) uint8: bit i: query i of the group names the row
+    present: Any  # of a group (items,) int32: bit i: query i names any row
+    num_slots: Int32  # slots of this item that may be valid
     num_rows: Int32  # S_kv
 
     @property
@@ -42,9 +44,8 @@ class Loader(NamedTuple):
 
 @cute.jit
 def load_query(role: Loader) -> None:
-    """One thread: Q's and dO's dims of this CTA, as boxes of 64."""
+    """One thread: Q's and dO's dims of this CTA, as boxes of 64 dims of a query."""
     ctx, plan = role.ctx, role.ctx.plan
-    first_row = ctx.query * B_H
     box_bytes = B_H * BOX_DIMS * 2
     for name, full, tensor_map in (("q", "q_full", role.q_map), ("do", "do_full", role.do_map)):
         barrier = ctx.barriers(full)
@@ -52,13 +53,44 @@ def load_query(role: Loader) -> None:
         at = ctx.arena.bytes(name)
         for box in cutlass.range_constexpr(plan.dims // BOX_DIMS):
             first_dim = ctx.cta_rank * plan.dims + box * BOX_DIMS
-            load_box(at + box * box_bytes, tensor_map, [first_dim, first_row], barrier.at())
-    load_box(
-        ctx.arena.bytes("q_rope"),
-        role.q_map,
-        [Int32(D_V), first_row],
-        ctx.barriers("q_full").at(),
+            load_rows(role, at + box * box_bytes, tensor_map, first_dim, barrier.at())
+    load_rows(
+        role, ctx.arena.bytes("q_rope"), role.q_map, Int32(D_V), ctx.barriers("q_full").at()
     )
+
+
+@cute.jit
+def load_rows(role: Loader, at: Any, tensor_map: Any, first_dim: Int32, barrier: Any) -> None:
+    """A box of the item's 128 rows, query by query.
+
+    A query that names no row shares dKV's sums with others, and what its Q and dO hold, NaN too,
+    times S = 0 would go there: it is read from a place outside of the tensor, which gives zeros. So
+    are queries behind the last one.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    for query in cutlass.range_constexpr(plan.group):
+        row = ctx.item * B_H + query * plan.group_heads
+        if cutlass.const_expr(plan.group > 1):
+            if (role.present[ctx.item] >> query) & 1 == 0:
+                row = Int32(-B_H)
+        load_box(
+            at + query * (plan.group_heads * BOX_DIMS * 2), tensor_map, [first_dim, row], barrier
+        )
+
+
+@cute.jit
+def store_masks(role: Loader, stage: Int32, slot: Int32, row: Int32) -> None:
+    """One warp, lane = key: which keys of a block each query of the group has."""
+    ctx, plan = role.ctx, role.ctx.plan
+    members = Int32(0)
+    if row >= 0:
+        place = Int64(ctx.item) * role.members.shape[1] + slot
+        members = Int32((role.members.iterator + place).load())
+    masks = ctx.arena.pointer("masks", Int32) + stage * plan.mask_words
+    for query in cutlass.range_constexpr(plan.group):
+        mask = Int32(cute.arch.vote_ballot_sync((members >> query) & 1 == 1))
+        if ctx.thread == query:
+            (masks + query).store(mask)
 
 
 @cute.jit
@@ -78,7 +110,7 @@ def load_block(role: Loader, block: Int32) -> None:
     slot = block * B_TOPK + lane
     row = Int32(-1)
     if slot < role.num_slots:
-        row = (role.indices.iterator + Int64(ctx.query) * role.indices.shape[1] + slot).load()
+        row = (role.indices.iterator + Int64(ctx.item) * role.indices.shape[1] + slot).load()
     if row >= role.num_rows:
         row = Int32(-1)
     if row < 0:
@@ -90,7 +122,9 @@ def load_block(role: Loader, block: Int32) -> None:
         role.rows.acquire(to)
         rows = ctx.arena.pointer("rows", Int32)
         (rows + to.stage * B_TOPK + lane).store(row)
-        # rows_full: every lane arrives behind its own store.
+        if cutlass.const_expr(plan.group > 1):
+            store_masks(role, to.stage, slot, row)
+        # rows_full: every lane arrives behind its own stores.
         role.rows.commit(to.stage)
 
     to = role.keys.state(block)

@@ -29,7 +29,10 @@ from flashdsa.plan import (
 B_TOPK = 32
 """Keys of a block."""
 B_H = 128
-"""Heads, one a TMEM lane."""
+"""(query, head) rows of a pair, one a TMEM lane."""
+GROUPS = (1, 2, 4, 8)
+HEADS = tuple(B_H // group for group in GROUPS)
+"""Of a query."""
 D_QK = 576
 D_V = 512
 CLUSTER = 2
@@ -62,12 +65,17 @@ class BwdPlan:
     """One compiled backward: choices first, then what follows from them.
 
     Attributes:
+        group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
+            of their keys; 1: a pair takes 128 heads of one query.
         kv_stages: key blocks in flight. index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
+        from_registers: dKV is added by `red` of threads, without the ring; else by bulk reduce-adds
+            from shared memory.
         deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
-            (docs/decisions/0012); else dKV is added to in memory.
+            (docs/decisions/0012); else dKV is added to in memory. Of a group of 1, by bulk copies.
     """
 
+    group: int = 1
     kv_stages: int = 2
     index_stages: int = 4
     ring_slots: int = 3
@@ -76,6 +84,7 @@ class BwdPlan:
     load_registers: int = 80
     reduce_registers: int = 168
     mma_registers: int = 88
+    from_registers: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -84,6 +93,10 @@ class BwdPlan:
         Raises:
             BudgetError: names the region or role that does not fit.
         """
+        if self.group not in GROUPS:
+            raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
+        if self.deterministic and (self.group > 1 or self.from_registers):
+            raise ValueError("deterministic: expected group=1 and from_registers=False")
         if self.ring_slots < 2:
             raise ValueError(f"ring_slots: expected at least 2; got {self.ring_slots}")
         if self.kv_stages < 2:
@@ -96,9 +109,21 @@ class BwdPlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        return "mla_bwd" + ("_deterministic" if self.deterministic else "")
+        name = "mla_bwd" + (f"_group{self.group}" if self.group > 1 else "")
+        name += "_from_registers" if self.from_registers else ""
+        return name + ("_deterministic" if self.deterministic else "")
 
     # -- shapes of one CTA ------------------------------------------------------------------------
+    @property
+    def group_heads(self) -> int:
+        """Heads of each query of a group."""
+        return B_H // self.group
+
+    @property
+    def mask_words(self) -> int:
+        """Words that say which keys of a block each query has; the rows say it of one query."""
+        return self.group if self.group > 1 else 0
+
     @property
     def dims(self) -> int:
         """Value dims of one CTA."""
@@ -161,6 +186,8 @@ class BwdPlan:
         dq_bytes = B_H * (self.dims + self.own_rope_dims) * BF16
         barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         row_bytes = self.index_stages * B_TOPK * 4
+        mask_bytes = self.index_stages * self.mask_words * 4
+        ring_slots = 0 if self.from_registers else self.ring_slots
 
         def loop(holds: str) -> tuple[LiveRange]:
             return (LiveRange(Step.LOAD, Step.DKV2, holds),)
@@ -195,12 +222,21 @@ class BwdPlan:
             SmemRegion(
                 "partial", self.partial_bytes, 1024, "the peer's P or dP, fp32", live=partial_live
             ),
-            SmemRegion(
-                "ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32",
-                stages=self.ring_slots,
+            *(
+                SmemRegion(
+                    "ring", slots * self.slot_bytes, 128, "slices of dKV, fp32", stages=slots
+                )
+                for slots in (ring_slots,) if slots
             ),
             SmemRegion(
                 "rows", row_bytes, 16, "kv rows of a block, -1: none", stages=self.index_stages
+            ),
+            *(
+                SmemRegion(
+                    "masks", size, 16, "valid keys of a block: a bit each, a query",
+                    stages=self.index_stages,
+                )
+                for size in (mask_bytes,) if size
             ),
             SmemRegion("barriers", barriers, 8, "mbarriers"),
             SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation"),

@@ -2,7 +2,8 @@
 
 A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
 one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
-to a row of the slot's own instead, where nothing is added: see `ordered_sum.py`.
+to a row of the slot's own instead, where nothing is added: see `ordered_sum.py`. A variant without
+the ring adds from registers: a warp's lanes have 32 neighbouring dims of a row.
 """
 
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from cutlass import Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
+from flashdsa.dsl.gmem import add_float
 from flashdsa.dsl.pipeline import RingConsumer, next_stage
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
@@ -96,6 +98,53 @@ def send_slice(
 
 
 @cute.jit
+def send_slices(
+    role: Reducer,
+    block: Int32,
+    values: Any,
+    slot: Int32,
+    dims: cutlass.Constexpr[int],
+    dim: Int32,
+    first_dim: Int32,
+    holds: Any,
+) -> Int32:
+    """One part of a block through the ring; returns the ring's next slot.
+
+    Args:
+        dims, first_dim: of the part. dim: this thread's of them, if `holds`; values: its keys'.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    keys = plan.slot_bytes // (dims * FP32)
+    for first_key in cutlass.range_constexpr(0, B_TOPK, keys):
+        # The slot is free: see the wait below, which came before the last barrier.
+        at = ctx.arena.address("ring") + slot * plan.slot_bytes + dim * FP32
+        if holds:
+            for key in cutlass.range_constexpr(keys):
+                store_float(at + key * (dims * FP32), values[first_key + key])
+        # generic writes above -> the bulk copy reads through the async proxy
+        cute.arch.fence_proxy("async.shared", space="cta")
+        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; behind
+        # the barrier every lane's have, so the slot behind this one is free, and this slot is
+        # complete.
+        cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
+        cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
+        send_slice(role, slot, block, first_key, keys, dims, first_dim)
+        slot = next_stage(slot, plan.ring_slots)
+    return slot
+
+
+@cute.jit
+def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
+    """One dim of every valid row of the block, added from this thread's registers."""
+    ctx = role.ctx
+    rows = ctx.arena.pointer("rows", Int32) + role.rows.state(block).stage * B_TOPK
+    for key in cutlass.range_constexpr(B_TOPK):
+        row = (rows + key).load()
+        if row >= 0:
+            add_float(role.dkv.iterator + Int64(row) * D_QK + dim, values[key])
+
+
+@cute.jit
 def send_part(
     role: Reducer, block: Int32, part: cutlass.Constexpr[int], number: Int32, slot: Int32
 ) -> Int32:
@@ -117,22 +166,11 @@ def send_part(
         lane = ctx.thread % WARP_SIZE
         dim, holds = ctx.thread // WARP_SIZE * 16 + lane, lane < 16
         first_dim = Int32(D_V)
-    keys = plan.slot_bytes // (dims * FP32)
-    for first_key in cutlass.range_constexpr(0, B_TOPK, keys):
-        # The slot is free: see the wait below, which came before the last barrier.
-        at = ctx.arena.address("ring") + slot * plan.slot_bytes + dim * FP32
+    if cutlass.const_expr(plan.from_registers):
         if holds:
-            for key in cutlass.range_constexpr(keys):
-                store_float(at + key * (dims * FP32), values[first_key + key])
-        # generic writes above -> the bulk copy reads through the async proxy
-        cute.arch.fence_proxy("async.shared", space="cta")
-        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; behind
-        # the barrier every lane's have, so the slot behind this one is free, and this slot is
-        # complete.
-        cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
-        cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
-        send_slice(role, slot, block, first_key, keys, dims, first_dim)
-        slot = next_stage(slot, plan.ring_slots)
+            add_part(role, block, values, first_dim + dim)
+    else:
+        slot = send_slices(role, block, values, slot, dims, dim, first_dim, holds)
     return slot
 
 
@@ -162,5 +200,6 @@ def reduce_all(role: Reducer) -> None:
 
 @cute.jit
 def finish(role: Reducer) -> None:
-    """Before the CTA ends: what it added has been added."""
-    cute.arch.cp_async_bulk_wait_group(0)
+    """Before the CTA ends: the bulk operations it issued are done."""
+    if cutlass.const_expr(not role.ctx.plan.from_registers):
+        cute.arch.cp_async_bulk_wait_group(0)

@@ -72,14 +72,20 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
 
 @cute.jit
 def valid_keys(ctx: Context, block: Int32) -> Any:
-    """Bit k: key k of the block is valid."""
+    """Bit k: key k of the block is valid for this thread's query."""
     ring = ctx.arena.consumer("rows_full", "rows_free")
     at = ring.state(block)
-    # rows_full: the load warp has stored the block's numbers; they stay until rows_free.
+    # rows_full: the load warp has stored the block's numbers and masks; they stay until rows_free.
     ring.wait(at)
-    rows = ctx.arena.pointer("rows", Int32)
-    row = (rows + at.stage * B_TOPK + ctx.thread % WARP_SIZE).load()
-    valid = cute.arch.vote_ballot_sync(row >= 0)
+    if cutlass.const_expr(ctx.plan.group > 1):
+        query = ctx.thread // ctx.plan.group_heads
+        masks = ctx.arena.pointer("masks", Int32)
+        valid = (masks + at.stage * ctx.plan.mask_words + query).load()
+        cute.arch.sync_warp()
+    else:
+        rows = ctx.arena.pointer("rows", Int32)
+        row = (rows + at.stage * B_TOPK + ctx.thread % WARP_SIZE).load()
+        valid = cute.arch.vote_ballot_sync(row >= 0)
     if ctx.thread % WARP_SIZE == 0:
         ring.release(at.stage)
     return Int32(valid)
