@@ -44,7 +44,7 @@ def hashes(package: Path) -> Hashes:
     ("name", "follow"),
     [
         ("kernels/indexer/sm90/plan.py", {"sm90"}),
-        ("kernels/sparse_mla/ordered_sum.py", {"sm100"}),
+        ("kernels/sparse_mla/ordered_sum.py", {"sm90", "sm100"}),
         ("kernels/sparse_mla/sm100/bwd/plan.py", {"sm100"}),
         ("plan/smem.py", {"sm90", "sm100"}),
         ("hw/arch.py", {"sm90", "sm100"}),

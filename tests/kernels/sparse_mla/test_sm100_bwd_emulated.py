@@ -14,6 +14,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm100 import mla_bwd as backend
 from flashdsa.backends.sm100.mla_bwd import launch_raw, run
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
@@ -102,6 +103,38 @@ def test_the_public_operation_takes_every_feature() -> None:
     assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
+GROUPED = [
+    SparseMlaCase("64 heads, a query alone in its group", 3, 60, 64, 40, duplicates=True),
+    SparseMlaCase("16 heads, every feature", 5, 60, 16, 40, duplicates=True, invalid=True,
+                  empty_rows=True, topk_length=True, attn_sink="infinite", poison=True,
+                  strided=True, kv_3d=True, indices_3d=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
+def test_neighbouring_queries_share_the_rows(case: SparseMlaCase) -> None:
+    """Over the union of their keys; queries without a key, whose O and dO hold NaN, among them."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_groups_go_in_parts_where_their_lists_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "MOST_UNION_BYTES", 1)
+    case = SparseMlaCase("32 heads", 5, 90, 32, 33, invalid=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_dkv_can_be_added_from_registers() -> None:
+    """Another way out, compiled from the same roles: no ring, no bulk operation of dKV."""
+    plan = BwdPlan(from_registers=True)
+    launch(CASES[1], plan)
+    text = str(compiled(MLA_BWD, plan).__ptx__)
+    assert "cp.reduce.async.bulk" not in text
+    assert len(re.findall(r"red\.relaxed\.gpu\.global\.add\.f32", text)) == 3 * 32
+    assert plan.smem_bytes == PLAN.smem_bytes - PLAN.ring_slots * PLAN.slot_bytes
+
+
 def test_where_rows_of_dkv_cancel_it_is_off_by_the_rounding_of_p_and_ds_only() -> None:
     """Logits near -1e4: a column of 2.6e5 in Q, whose share of dKV all but cancels over the heads.
 
@@ -127,9 +160,12 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:
-    inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="num_heads: takes 128; got 64"):
+    inputs = make_sparse_mla_inputs(SparseMlaCase("8 heads", 1, 40, 8, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="num_heads: takes 128; got 8"):
         check_backward(inputs, "emulate-sm100")
+    inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="deterministic: needed, not there"):
+        check_backward(inputs, "emulate-sm100", deterministic=True)
 
 
 def test_the_raw_kernel_insists_on_whole_blocks() -> None:

@@ -114,7 +114,7 @@ def launch_in_parts(
     """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
 
     Args:
-        outputs_and_scale: as for `launch_raw`.
+        outputs_and_scale: as for `launch_checked`.
     """
     delta, dq, dkv, sm_scale = outputs_and_scale
     num_queries, topk = indices.shape
@@ -156,7 +156,7 @@ def launch_groups(
     """The kernels of groups of queries, on as many at a time as their unions have room for.
 
     Args:
-        outputs_and_scale: as for `launch_raw`.
+        outputs_and_scale: as for `launch_checked`.
     """
     delta, dq, dkv, sm_scale = outputs_and_scale
     num_queries, num_heads, _ = q.shape
@@ -169,7 +169,7 @@ def launch_groups(
     for first in range(0, num_queries, groups * group):
         part = slice(first, first + groups * group)
         own = slice(-(-q[part].shape[0] // group))
-        launch_raw(
+        launch_checked(
             launch,
             q[part],
             kv,
@@ -188,7 +188,24 @@ def launch_groups(
         )
 
 
-def launch_raw(
+def launch_raw(launch: Launch, *operands_and_scale: Any) -> None:
+    """The kernel of an item a query on tensors without gaps, topk a multiple of B_TOPK.
+
+    Args:
+        operands_and_scale: as for `launch_checked`.
+
+    Raises:
+        ArgumentValueError: names the argument that does not fit.
+    """
+    topk = operands_and_scale[5].shape[1]
+    if topk % B_TOPK:
+        raise ArgumentValueError(
+            f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
+        )
+    launch_checked(launch, *operands_and_scale)
+
+
+def launch_checked(
     launch: Launch,
     q: Tensor,
     kv: Tensor,
@@ -199,8 +216,7 @@ def launch_raw(
     topk_length: Tensor,
     *outputs_and_scale: Any,
 ) -> None:
-    """The kernel's own rules, then the kernel: tensors without gaps, topk of 128 heads a multiple
-    of B_TOPK.
+    """What TMA and bulk reduce-adds need of the tensors, then the kernel.
 
     Args:
         outputs_and_scale: delta (S, H) and dq, written; dkv, added to; where the kernel is
@@ -210,11 +226,6 @@ def launch_raw(
     Raises:
         ArgumentValueError: names the argument that does not fit.
     """
-    topk = indices.shape[1]
-    if topk % B_TOPK and q.shape[1] == B_H:
-        raise ArgumentValueError(
-            f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
-        )
     delta, dq, *dkv_and_others, sm_scale = outputs_and_scale
     dkv = dkv_and_others[0]
     for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
