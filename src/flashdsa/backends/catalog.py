@@ -151,9 +151,7 @@ _SM100_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
-_SM100_FEWER_HEADS = replace(
-    _SM100_BACKWARD, num_heads=OneOf(BWD_HEADS[1:]), deterministic=False
-)
+_SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(BWD_HEADS[1:]), deterministic=False)
 _SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS), max_logits=True)
 _SM100 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM100_FORWARD),

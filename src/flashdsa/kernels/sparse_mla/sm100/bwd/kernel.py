@@ -319,8 +319,9 @@ def launch_deterministic_backward(
     """dQ and dKV, the same bits every time (docs/decisions/0012).
 
     Args:
-        indices: (S, topk) int32. topk_length: (S,). slots: (S * topk, 576) fp32, overwritten. order, starts: see `launch_ordered_sum`; of the
-            valid slots, numbered as in `slots`. The others as in `launch_pairs`.
+        indices: (S, topk) int32. topk_length: (S,). slots: (S * topk, 576) fp32, overwritten.
+        order, starts: see `launch_ordered_sum`; of the valid slots, numbered as in `slots`. The
+            others as in `launch_pairs`.
     """
     launch_pairs(
         q, kv, do, lse, out, indices, topk_length, None, None,

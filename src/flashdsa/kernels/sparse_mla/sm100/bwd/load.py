@@ -54,9 +54,7 @@ def load_query(role: Loader) -> None:
         for box in cutlass.range_constexpr(plan.dims // BOX_DIMS):
             first_dim = ctx.cta_rank * plan.dims + box * BOX_DIMS
             load_rows(role, at + box * box_bytes, tensor_map, first_dim, barrier.at())
-    load_rows(
-        role, ctx.arena.bytes("q_rope"), role.q_map, Int32(D_V), ctx.barriers("q_full").at()
-    )
+    load_rows(role, ctx.arena.bytes("q_rope"), role.q_map, Int32(D_V), ctx.barriers("q_full").at())
 
 
 @cute.jit
