@@ -15,7 +15,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import D_QK, D_V, ScoresPl
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
     BLOCK_ROWS,
     TILE_KEYS,
-    spool_bytes,
+    block_bytes,
 )
 
 ROW_BLOCKS = 2
@@ -56,7 +56,7 @@ def main() -> None:
         numbers(options.groups, capacity),
         torch.zeros(options.groups, capacity, dtype=torch.uint8),
         *(numbers(options.groups) for _ in range(3)),
-        torch.zeros(spool_bytes(options.groups, ROW_BLOCKS, capacity), dtype=torch.uint8),
+        torch.zeros(options.groups * ROW_BLOCKS, block_bytes(capacity), dtype=torch.uint8),
     ]
     tensors = [argument.to("cuda") for argument in arguments]
     function(*tensors, heads, D_QK**-0.5, options.ctas)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,11 +15,10 @@ class Backward:
     """A backward, judged against float64: delta, lists, scores, dQ, dKV and what is between them.
 
     Attributes:
-        num_heads: 64 and more have two groupings; the device chooses. alike: queries name the same
-            keys, so that the larger groups are chosen.
+        num_heads: 64 and more have two kinds of groups; the device chooses. alike: queries name the
+            same keys, so that the large groups are chosen.
         ordered: the deterministic form. ctas: so few that each has several work items.
-        mutant: the name of the kernel of which a control leaves something out; see `compile`. The
-            kernels with a spool are launched then, however many heads there are.
+        mutant: the name of the kernel of which a control leaves something out; see `compile`.
     """
 
     num_heads: int = 128
@@ -40,14 +37,24 @@ class Backward:
 
     def _mutated(self) -> tuple[Any, Any]:
         """The specification and the plan that the call takes of the kernel."""
-        from flashdsa.backends.sm90.mla_bwd import grouping_for, plans_of
-        from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
+        from flashdsa.backends.sm90 import mla_bwd_fused, mla_bwd_slots
+        from flashdsa.backends.sm90.mla_bwd_spool import grouping_for, plans_of
+        from flashdsa.kernels.catalog import (
+            MLA_BWD_DKV,
+            MLA_BWD_DQ,
+            MLA_BWD_FUSED,
+            MLA_BWD_SCORES,
+        )
 
-        specs = {spec.name: spec for spec in (MLA_BWD_SCORES, MLA_BWD_DQ, MLA_BWD_DKV)}
         grouping = grouping_for(self.queries, self.num_heads, self.topk, self.ctas)
-        scores, dq, dkv = plans_of(grouping, self.num_heads, self.ordered)
-        plans = {"mla_bwd_scores": scores, "mla_bwd_dq": dq[0], "mla_bwd_dkv": dkv[0]}
-        return specs[self.mutant], plans[self.mutant]
+        if self.mutant == MLA_BWD_FUSED.name:
+            more = 0 if grouping is None else grouping.queries
+            backend = mla_bwd_slots if self.ordered else mla_bwd_fused
+            return MLA_BWD_FUSED, backend.plan_of(self.num_heads, more)
+        specs = MLA_BWD_SCORES, MLA_BWD_DQ, MLA_BWD_DKV
+        assert grouping is not None, "so many heads and queries have no large groups"
+        plans = plans_of(grouping.queries, self.ordered)
+        return next(one for one in zip(specs, plans, strict=True) if one[0].name == self.mutant)
 
     def __call__(self) -> None:
         """Launch once, and judge."""
@@ -114,16 +121,13 @@ class Backward:
         operands = MlaBwdOperands(
             inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices, inputs.topk_length
         )
-        with contextlib.ExitStack() as stack:
-            if self.mutant:
-                stack.enter_context(patch(f"{backward.__module__}.is_far", return_value=True))
-            dq, dkv, _ = backward(
-                runner,
-                operands,
-                sm_scale=case.d_qk**-0.5,
-                deterministic=self.ordered,
-                dkv_dtype=torch.float32,
-            )
+        dq, dkv, _ = backward(
+            runner,
+            operands,
+            sm_scale=case.d_qk**-0.5,
+            deterministic=self.ordered,
+            dkv_dtype=torch.float32,
+        )
         return inputs, O, lse, {"dQ": dq, "dKV": dkv}
 
 

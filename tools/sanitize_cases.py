@@ -196,6 +196,7 @@ CASES: dict[str, Callable[[], None]] = {
     "backward, 16 heads": Backward(16, 9),
     "backward, 8 heads": Backward(8, 17, 70),
     "ordered backward": Backward(16, 41, 20, ordered=True),
+    "ordered, 128 heads": Backward(queries=5, ordered=True),
     "ordered, alike": Backward(queries=11, topk=40, alike=True, ordered=True),
     "index backward": IndexBackward(),
     "index backward, alike": IndexBackward(queries=13, alike=True),

@@ -24,7 +24,6 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd import plan as sm100_bwd
@@ -233,12 +232,7 @@ MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
-    plans=(
-        *(ScoresPlan(queries, fewer=queries // 2) for queries in (2, 4)),
-        *(ScoresPlan(queries) for queries in (1, 2, 4, 8)),
-        ScoresPlan(16, split_warps=True),
-        *(ScoresPlan(queries, optional=True) for queries in (2, 4)),
-    ),
+    plans=tuple(ScoresPlan(queries, optional=True) for queries in (2, 4)),
     build=f"{_SM90_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), "score": ("score.py", "products.py")},
@@ -247,7 +241,7 @@ MLA_BWD_DQ = KernelSpec(
     name="mla_bwd_dq",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
-    plans=tuple(DqPlan(row_blocks) for row_blocks in reversed(ROW_BLOCKS)),
+    plans=(DqPlan(),),
     build=f"{_SM90_BWD}.dq.build:compile_dq",
     entry="dq_kernel",
     sources={"load": ("load.py", "cp_async.py"), "multiply": ("multiply.py",)},
@@ -256,10 +250,7 @@ MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
-    plans=tuple(
-        DkvPlan(row_blocks, ordered)
-        for ordered, row_blocks in product((False, True), reversed(ROW_BLOCKS))
-    ),
+    plans=(DkvPlan(), DkvPlan(ordered=True)),
     build=f"{_SM90_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     sources={
@@ -276,6 +267,8 @@ MLA_BWD_FUSED = KernelSpec(
     plans=(
         *(fused.FusedPlan(queries) for queries in fused.QUERIES),
         *(fused.FusedPlan(more=queries) for queries in (2, 4)),
+        *(fused.FusedPlan(queries, slots=True) for queries in fused.QUERIES),
+        *(fused.FusedPlan(more=queries, slots=True) for queries in (2, 4)),
     ),
     build=f"{_SM90_BWD}.fused.build:compile_fused",
     entry="fused_kernel",

@@ -11,7 +11,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused, mla_bwd_spool
 from flashdsa.backends.sm90.mla_bwd_fused import launch_fused
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -55,7 +55,7 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 
 
 def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mla_bwd, "MOST_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(mla_bwd_spool, "MOST_WORKSPACE_BYTES", 1)
     monkeypatch.setattr(mla_bwd_fused, "MOST_LIST_BYTES", 2 * 2 * 5 * 320)
     case = SparseMlaCase("parts", 9, 90, 64, 70, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
@@ -74,7 +74,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         seen.append(args[-1].choice)
         launch_fused(*args)
 
-    monkeypatch.setattr(mla_bwd_fused, "launch_fused", spied)
+    monkeypatch.setattr(mla_bwd, "launch_fused", spied)
     inputs = make_sparse_mla_inputs(SparseMlaCase(named, 4, 300, 128, 70), 0, "cpu")
     for query in range(0 if named == "others" else 4):
         inputs.indices[query] = inputs.indices[0]

@@ -11,7 +11,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.sm90 import mla_bwd
+from flashdsa.backends.sm90 import mla_bwd_slots, mla_bwd_spool
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
@@ -55,10 +55,25 @@ def are_equal(every: list[tuple[Tensor, ...]]) -> bool:
 def test_bits_do_not_depend_on_what_runs_first(
     buffers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five groups of eight queries, in one chain and in three; some have rows out of order."""
-    monkeypatch.setattr(mla_bwd, "MOST_BUFFERS", buffers)
-    case = SparseMlaCase("ordered", 37, 90, 16, 24, topk_length=True, invalid=True)
+    """Four groups of two queries with the same keys, in one chain and in three."""
+    monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", buffers)
+    monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: 8.0})
+    case = SparseMlaCase("ordered", 8, 90, 128, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("heads", "queries"), [(16, 37), (128, 4)])
+def test_bits_of_slots_do_not_depend_on_what_runs_first(
+    heads: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 64 rows, and queries of two row blocks, in parts of four row blocks or fewer."""
+    monkeypatch.setattr(mla_bwd_slots, "MOST_SLOT_BYTES", 4 * 128 * 1152)
+    monkeypatch.setattr(mla_bwd_slots, "WAVE", 4)
+    mla_bwd_slots.sizes_of.cache_clear()
+    case = SparseMlaCase("slots", queries, 90, heads, 24, topk_length=True, invalid=True)
+    assert are_equal(gradients_of(case))
+    mla_bwd_slots.sizes_of.cache_clear()
 
 
 @pytest.mark.slow
@@ -69,18 +84,51 @@ def test_without_it_they_do() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("heads", "queries"), [(8, 40), (32, 13), (64, 9), (128, 6)])
+@pytest.mark.parametrize(("heads", "queries", "ratio"), [(8, 40, 1.0), (64, 9, 1.0), (128, 6, 8.0)])
 def test_lists_with_rows_out_of_order(
-    heads: int, queries: int, monkeypatch: pytest.MonkeyPatch
+    heads: int, queries: int, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 8 heads they are so many that all slots of a group are its list."""
-    monkeypatch.setattr(mla_bwd, "MOST_BUFFERS", 2)
+    """With 8 heads they are so many that all slots of a group are its list. A ratio of 8 takes the
+    kernels with a spool."""
+    monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", 2)
+    monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: ratio, 64: ratio})
     case = SparseMlaCase("repeats", queries, 60, heads, 90, duplicates=True, empty_rows=True)
     assert are_equal(gradients_of(case))
+
+
+@pytest.mark.parametrize(
+    ("groups", "capacity", "blocks"),
+    [
+        (1, 64, 1),
+        (4096, 2048, 1),
+        (4096, 2048, 2),
+        (1024, 8192, 1),
+        (512, 16384, 1),
+        (5, 1 << 22, 1),
+    ],
+)
+def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) -> None:
+    """In as many parts as are launched, whatever the lengths of the lists; as the device splits."""
+    room, unit_groups, parts, words = mla_bwd_slots.sizes_of(groups, capacity, blocks)
+    assert room * blocks * 1152 <= max(1 << 31, capacity * blocks * 1152)
+    least = -(-room // 1024)
+    units = [min(unit_groups, groups - first) for first in range(0, groups, unit_groups)]
+    for length in (0, capacity // 3, capacity):
+        used, taken, most = 0, 1, 0
+        in_part = 0
+        for unit in units:
+            size = unit * max(length, least)
+            assert size <= room
+            if used and used + size > room:
+                taken, used, in_part = taken + 1, 0, 0
+            used, in_part = used + size, in_part + unit
+            most = max(most, in_part)
+        assert taken <= parts
+        assert most <= 32 * words
 
 
 @pytest.mark.parametrize(
     ("num_keys", "buffers"), [(0, 3), (8192, 3), (155_344, 3), (155_345, 2), (1 << 20, 1)]
 )
 def test_buffers_are_bounded_and_follow_the_keys_alone(num_keys: int, buffers: int) -> None:
-    assert mla_bwd.buffers_for(num_keys) == buffers
+    assert mla_bwd_spool.buffers_for(num_keys) == buffers

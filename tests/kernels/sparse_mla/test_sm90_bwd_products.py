@@ -15,15 +15,16 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WORDS
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WORDS, DkvPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
     BLOCK_ROWS,
     DS_IMAGE,
     IMAGES,
     P_IMAGE,
     TILE_KEYS,
+    block_bytes,
     group_queries,
-    spool_bytes,
 )
 from flashdsa.kernels.sparse_mla.sm90.union_memory import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -61,9 +62,9 @@ class Inputs(NamedTuple):
     def spool(self) -> Tensor:
         """The images of the groups from FIRST_GROUP on, as bytes; NaN where nothing is read."""
         first = FIRST_GROUP * self.row_blocks
-        size = spool_bytes(len(self.counts) - FIRST_GROUP, self.row_blocks, CAPACITY)
+        blocks = (len(self.counts) - FIRST_GROUP) * self.row_blocks
         tiles = CAPACITY // TILE_KEYS
-        spool = torch.full((size // 2,), NAN, dtype=torch.bfloat16)
+        spool = torch.full((blocks, block_bytes(CAPACITY) // 2), NAN, dtype=torch.bfloat16)
         images = spool.view(-1, tiles, IMAGES, TILE_KEYS * BLOCK_ROWS)
         for group in range(FIRST_GROUP, len(self.counts)):
             used = -(-int(self.counts[group]) // TILE_KEYS)
@@ -116,8 +117,7 @@ def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
 
 def plan_of(spec: KernelSpec, row_blocks: int, *, ordered: bool = False) -> Any:
     """The plan for groups of so many row blocks."""
-    plans = (plan for plan in spec.plans if getattr(plan, "ordered", False) == ordered)
-    return next(plan for plan in plans if plan.row_blocks == row_blocks)
+    return DqPlan(row_blocks) if spec is MLA_BWD_DQ else DkvPlan(row_blocks, ordered)
 
 
 def launch(

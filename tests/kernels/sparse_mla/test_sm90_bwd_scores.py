@@ -21,8 +21,8 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
     IMAGE_BYTES,
     P_IMAGE,
     TILE_KEYS,
+    block_bytes,
     image_offset,
-    spool_bytes,
 )
 from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 from flashdsa.reference import valid_slots
@@ -56,8 +56,8 @@ class Spooled:
         self.counts = emulator.empty(self.groups, dtype=torch.int32)
         self.present = emulator.empty(self.groups, dtype=torch.int32)
         self.named = emulator.empty(self.groups, dtype=torch.int32)
-        size = spool_bytes(self.groups, self.row_blocks, self.capacity)
-        self.spool = emulator.empty(size, dtype=torch.uint8)
+        blocks = self.groups * self.row_blocks
+        self.spool = emulator.empty(blocks, block_bytes(self.capacity), dtype=torch.uint8)
         delta = emulator.empty(case.num_queries * heads, dtype=torch.float32)
         function = emulator.function(MLA_BWD_SCORES, plan)
         lengths = self.inputs.topk_length
@@ -88,8 +88,8 @@ class Spooled:
 
     def image(self, block: int, tile: int, image: int) -> Tensor:
         """(rows, keys) of an image, fp32."""
-        first = image_offset(block, tile, self.capacity, image)
-        words = self.spool[first : first + IMAGE_BYTES].view(torch.bfloat16)
+        first = image_offset(block, tile, self.spool.shape[1], image)
+        words = self.spool.flatten()[first : first + IMAGE_BYTES].view(torch.bfloat16)
         units = words.view(TILE_KEYS, BLOCK_ROWS // 8, 8)
         key = torch.arange(TILE_KEYS)[:, None]
         swizzled = torch.arange(BLOCK_ROWS // 8)[None] ^ (key & 7)

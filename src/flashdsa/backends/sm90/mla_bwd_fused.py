@@ -18,8 +18,6 @@ from flashdsa.operands import MlaBwdOperands
 
 MOST_LIST_BYTES = 1 << 28
 """Of the lists of both kinds of groups; queries that need more are launched in parts."""
-FAR_ROWS = 65_536
-"""Of dKV, beyond which additions to rows that no one else adds to at the time take longest."""
 LISTS, SLOT_BYTES = 2, 5
 """Of a query: of the group of each kind, a row and its members each."""
 SPREAD = 5
@@ -29,6 +27,10 @@ NEAR_ROWS = 12_288
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 """delta (S, H) fp32 and dq, written, and dkv fp32, added to."""
+LaunchLarge = Callable[[MlaBwdOperands, Outputs, float, Lists, Tensor], None]
+"""(operands, outputs, sm_scale, lists, choice)"""
+LaunchSmall = Callable[[Runner, MlaBwdOperands, Outputs, float, "Large | None"], None]
+"""(runner, operands, outputs, sm_scale, large)"""
 
 
 class Groups(Protocol):
@@ -43,8 +45,9 @@ class Groups(Protocol):
         """Of a group's list."""
 
     @property
-    def ratio(self) -> float:
-        """Up to which length of the lists, in those of a query, they are taken."""
+    def limits(self) -> tuple[float, int]:
+        """Up to which length of the lists, in those of a query, they are taken; keys of a list, at
+        most."""
 
 
 class Large(NamedTuple):
@@ -57,11 +60,6 @@ class Large(NamedTuple):
     groups: Groups
     lists: Lists
     choice: Tensor
-
-
-def is_far(num_heads: int, num_keys: int) -> bool:
-    """Whether it is better not to add twice for a query of more than 64 rows."""
-    return num_heads > BLOCK_ROWS and num_keys > FAR_ROWS
 
 
 @lru_cache
@@ -95,7 +93,7 @@ def launch_fused(
     flat = [q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)]
     written = delta.flatten(), *lists, dq.flatten(0, 1), dkv
     scalars = num_heads, sm_scale, spread, min(items, runner.num_sms)
-    choice = () if large is None else (*large.lists, large.choice, large.groups.ratio)
+    choice = () if large is None else (*large.lists, large.choice, *large.groups.limits)
     with runner.launching():
         function(*flat, indices, lengths, *written, *scalars, *choice)
 
@@ -106,30 +104,33 @@ def launch_either(
     groups: Groups,
     outputs: Outputs,
     sm_scale: float,
-    launch_large: Callable[[MlaBwdOperands, Outputs, Lists, Tensor], None],
+    launches: tuple[LaunchLarge, LaunchSmall],
 ) -> None:
-    """The fused kernel, or `launch_large` where `groups` have much in common.
+    """Large groups where they have much in common, else the fused kernel.
 
     The device chooses, for as many queries at a time as have room for lists.
 
     Args:
-        launch_large: (operands, outputs, lists, choice): launches kernels that have work where
-            `choice` takes the large groups.
+        launches: of kernels that have work where a choice takes the large groups; and of what makes
+            delta, the large groups' lists and the choice, and has work where it takes the others.
     """
+    launch_large, launch_small = launches
     num_queries = operands.q.shape[0]
     at_a_time = max(1, MOST_LIST_BYTES // (LISTS * SLOT_BYTES * groups.capacity))
     delta, dq, dkv = outputs
     for first in range(0, num_queries, at_a_time * groups.queries):
-        some = slice(first, first + at_a_time * groups.queries)
-        q, kv, *of_queries = operands[:7]
-        dO, lse, O, indices, lengths = (x[some] for x in of_queries if x is not None)
-        part = MlaBwdOperands(q[some], kv, dO, lse, O, indices, lengths)
-        of_part = delta[some], dq[some], dkv
+        part, of_part = operands, outputs
+        if num_queries > at_a_time * groups.queries:
+            some = slice(first, first + at_a_time * groups.queries)
+            q, kv, *of_queries = operands[:7]
+            dO, lse, O, indices, lengths = (x[some] for x in of_queries if x is not None)
+            part = MlaBwdOperands(q[some], kv, dO, lse, O, indices, lengths)
+            of_part = delta[some], dq[some], dkv
         count = -(-part.q.shape[0] // groups.queries)
         large = Large(
             groups,
             allocate_lists(runner, count, groups.queries, groups.capacity),
             runner.empty(1, dtype=torch.int32),
         )
-        launch_fused(runner, part, of_part, sm_scale, large)
-        launch_large(part, of_part, large.lists, large.choice)
+        launch_small(runner, part, of_part, sm_scale, large)
+        launch_large(part, of_part, sm_scale, large.lists, large.choice)

@@ -35,5 +35,5 @@ def allocate_lists(runner: Runner, groups: int, queries: int, capacity: int) -> 
     """Of so many groups, of so many queries each."""
     member = torch.uint8 if members_bits(queries) == 8 else torch.uint16
     rows = runner.empty(groups, capacity, dtype=torch.int32)
-    numbers = (runner.empty(groups, dtype=torch.int32) for _ in range(3))
+    numbers = runner.empty(3, groups, dtype=torch.int32).unbind()
     return Lists(rows, runner.empty(groups, capacity, dtype=member), *numbers)

@@ -12,9 +12,11 @@ from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.union_memory import UNORDERED_SHIFT
 
 THREADS = 1024
 FIRST, SECOND = 0, 1
+UNORDERED_GROUPS = 256
 
 
 @cute.jit
@@ -38,24 +40,36 @@ def choice_kernel(
     choice: cute.Tensor,
     ratio: Float32,
     queries: cutlass.Constexpr,
+    present: Any,
+    most_keys: Any,
 ):
     """One CTA; arguments as in `launch_choice`."""
     thread, _, _ = cute.arch.thread_idx()
-    sums = cutlass.memory.SmemAllocator().allocate_array(Float32, 2 * THREADS // WARP_SIZE)
-    keys, slots = Float32(0), Float32(0)
+    judged = cutlass.const_expr(most_keys is not None)
+    number = 3 if judged else 2
+    sums = cutlass.memory.SmemAllocator().allocate_array(Float32, number * THREADS // WARP_SIZE)
+    keys, slots, unfit = Float32(0), Float32(0), Float32(0)
     for group in cutlass.range(thread, counts.shape[0], THREADS, unroll=4):
         keys += Float32(counts[group])
         slots += Float32(named[group])
-    keys, slots = neighbours_sum(keys, WARP_SIZE), neighbours_sum(slots, WARP_SIZE)
-    if thread % WARP_SIZE == 0:
-        (sums + thread // WARP_SIZE * 2).store(keys)
-        (sums + (thread // WARP_SIZE * 2 + 1)).store(slots)
+        if cutlass.const_expr(most_keys is not None):
+            unfit += Float32(counts.shape[0]) if counts[group] > most_keys else Float32(0.0)
+        if cutlass.const_expr(present is not None):
+            unfit += Float32(1.0) if present[group] >> UNORDERED_SHIFT != 0 else Float32(0.0)
+    for i, own in enumerate((keys, slots, unfit)[:number]):
+        total = neighbours_sum(own, WARP_SIZE)
+        if thread % WARP_SIZE == 0:
+            (sums + (thread // WARP_SIZE * number + i)).store(total)
     cute.arch.sync_threads()
     if thread < WARP_SIZE:
-        keys = neighbours_sum((sums + 2 * thread).load(), WARP_SIZE)
-        slots = neighbours_sum((sums + (2 * thread + 1)).load(), WARP_SIZE)
+        totals = [
+            neighbours_sum((sums + (number * thread + i)).load(), WARP_SIZE) for i in range(number)
+        ]
         if thread == 0:
-            choice[0] = Int32(FIRST) if keys * queries <= ratio * slots else Int32(SECOND)
+            taken = totals[0] * queries <= ratio * totals[1]
+            if cutlass.const_expr(judged):
+                taken = taken and totals[2] * UNORDERED_GROUPS <= Float32(counts.shape[0])
+            choice[0] = Int32(FIRST) if taken else Int32(SECOND)
 
 
 @cute.jit
@@ -66,6 +80,8 @@ def launch_choice(
     ratio: Float32,
     queries: cutlass.Constexpr,
     stream: Any,
+    most_keys: Any = None,
+    present: Any = None,
 ):
     """Launch on `stream`.
 
@@ -74,7 +90,10 @@ def launch_choice(
             a group name, one by one. choice: (1,) int32, written.
         ratio: of a list's length to that of one query's, up to which the first grouping is taken.
         queries: of a group of the first grouping.
+        most_keys: of a list: it is not taken if one has more; None: then too.
+        present: of its lists, (groups,) int32: it is not taken if more than one list in
+            UNORDERED_GROUPS has keys out of order; None: then too. With most_keys only.
     """
-    choice_kernel(counts, named, choice, ratio, queries).launch(
+    choice_kernel(counts, named, choice, ratio, queries, present, most_keys).launch(
         grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -83,9 +83,9 @@ def item_at(work: Work, lists: Lists, number: Int32, slices: cutlass.Constexpr) 
     return Item(local, group, turn % slices, count, (count + TILE_KEYS - 1) // TILE_KEYS)
 
 
-def image_of(spool: Any, block: Any, tile: Any, capacity: Any, image: int) -> Any:
+def image_of(spool: Any, block: Any, tile: Any, image: int) -> Any:
     """Pointer to an image; `block` is counted as in `image_offset`."""
-    return spool.iterator + image_offset(Int64(block), tile, capacity, image)
+    return spool.iterator + image_offset(Int64(block), tile, spool.shape[1], image)
 
 
 def multiply(

@@ -24,9 +24,10 @@ plain bulk copy brings it: element (key, row) is at swizzled_128(key, row // 8) 
 has sm_scale in it: dQ = dS K and dK = dS^T Q. Where a query does not name a key both are exact
 zeros.
 
-The kernels work on the groups of [group_begin, group_end). The spool's first row block is the first
-one of group_begin, so that parts of the queries use the same spool one after another; lists, Q, dO
-and dQ are whole.
+The spool is (row blocks, bytes of one) uint8, and has room for so many tiles of each list; longer
+lists must not be handed to these kernels. They work on the groups of [group_begin, group_end). The
+spool's first row block is the first one of group_begin, so that parts of the queries use the same
+spool one after another; lists, Q, dO and dQ are whole.
 """
 
 from typing import Any
@@ -48,17 +49,17 @@ def group_queries(heads: int, row_blocks: int) -> int:
     return row_blocks * BLOCK_ROWS // heads
 
 
-def image_offset(block: Any, tile: Any, capacity: Any, image: int) -> Any:
+def image_offset(block: Any, tile: Any, block_bytes: Any, image: int) -> Any:
     """Bytes from the spool's first to an image's first one.
 
     Args:
         block: row block, counted from the first one of group_begin; 64 bits where it is a run-time
-            value, and so is the result. tile: of the group's list. capacity: of the lists.
+            value, and so is the result. tile: of the group's list. block_bytes: of a row block.
         image: P_IMAGE or DS_IMAGE.
     """
-    return ((block * (capacity // TILE_KEYS) + tile) * IMAGES + image) * IMAGE_BYTES
+    return block * block_bytes + (tile * IMAGES + image) * IMAGE_BYTES
 
 
-def spool_bytes(groups: int, row_blocks: int, capacity: int) -> int:
-    """Of so many groups at a time."""
-    return groups * row_blocks * image_offset(1, 0, capacity, P_IMAGE)
+def block_bytes(keys: int) -> int:
+    """Of a row block, for lists of so many keys."""
+    return -(-keys // TILE_KEYS) * IMAGES * IMAGE_BYTES

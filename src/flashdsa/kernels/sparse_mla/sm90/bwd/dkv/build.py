@@ -19,14 +19,14 @@ def compile_dkv(plan: DkvPlan) -> Any:
     (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
     num_ctas), see `launch_dkv`; in order (..., num_ctas, words, first), see `launch_dkv_in_order`.
     """
-    spool_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(5))
+    blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
     dkv = (cute.sym_int32(), keys, D_QK) if plan.ordered else (keys, D_QK)
     order = []
     if plan.ordered:
         order = [fake_tensor(Int32, (cute.sym_int32(), SLICES * WORDS)), Int32(0)]
     return cute.compile(
         launch_dkv_in_order if plan.ordered else launch_dkv,
-        fake_tensor(Uint8, (spool_bytes,)),
+        fake_tensor(Uint8, (blocks, block_bytes)),
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (groups,), 4),

@@ -16,7 +16,7 @@ class Images(NamedTuple):
     """Fills the ring. Signals image_full."""
 
     ctx: Context
-    spool: cute.Tensor  # (bytes,) uint8
+    spool: cute.Tensor  # (row blocks, bytes) uint8
 
 
 @cute.jit
@@ -31,8 +31,7 @@ def load_all(role: Images) -> None:
         first = item.local * plan.row_blocks
         tile = first_tile(ctx, item)
         sources = [
-            image_of(role.spool, first + block, tile, ctx.lists.capacity, P_IMAGE)
-            for block in range(plan.row_blocks)
+            image_of(role.spool, first + block, tile, P_IMAGE) for block in range(plan.row_blocks)
         ]
         for _ in cutlass.range(item.tiles, unroll=1):
             slot, announced = free.state(number), full.state(number)

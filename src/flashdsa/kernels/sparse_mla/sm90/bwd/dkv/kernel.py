@@ -100,7 +100,8 @@ def launch_dkv(
     """Launch on `stream`. What the tensors hold is said in spool.py.
 
     Args:
-        spool: (bytes,) uint8: images of the groups from group_begin to group_end, which is not one.
+        spool: (row blocks, bytes) uint8: images of the groups from group_begin to group_end, which
+            is not one.
         ids: (groups, capacity) int32. counts, present: (groups,) int32.
         q: (S * H, 576) bf16. do: (S * H, 512) bf16. dkv: (S_kv, 576) fp32, added to.
         heads: H, one of spool.HEADS.

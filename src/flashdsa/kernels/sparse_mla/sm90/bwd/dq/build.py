@@ -19,10 +19,10 @@ def compile_dq(plan: DqPlan) -> Any:
     (spool, ids, counts, kv, dq, group_begin, group_end, choice, number,
     num_ctas), see `launch_dq`.
     """
-    spool_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(5))
+    blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
     return cute.compile(
         launch_dq,
-        fake_tensor(Uint8, (spool_bytes,)),
+        fake_tensor(Uint8, (blocks, block_bytes)),
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(BFloat16, (keys, D_QK)),

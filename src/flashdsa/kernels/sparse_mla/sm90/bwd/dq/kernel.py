@@ -74,7 +74,8 @@ def launch_dq(
     """Launch on `stream`. What the tensors hold is said in spool.py.
 
     Args:
-        spool: (bytes,) uint8: images of the groups from group_begin to group_end, which is not one.
+        spool: (row blocks, bytes) uint8: images of the groups from group_begin to group_end, which
+            is not one.
         ids: (groups, capacity) int32. counts: (groups,) int32.
         kv: (S_kv, 576) bf16. dq: (S * H, 576) bf16; all rows of the launch's groups are written.
         choice, number: see `choice.is_taken`.

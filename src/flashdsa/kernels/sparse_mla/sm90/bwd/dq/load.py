@@ -29,7 +29,7 @@ class Load(NamedTuple):
     """Fills the stages. Signals full."""
 
     ctx: Context
-    spool: cute.Tensor  # (bytes,) uint8
+    spool: cute.Tensor  # (row blocks, bytes) uint8
     kv: cute.Tensor  # (S_kv, 576) bf16
 
 
@@ -51,13 +51,8 @@ def load_images(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
     full.expect_tx(ctx.plan.images_bytes, stage)
     to = ctx.arena.bytes("stages") + stage * ctx.plan.stage_bytes
     for block in cutlass.range_constexpr(ctx.plan.row_blocks):
-        source = image_of(
-            role.spool,
-            item.local * ctx.plan.row_blocks + block,
-            tile,
-            ctx.lists.capacity,
-            DS_IMAGE,
-        )
+        place = item.local * ctx.plan.row_blocks + block
+        source = image_of(role.spool, place, tile, DS_IMAGE)
         load_bytes(to + block * IMAGE_BYTES, source, IMAGE_BYTES, full.at(stage))
 
 

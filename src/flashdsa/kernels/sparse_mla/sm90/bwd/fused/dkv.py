@@ -28,6 +28,8 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import (
     V_CHUNKS,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import arrive_warp
+from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import LINE_UNITS, ROW_WORDS, UNIT_WORDS
+from flashdsa.kernels.sparse_mla.sm90.bwd.slots.quads import pack_four
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_n, descriptor
@@ -50,7 +52,8 @@ class Dkv(NamedTuple):
     """Reads p, ds and rows; adds to dKV. Signals scores_free, rows_free."""
 
     ctx: Context
-    dkv: cute.Tensor  # (S_kv, 576) fp32
+    dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, ROW_WORDS) int32
+    places: Any  # with slots (groups, capacity) int32: of each key of a list, its row of them
 
 
 class Line(NamedTuple):
@@ -128,8 +131,24 @@ def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None
 
 
 @cute.jit
+def store_line(acc: Any, rows: list[cute.Pointer], keys: list[Int32], line: int) -> None:
+    """The accumulators to this thread's rows of the slots; a negative key has none.
+
+    Args:
+        rows: where each of them has this lane's part of line 0.
+    """
+    for h in cutlass.range_constexpr(KEYS):
+        words = [word for pair in range(2) for word in pack_four(four_dims(acc, pair, h))]
+        cute.arch.inline_ptx(
+            "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
+            "@some st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",
+            read_only_args=[rows[h] + line * LINE_UNITS * UNIT_WORDS, *words, keys[h]],
+        )
+
+
+@cute.jit
 def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[Int32]:
-    """Rows of dKV of this thread's two keys of a tile; -1 behind the list."""
+    """What `line` says of this thread's two keys of a tile; -1 behind the list."""
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
     first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
@@ -177,6 +196,22 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
 
 
 @cute.jit
+def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
+    """A tile's dS^T Q + P^T dO to the slots; keys: this thread's rows there."""
+    rows = role.ctx.arena.address("rows")
+    unit = role.ctx.thread % LINE_UNITS * UNIT_WORDS
+    to = [role.dkv.iterator + (Int64(key) * ROW_WORDS + unit) for key in keys]
+    lines = [line_at(rows + i // 2 * ROWS_CHUNK_BYTES, i % 2) for i in range(V_LINES)]
+    lines += [line_at(rows + ROPE_PLACE, i, False) for i in range(LINES - V_LINES)]
+    issue_line(accs[0], p, ds, lines[0])
+    for i in cutlass.range_constexpr(LINES):
+        if cutlass.const_expr(i + 1 < LINES):
+            issue_line(accs[(i + 1) % 2], p, ds, lines[i + 1])
+        warpgroup.wait_group(1 if i + 1 < LINES else 0)
+        store_line(accs[i % 2], to, keys, i)
+
+
+@cute.jit
 def dkv_all(role: Dkv) -> None:
     """Every tile of the CTA's items."""
     ctx = role.ctx
@@ -187,6 +222,8 @@ def dkv_all(role: Dkv) -> None:
     for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
         tiles = tiles_of(ctx, item)
         line = ctx.line_of(ctx.lists.rows, item)
+        if cutlass.const_expr(ctx.plan.slots):
+            line = ctx.line_of(role.places, item)
         tile = tiles.first
         keys = read_keys(role, line, tiles, tile)
         if tiles.count > 0:
@@ -201,7 +238,11 @@ def dkv_all(role: Dkv) -> None:
             load_image(ctx.arena.address("p"), p, ctx.thread)
             load_image(ctx.arena.address("ds"), ds, ctx.thread)
             arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
-            add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
+            if cutlass.const_expr(ctx.plan.slots):
+                block = item % ctx.row_blocks
+                store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys])
+            else:
+                add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
             keys = ahead
             number += 1
         if tiles.count > 0:

@@ -48,11 +48,14 @@ class FusedPlan:
         queries: of a group: 64 / H, at least 1.
         more: 0, or of a group of the kernels with a spool, which are taken instead where queries
             have much in common.
+        slots: dKV goes to rows of its own for each key of each list, which are summed in order:
+            see `slots/places.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """
 
     queries: int = 1
     more: int = 0
+    slots: bool = False
     gather_registers: int = 32
     consumer_registers: int = 192
     dkv_registers: int = 96
@@ -74,7 +77,8 @@ class FusedPlan:
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        return f"mla_bwd_fused_group{self.queries}" + f"_or_{self.more}" * (self.more > 0)
+        kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
+        return f"mla_bwd_fused_group{self.queries}{kind}"
 
     @property
     def threads(self) -> int:

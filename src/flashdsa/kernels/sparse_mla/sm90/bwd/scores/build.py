@@ -11,7 +11,6 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_t
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import (
     launch_scores,
     launch_scores_alone,
-    launch_scores_of_two,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import D_QK, D_V, ScoresPlan
 
@@ -20,25 +19,22 @@ def compile_scores(plan: ScoresPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named, spool,
-    heads, sm_scale, num_ctas), or of two groupings (..., num_ctas, second_rows, second_members,
-    second_counts, second_present, second_named, choice, ratio); see `launch_scores` and
-    `launch_scores_of_two`. Optional: (q, kv, do, lse, delta, rows, members, counts, present, named,
-    spool, heads, sm_scale, num_ctas, choice), see `launch_scores_alone`.
+    heads, sm_scale, num_ctas), see `launch_scores`. Optional: (q, kv, do, lse, delta, rows,
+    members, counts, present, named, spool, heads, sm_scale, num_ctas, choice), see
+    `launch_scores_alone`.
     """
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
-    spool_bytes = cute.sym_int64()
-    second = []
-    if plan.fewer:
-        second = [*fake_lists(plan.fewer), fake_tensor(Int32, (1,), 4), Float32(1.0)]
+    blocks, block_bytes = cute.sym_int32(), cute.sym_int32()
+    choice = []
     of_rows = [fake_tensor(Float32, (rows,), 4)]
     before = [
         fake_tensor(BFloat16, (rows, D_V)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
     ]
-    launch = launch_scores_of_two if plan.fewer else launch_scores
+    launch = launch_scores
     if plan.optional:
-        launch, before, second = launch_scores_alone, [], [fake_tensor(Int32, (1,), 4)]
+        launch, before, choice = launch_scores_alone, [], [fake_tensor(Int32, (1,), 4)]
     return cute.compile(
         launch,
         fake_tensor(BFloat16, (rows, D_QK)),
@@ -48,11 +44,11 @@ def compile_scores(plan: ScoresPlan) -> Any:
         *before,
         *of_rows,
         *fake_lists(plan.queries),
-        fake_tensor(Uint8, (spool_bytes,)),
+        fake_tensor(Uint8, (blocks, block_bytes)),
         Int32(1),
         Float32(1.0),
         Int32(1),
-        *second,
+        *choice,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",

@@ -20,7 +20,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.scores.gather import Gatherer, gather_
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.score import Scorer, score_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.kernels.sparse_mla.sm90.choice import FIRST, SECOND, is_taken, launch_choice
+from flashdsa.kernels.sparse_mla.sm90.choice import FIRST, is_taken
 from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
 
 
@@ -38,7 +38,7 @@ def scores_kernel(
     choice: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_scores`. choice: None: there is one grouping only."""
+    """One CTA; arguments as in `launch_scores`. choice: None: it is taken."""
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     initialise_barriers(arena, thread)
@@ -62,8 +62,7 @@ def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
     row_blocks = arena.plan.queries * heads // BLOCK_ROWS
     num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
     if cutlass.const_expr(choice is not None):
-        number = FIRST if cutlass.const_expr(arena.plan.is_first) else SECOND
-        if not is_taken(choice, Int32(number)):
+        if not is_taken(choice, Int32(FIRST)):
             num_items = Int32(0)
     return Context(arena, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
 
@@ -99,7 +98,7 @@ def launch_scores(
         delta: (S * H,) fp32, written.
         rows, members, counts, present: the lists of `spool.py`, written. named: (groups,) int32,
             written: what the queries of a group name, one by one.
-        spool: bytes, as many as `spool_bytes` says for all groups; written.
+        spool: (row blocks of all groups, bytes) uint8, written.
         heads: H, a divisor of 128; plan.queries * H is 128 or 256.
         num_ctas: at most pairs of row blocks; best so many as run at once.
     """
@@ -140,54 +139,3 @@ def launch_scores_alone(
     scores_kernel(q, kv, do, lse, delta, lists, spool, heads, sm_scale, choice, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
-
-
-@cute.jit
-def launch_scores_of_two(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    spool: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    second_rows: cute.Tensor,
-    second_members: cute.Tensor,
-    second_counts: cute.Tensor,
-    second_present: cute.Tensor,
-    second_named: cute.Tensor,
-    choice: cute.Tensor,
-    ratio: Float32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch both groupings' kernels on `stream`; those of one have no work.
-
-    Args:
-        As for `launch_scores`, and
-        second_rows, ...: the lists of groups of plan.fewer queries, written where they are taken.
-        choice: (1,) int32, written: which grouping is taken. ratio: see `launch_choice`.
-    """
-    launch_delta(do, out, delta, stream)
-    num_keys = Int32(kv.shape[0])
-    first = Lists(rows, members, counts, present, named)
-    launch_union(indices, topk_length, first, num_keys, plan.queries, stream, TILE_KEYS)
-    launch_choice(counts, named, choice, ratio, plan.queries, stream)
-    scores_kernel(q, kv, do, lse, delta, first, spool, heads, sm_scale, choice, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
-    second = Lists(second_rows, second_members, second_counts, second_present, second_named)
-    launch_union(indices, topk_length, second, num_keys, plan.fewer, stream, TILE_KEYS, choice)
-    scores_kernel(
-        q, kv, do, lse, delta, second, spool, heads, sm_scale, choice, plan.second
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

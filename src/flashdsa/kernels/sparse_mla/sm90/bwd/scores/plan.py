@@ -34,8 +34,6 @@ class ScoresPlan(Sm90Plan):
 
     Attributes:
         queries: of a group. split_warps: a warp's 16 rows are of two queries, of 8 heads each.
-        fewer: 0, or of a group of the second grouping, which is taken where queries have so little
-            in common that the first one would lose.
         optional: delta and lists are there; the kernel has work where a choice takes it.
         slots: chunks that the ring of keys holds.
         gather_registers, consumer_registers: of a thread.
@@ -43,7 +41,6 @@ class ScoresPlan(Sm90Plan):
 
     queries: int = 1
     split_warps: bool = False
-    fewer: int = 0
     optional: bool = False
     slots: int = 10
     gather_registers: int = 56
@@ -57,8 +54,6 @@ class ScoresPlan(Sm90Plan):
         """
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
-        if self.fewer and 2 * self.fewer != self.queries:
-            raise ValueError(f"fewer: 0 or a half of {self.queries}; got {self.fewer}")
         if self.slots < CHUNKS:
             raise ValueError(f"slots: a tile has {CHUNKS} chunks; got {self.slots}")
         self.check()
@@ -66,19 +61,8 @@ class ScoresPlan(Sm90Plan):
     @property
     def name(self) -> str:
         """The exported name of its function."""
-        kind = "_split" * self.split_warps + f"_or_{self.fewer}" * (self.fewer > 0)
-        kind += "_optional" * self.optional
+        kind = "_split" * self.split_warps + "_optional" * self.optional
         return f"mla_bwd_scores_group{self.queries}{kind}"
-
-    @property
-    def is_first(self) -> bool:
-        """Of two kinds of groups of which one is taken, the one with more in common."""
-        return self.fewer > 0 or self.optional
-
-    @property
-    def second(self) -> ScoresPlan:
-        """Of the second grouping."""
-        return ScoresPlan(self.fewer)
 
     @property
     def buffers(self) -> list[SmemRegion]:

@@ -64,7 +64,7 @@ class Scorer(NamedTuple):
     do: cute.Tensor  # (S * H, 512) bf16
     lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
     delta: cute.Tensor  # (S * H,) fp32
-    spool: cute.Tensor  # bytes
+    spool: cute.Tensor  # (row blocks, bytes) uint8
     heads: Int32
     sm_scale: Float32
     block_of_item: Int32  # this warpgroup's, 0 or 1
@@ -138,7 +138,7 @@ def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
     # Row row_of(16 w + 4 c) of the block, where quads' lane c has its four rows.
     unit = 2 * warp + lane % 4 // 2
     images = role.spool.iterator + (
-        image_offset(Int64(block), 0, Int64(capacity), P_IMAGE)
+        image_offset(Int64(block), 0, role.spool.shape[1], P_IMAGE)
         + swizzled_128(lane // 4, unit)
         + lane % 2 * 8
     )

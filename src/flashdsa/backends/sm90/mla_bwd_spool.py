@@ -1,0 +1,213 @@
+"""Launches of the Hopper backward's kernels with a spool: groups of 256 rows over one list."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of
+from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import WORDS, DkvPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan, dq_slices
+from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS, ScoresPlan
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS, block_bytes, group_queries
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
+from flashdsa.operands import MlaBwdOperands
+
+MOST_WORKSPACE_BYTES = 1 << 30
+"""Of the spool and the lists of one launch; queries that need more are launched in parts."""
+
+MOST_BUFFERS = 3
+MOST_BUFFER_BYTES = 1 << 30
+"""Of the deterministic backward's dKVs, each of S_kv rows in fp32; one there is in any case."""
+
+RATIO = {128: 1.16, 64: 1.16}
+"""By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
+Where it is longer the fused kernel is faster; with fewer heads it always is."""
+MOST_LENGTH = 1.5
+"""The same of a single list. The spool has room for so much; where one list is longer the fused
+kernel is taken."""
+BLOCKS = max(ROW_BLOCKS)
+"""Row blocks of a group."""
+FIRST = 0
+"""Number of the large groups, see `kernels.sparse_mla.sm90.choice`."""
+
+
+class Grouping(NamedTuple):
+    """How queries share lists.
+
+    Attributes:
+        queries: neighbouring ones of a group. topk: slots of a query.
+        ratio: up to which length of the lists they are taken; see `sm90.choice`.
+    """
+
+    queries: int
+    topk: int
+    ratio: float
+
+    @property
+    def capacity(self) -> int:
+        """Of a group's list: room for all its slots."""
+        return capacity_of(self.queries, self.topk)
+
+    @property
+    def most_keys(self) -> int:
+        """Of a list that the spool has room for; groups with longer ones are not taken."""
+        return min(self.capacity, capacity_of(1, math.ceil(MOST_LENGTH * self.topk)))
+
+    @property
+    def limits(self) -> tuple[float, int]:
+        """See `sm90.choice.launch_choice`."""
+        return self.ratio, self.most_keys
+
+    @property
+    def spool_bytes(self) -> int:
+        """Of a group."""
+        return BLOCKS * block_bytes(self.most_keys)
+
+
+class Part(NamedTuple):
+    """Some of the groups, their heads' rows one after another.
+
+    Attributes:
+        operands: q (S * H, d_qk), dO (S * H, d_v), lse (S * H,).
+        delta: (S * H,). dq: (S * H, d_qk), written. dkv: all of it, added to.
+        lists: of the groups. first: number of the first one. heads: of a query.
+    """
+
+    operands: MlaBwdOperands
+    delta: Tensor
+    dq: Tensor
+    dkv: Tensor
+    lists: Lists
+    first: int
+    heads: int
+
+
+def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> Grouping | None:
+    """Groups of 256 rows; None where they never pay.
+
+    With few heads a group of 64 rows has many queries anyway. And with few queries large groups
+    would leave streaming multiprocessors idle.
+
+    Args:
+        num_heads: one of spool.HEADS.
+    """
+    queries = group_queries(num_heads, BLOCKS)
+    if num_heads not in RATIO or -(-num_queries // queries) * DKV_SLICES < num_sms:
+        return None
+    return Grouping(queries, topk, RATIO[num_heads])
+
+
+def buffers_for(num_keys: int) -> int:
+    """dKVs that the deterministic backward adds to: so many groups may go over the same keys at a
+    time. The bits depend on it, so it depends on nothing else."""
+    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * D_QK * max(1, num_keys))))
+
+
+@lru_cache
+def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
+    """Of groups of so many queries: P and dS, dQ, dKV."""
+    scores = ScoresPlan(queries, optional=True)
+    return scores, DqPlan(BLOCKS), DkvPlan(BLOCKS, ordered=deterministic)
+
+
+def launch_large(
+    runner: Runner,
+    grouping: Grouping,
+    operands: MlaBwdOperands,
+    outputs: tuple[Tensor, Tensor, Tensor],
+    sm_scale: float,
+    lists: Lists,
+    choice: Tensor,
+) -> None:
+    """dQ and dKV of delta and lists that are there, where `choice` takes the large groups.
+
+    Args:
+        operands: without gaps; lse has the sinks.
+        outputs: delta (S, H), dq, written, and dkv fp32, added to: (S_kv, d_qk); deterministic:
+            (buffers, S_kv, d_qk). lists: of all groups of the operands' queries.
+    """
+    deterministic = outputs[2].ndim > operands.kv.ndim
+    scores, dq, dkv = plans_of(grouping.queries, deterministic)
+    functions = (
+        runner.function(MLA_BWD_SCORES, scores),
+        runner.function(MLA_BWD_DQ, dq),
+        runner.function(MLA_BWD_DKV, dkv),
+    )
+    groups = lists.counts.shape[0]
+    room = MOST_WORKSPACE_BYTES - sum(x.nbytes for x in lists)
+    at_a_time = max(1, room // grouping.spool_bytes)
+    if at_a_time > runner.num_sms:
+        # So many groups are whole waves of all three kernels.
+        at_a_time -= at_a_time % runner.num_sms
+    at_a_time = min(groups, at_a_time)
+    shape = at_a_time * BLOCKS, block_bytes(grouping.most_keys)
+    spool = runner.empty(*shape, dtype=torch.uint8)
+    words = None
+    if deterministic:
+        words = runner.empty(at_a_time, DKV_SLICES * WORDS, dtype=torch.int32)
+    with runner.launching():
+        for first in range(0, groups, at_a_time):
+            part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
+            launch_part(functions, part, (spool, choice, words), sm_scale, runner.num_sms)
+
+
+def part_of(
+    operands: MlaBwdOperands,
+    outputs: tuple[Tensor, Tensor, Tensor],
+    grouping: Grouping,
+    lists: Lists,
+    groups: slice,
+) -> Part:
+    """The groups of that number; arguments as for `launch_large`."""
+    q, kv, dO, lse, O, indices, lengths, _ = operands
+    delta, dq, dkv = outputs
+    queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
+    rows = MlaBwdOperands(
+        q[queries].flatten(0, 1),
+        kv,
+        dO[queries].flatten(0, 1),
+        lse[queries].flatten(),
+        O,
+        indices,
+        lengths,
+    )
+    of_part = Lists(*(x[groups] for x in lists))
+    flat = delta[queries].flatten(), dq[queries].flatten(0, 1)
+    return Part(rows, *flat, dkv, of_part, groups.start, q.shape[1])
+
+
+def launch_part(
+    functions: tuple[Any, Any, Any],
+    part: Part,
+    workspace: tuple[Tensor, Tensor, Tensor | None],
+    sm_scale: float,
+    num_sms: int,
+) -> None:
+    """P and dS, dQ and dKV of a part.
+
+    Args:
+        functions: of these three. workspace: the spool, the choice, and of the deterministic
+            backward (groups, words) int32: see `kernels.sparse_mla.sm90.bwd.dkv.order`.
+    """
+    compute_scores, compute_dq, compute_dkv = functions
+    spool, choice, words = workspace
+    q, kv, dO, lse, *_ = part.operands
+    rows, _, counts, present, _ = part.lists
+    groups = counts.shape[0]
+    scalars = part.heads, sm_scale, min(groups * BLOCKS // ITEM_BLOCKS, num_sms), choice
+    compute_scores(q, kv, dO, lse, part.delta, *part.lists, spool, *scalars)
+    taken = 0, groups, choice, FIRST
+    num_ctas = min(groups * dq_slices(BLOCKS), num_sms)
+    compute_dq(spool, rows, counts, kv, part.dq, *taken, num_ctas)
+    num_ctas = min(groups * DKV_SLICES, num_sms)
+    in_order = () if words is None else (words[:groups].zero_(), part.first)
+    of_rows = counts, present, q, dO, part.dkv, part.heads
+    compute_dkv(spool, rows, *of_rows, *taken, num_ctas, *in_order)
