@@ -46,7 +46,8 @@ class Backward:
             MLA_BWD_SCORES,
         )
 
-        grouping = grouping_for(self.queries, self.num_heads, self.topk, self.ctas)
+        shape = self.queries, self.num_heads, self.topk, self.ctas
+        grouping = grouping_for(*shape, deterministic=self.ordered)
         if self.mutant == MLA_BWD_FUSED.name:
             more = 0 if grouping is None else grouping.queries
             backend = mla_bwd_slots if self.ordered else mla_bwd_fused

@@ -58,6 +58,7 @@ def test_bits_do_not_depend_on_what_runs_first(
     """Four groups of two queries with the same keys, in one chain and in three."""
     monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", buffers)
     monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: 8.0})
+    monkeypatch.setattr(mla_bwd_spool, "MOST_ORDERED_LENGTH", 4.0)
     case = SparseMlaCase("ordered", 8, 90, 128, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
 
@@ -92,6 +93,8 @@ def test_lists_with_rows_out_of_order(
     kernels with a spool."""
     monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", 2)
     monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: ratio, 64: ratio})
+    monkeypatch.setattr(mla_bwd_spool, "ORDERED_RATIO", ratio)
+    monkeypatch.setattr(mla_bwd_spool, "MOST_ORDERED_LENGTH", 4.0)
     case = SparseMlaCase("repeats", queries, 60, heads, 90, duplicates=True, empty_rows=True)
     assert are_equal(gradients_of(case))
 

@@ -32,7 +32,10 @@ def backward(
         d_sink = torch.zeros(sink_size, dtype=torch.float32, device=q.device)
         dkv = torch.zeros(kv.shape, dtype=dkv_dtype, device=q.device)
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), dkv, d_sink
-    grouping = grouping_for(num_queries, num_heads, indices.shape[1], runner.num_sms)
+    topk = indices.shape[1]
+    grouping = grouping_for(
+        num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
+    )
     buffers = buffers_for(kv.shape[0]) if deterministic and grouping else 1
     shape = (buffers, *kv.shape) if deterministic and grouping else kv.shape
     dkv = torch.zeros(shape, dtype=torch.float32, device=q.device)

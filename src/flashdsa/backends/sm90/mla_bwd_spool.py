@@ -30,7 +30,9 @@ MOST_BUFFER_BYTES = 1 << 30
 RATIO = {128: 1.16, 64: 1.16}
 """By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
 Where it is longer the fused kernel is faster; with fewer heads it always is."""
-MOST_LENGTH = 1.5
+ORDERED_RATIO = 1.4
+"""Instead, where additions are in order: then the fused kernel loses more."""
+MOST_LENGTH, MOST_ORDERED_LENGTH = 1.5, 2.0
 """The same of a single list. The spool has room for so much; where one list is longer the fused
 kernel is taken."""
 BLOCKS = max(ROW_BLOCKS)
@@ -44,12 +46,14 @@ class Grouping(NamedTuple):
 
     Attributes:
         queries: neighbouring ones of a group. topk: slots of a query.
-        ratio: up to which length of the lists they are taken; see `sm90.choice`.
+        ratio, most_length: up to which length of the lists, and of each, in slots of a query, they
+            are taken; see `sm90.choice`.
     """
 
     queries: int
     topk: int
     ratio: float
+    most_length: float
 
     @property
     def capacity(self) -> int:
@@ -59,7 +63,7 @@ class Grouping(NamedTuple):
     @property
     def most_keys(self) -> int:
         """Of a list that the spool has room for; groups with longer ones are not taken."""
-        return min(self.capacity, capacity_of(1, math.ceil(MOST_LENGTH * self.topk)))
+        return min(self.capacity, capacity_of(1, math.ceil(self.most_length * self.topk)))
 
     @property
     def limits(self) -> tuple[float, int]:
@@ -90,7 +94,9 @@ class Part(NamedTuple):
     heads: int
 
 
-def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> Grouping | None:
+def grouping_for(
+    num_queries: int, num_heads: int, topk: int, num_sms: int, *, deterministic: bool = False
+) -> Grouping | None:
     """Groups of 256 rows; None where they never pay.
 
     With few heads a group of 64 rows has many queries anyway. And with few queries large groups
@@ -102,7 +108,9 @@ def grouping_for(num_queries: int, num_heads: int, topk: int, num_sms: int) -> G
     queries = group_queries(num_heads, BLOCKS)
     if num_heads not in RATIO or -(-num_queries // queries) * DKV_SLICES < num_sms:
         return None
-    return Grouping(queries, topk, RATIO[num_heads])
+    if deterministic:
+        return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_ORDERED_LENGTH)
+    return Grouping(queries, topk, RATIO[num_heads], MOST_LENGTH)
 
 
 def buffers_for(num_keys: int) -> int:
