@@ -276,11 +276,6 @@ CONTROLS = {
         Backward(16, ordered=True, mutant="mla_bwd_fused"),
         barrier=("first_row", 1),
     ),
-    "tickets": Control(
-        "backward, slots: a ticket is read before it is stored",
-        Backward(16, ordered=True, mutant="mla_bwd_fused"),
-        barrier=("sum_kernel", 0),
-    ),
     "keys": Control(
         "backward, scores: keys are multiplied before they are there",
         Backward(128, 2, 30, alike=True, mutant="mla_bwd_scores"),
