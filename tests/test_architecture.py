@@ -170,3 +170,9 @@ def test_stages_and_phases_are_computed_in_dsl_only() -> None:
     kernels = [path for path in SOURCES if "kernels" in path.relative_to(ROOT).parts]
     found = {path: list(_phase_arithmetic(path)) for path in kernels}
     assert {_name(path) for path, lines in found.items() if lines} == OWN_PHASES, found
+
+
+def test_no_two_test_modules_have_the_same_name() -> None:
+    """pytest imports them by it: a second one is not run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []

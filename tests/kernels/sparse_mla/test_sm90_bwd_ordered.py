@@ -51,15 +51,15 @@ def are_equal(every: list[tuple[Tensor, ...]]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("buffers", [1, 3])
+@pytest.mark.parametrize("buffers", [1, 2])
 def test_bits_do_not_depend_on_what_runs_first(
     buffers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four groups of two queries with the same keys, in one chain and in three."""
+    """Two groups of two queries with the same keys, in one chain and in two."""
     monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", buffers)
     monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: 8.0})
     monkeypatch.setattr(mla_bwd_spool, "MOST_ORDERED_LENGTH", 4.0)
-    case = SparseMlaCase("ordered", 8, 90, 128, 24, topk_length=True, invalid=True)
+    case = SparseMlaCase("ordered", 4, 90, 128, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
 
 
