@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -100,41 +100,34 @@ def run(
     return dq, dkv.to(dkv_dtype), d_sink
 
 
+def of_queries(operands: Sequence[Tensor], part: slice) -> Iterator[Tensor]:
+    """The operands of some queries: (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv), of
+    which kv and dkv stay whole."""
+    for place, operand in enumerate(operands):
+        whole = place in (1, len(operands) - 1)
+        yield operand if whole else operand[part]
+
+
 def launch_in_parts(
     launch: Launch,
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    topk_length: Tensor,
-    *outputs_and_scale: Any,
+    *operands_and_scale: Any,
 ) -> None:
     """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
 
     Args:
-        outputs_and_scale: as for `launch_checked`.
+        operands_and_scale: as for `launch_checked`, without what it takes behind dkv.
     """
-    delta, dq, dkv, sm_scale = outputs_and_scale
+    *operands, sm_scale = operands_and_scale
+    _, kv, *_, indices, topk_length, _, _, _ = operands
     num_queries, topk = indices.shape
     at_a_time = queries_at_a_time(num_queries, topk)
-    slots = torch.empty(at_a_time * topk, kv.shape[1], dtype=torch.float32, device=q.device)
+    slots = torch.empty(at_a_time * topk, kv.shape[1], dtype=torch.float32, device=kv.device)
     for first in range(0, num_queries, at_a_time):
         part = slice(first, first + at_a_time)
         order, starts = slot_order(indices[part], topk_length[part], kv.shape[0])
         launch_raw(
             launch,
-            q[part],
-            kv,
-            dO[part],
-            lse[part],
-            O[part],
-            indices[part],
-            topk_length[part],
-            delta[part],
-            dq[part],
-            dkv,
+            *of_queries(operands, part),
             slots[: order.shape[0]],
             order,
             starts,
@@ -144,21 +137,15 @@ def launch_in_parts(
 
 def launch_groups(
     launch: Launch,
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    topk_length: Tensor,
-    *outputs_and_scale: Any,
+    *operands_and_scale: Any,
 ) -> None:
     """The kernels of groups of queries, on as many at a time as their unions have room for.
 
     Args:
-        outputs_and_scale: as for `launch_checked`.
+        operands_and_scale: as for `launch_checked`, without what it takes behind dkv.
     """
-    delta, dq, dkv, sm_scale = outputs_and_scale
+    *operands, sm_scale = operands_and_scale
+    q, *_, indices, _, _, _, _ = operands
     num_queries, num_heads, _ = q.shape
     group = B_H // num_heads
     most = -(-group * indices.shape[1] // B_TOPK) * B_TOPK
@@ -171,16 +158,7 @@ def launch_groups(
         own = slice(-(-q[part].shape[0] // group))
         launch_checked(
             launch,
-            q[part],
-            kv,
-            dO[part],
-            lse[part],
-            O[part],
-            indices[part],
-            topk_length[part],
-            delta[part],
-            dq[part],
-            dkv,
+            *of_queries(operands, part),
             rows[own],
             members[own],
             *(one[own] for one in numbers),
