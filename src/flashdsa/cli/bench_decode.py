@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from flashdsa.cli.bench_beside_flash_mla import print_notes, report
 from flashdsa.cli.console import new_console, new_table, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -18,10 +17,8 @@ QUICK_ROWS = {True: 2**14, False: 2**14}
 
 def bench_decode(quick: bool, out: Path | None, as_json: bool) -> None:
     """Measure on this machine's GPU and report."""
-    from flashdsa.bench.document import write_text
     from flashdsa.bench.gpu.decode import CudaDecodeTimer, flash_mla_decode, run_decode_bench
     from flashdsa.bench.gpu.decode_cases import decode_cases
-    from flashdsa.bench.runner import result_path
 
     with progress_bar() as on_progress:
         result = run_decode_bench(
@@ -31,15 +28,7 @@ def bench_decode(quick: bool, out: Path | None, as_json: bool) -> None:
             on_progress,
             num_rows=QUICK_ROWS if quick else None,
         )
-    path = result_path(result, TARGET, out)
-    write_text(result.to_json(), path)
-    if as_json:
-        click.echo(result.to_json(), nl=False)
-    else:
-        print_decode_result(result)
-        click.echo(f"result: {path}")
-    if any(row.findings for row in result.rows):
-        raise click.exceptions.Exit(1)
+    report(result, TARGET, out, as_json, print_decode_result)
 
 
 def print_decode_result(result: DecodeBenchResult) -> None:
@@ -56,12 +45,7 @@ def print_decode_result(result: DecodeBenchResult) -> None:
         "TFLOPS, GB/s: hot, of valid slots. FlashMLA: its hot us; hot, cold: its time over ours.",
         markup=False,
     )
-    for reason in dict.fromkeys(row.peer_missing for row in result.rows if row.peer_missing):
-        names = [row.name for row in result.rows if row.peer_missing == reason]
-        console.print(f"no FlashMLA ({len(names)} cases, {names[0]}): {reason}", markup=False)
-    for row in result.rows:
-        for finding in row.findings:
-            console.print(f"{row.name}: {finding}", style="bold red", markup=False)
+    print_notes(console, result.rows)
 
 
 def _cells(row: DecodeRow) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from flashdsa.cli.bench_beside_flash_mla import print_notes, report
 from flashdsa.cli.console import new_console, new_table, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -17,23 +16,13 @@ TARGET = "sparse_mla_fwd"
 
 def bench_forward(quick: bool, out: Path | None, as_json: bool) -> None:
     """Measure on this machine's GPU and report."""
-    from flashdsa.bench.document import write_text
     from flashdsa.bench.gpu.forward import CudaForwardTimer, flash_mla_call, run_forward_bench
     from flashdsa.bench.gpu.forward_cases import FORWARD_CASES
-    from flashdsa.bench.runner import result_path
 
     cases = [case.quick() for case in FORWARD_CASES] if quick else list(FORWARD_CASES)
     with progress_bar() as on_progress:
         result = run_forward_bench(cases, CudaForwardTimer(), flash_mla_call(), on_progress)
-    path = result_path(result, TARGET, out)
-    write_text(result.to_json(), path)
-    if as_json:
-        click.echo(result.to_json(), nl=False)
-    else:
-        print_forward_result(result)
-        click.echo(f"result: {path}")
-    if any(row.findings for row in result.rows):
-        raise click.exceptions.Exit(1)
+    report(result, TARGET, out, as_json, print_forward_result)
 
 
 def print_forward_result(result: ForwardBenchResult) -> None:
@@ -51,12 +40,7 @@ def print_forward_result(result: ForwardBenchResult) -> None:
         "TFLOPS: hot, of valid slots. FlashMLA: its hot ms; burst, hot: its time over ours.",
         markup=False,
     )
-    for reason in dict.fromkeys(row.peer_missing for row in result.rows if row.peer_missing):
-        names = [row.name for row in result.rows if row.peer_missing == reason]
-        console.print(f"no FlashMLA ({len(names)} cases, {names[0]}): {reason}", markup=False)
-    for row in result.rows:
-        for finding in row.findings:
-            console.print(f"{row.name}: {finding}", style="bold red", markup=False)
+    print_notes(console, result.rows)
 
 
 def _cells(row: ForwardRow) -> list[str]:
