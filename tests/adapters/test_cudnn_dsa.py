@@ -80,11 +80,13 @@ def test_top_k_of_staggered_rows_with_ties(dtype: torch.dtype) -> None:
     assert got["values"].dtype == dtype
     assert got["values"].tolist() == [[5, 5, 5], [5, 5, 9], [2, 1, -torch.inf], [2, 1, 0]]
     assert DSA.indexer_top_k_wrapper(values[:2], lengths, 3, return_val=False)["values"] is None
+    larger = DSA.indexer_top_k_wrapper(values, lengths, 2, next_n=2, tie_break=2).indices
+    assert larger.tolist() == [[2, 3], [3, 4], [0, 1], [0, 1]]
 
 
 def test_top_k_names_what_it_refuses() -> None:
-    with pytest.raises(NotImplementedError, match="tie_break=2"):
-        DSA.indexer_top_k_wrapper(torch.zeros(1, 4), torch.ones(1).int(), 2, tie_break=2)
+    with pytest.raises(ValueError, match="tie_break: expected 0, 1 or 2; got 3"):
+        DSA.indexer_top_k_wrapper(torch.zeros(1, 4), torch.ones(1).int(), 2, tie_break=3)
     with pytest.raises(ValueError, match="input_values: expected 1 x next_n = 2 rows; got 1"):
         DSA.indexer_top_k_wrapper(torch.zeros(1, 4), torch.ones(1).int(), 2, next_n=2)
 

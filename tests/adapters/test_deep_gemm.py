@@ -25,10 +25,8 @@ def _ragged(num_keys: int) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, Tenso
     return _e4m3(6, 4, 128), (keys, scales), torch.randn(6, 4), start, end
 
 
-@pytest.mark.parametrize("step", [1, 2**25], ids=["a row at once", "all at once"])
-def test_ragged_scores(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-inf outside each range; keys that no range has are NaN."""
-    monkeypatch.setattr(deep_gemm, "MOVED_ELEMENTS", step)
+def test_ragged_scores() -> None:
+    """-inf outside each range."""
     q, (keys, scales), weights, start, end = _ragged(215)
     got = deep_gemm.fp8_mqa_logits(q, (keys, scales), weights, start, end)
     key = torch.arange(215)
@@ -55,6 +53,10 @@ def test_compressed_ragged_scores_begin_at_each_rows_first_key() -> None:
     q, kv, weights, start, end = _ragged(215)
     full = deep_gemm.fp8_mqa_logits(q, kv, weights, start, end)
     got = deep_gemm.fp8_mqa_logits(q, kv, weights, start, end, False, 160)
+    rounded = deep_gemm.fp8_fp4_mqa_logits(
+        (q, None), kv, weights, start, end, False, 160, torch.bfloat16
+    )
+    assert torch.equal(rounded, got.bfloat16()) and rounded.stride(0) % 512 == 0
     assert got.shape == (6, 160) and got.stride(0) % 256 == 0
     for row, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         count = max(0, last - first)
@@ -64,10 +66,24 @@ def test_compressed_ragged_scores_begin_at_each_rows_first_key() -> None:
         deep_gemm.fp8_mqa_logits(q, kv, weights, start, end, max_seqlen_k=160)
 
 
+def test_fewer_dims_are_padded_with_zeros() -> None:
+    q, (keys, scales), weights, start, end = _ragged(215)
+    wide = q.clone()
+    wide.view(torch.uint8)[..., 64:] = 0
+    expected = deep_gemm.fp8_mqa_logits(wide, (keys, scales), weights, start, end)
+    kv = (keys[:, :64].contiguous(), scales)
+    got = deep_gemm.fp8_fp4_mqa_logits((q[..., :64].contiguous(), None), kv, weights, start, end)
+    assert torch.equal(got, expected)
+
+
 def test_no_key_and_no_query() -> None:
     q, (keys, scales), weights, start, end = _ragged(215)
     nothing = deep_gemm.fp8_mqa_logits(q, (keys[:0], scales[:0]), weights, start * 0, end * 0)
     assert nothing.shape == (6, 0)
+    compressed = deep_gemm.fp8_mqa_logits(
+        q, (keys[:0], scales[:0]), weights, start * 0, end * 0, False, 3
+    )
+    assert compressed.shape == (6, 3) and compressed.isneginf().all()
     none = deep_gemm.fp8_mqa_logits(q[:0], (keys, scales), weights[:0], start[:0], end[:0])
     assert none.shape == (0, 215)
 
@@ -107,6 +123,10 @@ def test_paged_scores(next_n: int) -> None:
         got = deep_gemm.fp8_paged_mqa_logits(q, cache, weights, context_lens, table, metadata, 192)
         assert_close(got, expected, 1e-5)
         assert got.stride(0) % 256 == 0
+    rounded = deep_gemm.fp8_fp4_paged_mqa_logits(
+        (q, None), cache, weights, lengths, table, metadata, 192, logits_dtype=torch.bfloat16
+    )
+    assert torch.equal(rounded, got.bfloat16())
 
 
 @pytest.mark.parametrize("ids", ["slot", "position"])
@@ -140,6 +160,12 @@ def test_what_is_refused_is_named() -> None:
         deep_gemm.fp8_mqa_logits(q.bfloat16(), kv, weights, start, end)
     with pytest.raises(NotImplementedError, match=r"q: .*tuple"):
         deep_gemm.fp8_mqa_logits((q, start), kv, weights, start, end)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="q: FP4"):
+        deep_gemm.fp8_fp4_mqa_logits((q, start), kv, weights, start, end)
+    with pytest.raises(TypeError, match="q: expected a pair"):
+        deep_gemm.fp8_fp4_mqa_logits(q, kv, weights, start, end)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="logits_dtype"):
+        deep_gemm.fp8_fp4_mqa_logits((q, None), kv, weights, start, end, logits_dtype=torch.float16)
     q4, cache, weights, lengths, table = _paged(2)
     with pytest.raises(NotImplementedError, match="next_n"):
         deep_gemm.fp8_paged_mqa_logits(

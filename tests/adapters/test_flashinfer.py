@@ -23,8 +23,11 @@ def test_top_k_has_values_and_int64_indices(dtype: torch.dtype) -> None:
     values, indices = flashinfer.top_k(scores, 2, sorted=True)
     assert indices.dtype == torch.int64 and values.dtype == dtype
     assert indices.tolist() == [[1, 2], [0, 1]] and values.tolist() == [[4, 4], [3, 3]]
-    with pytest.raises(NotImplementedError, match="tie_break=2"):
-        flashinfer.top_k(scores, 2, tie_break=2)
+    assert flashinfer.top_k(scores, 3, tie_break=2)[1].tolist() == [[1, 2, 3], [1, 2, 3]]
+    by_value = flashinfer.top_k(scores, 3, sorted=True, tie_break=flashinfer.TopKTieBreak.LARGE)
+    assert by_value[1].tolist() == [[2, 1, 3], [3, 2, 1]]
+    with pytest.raises(ValueError, match="tie_break: expected 0, 1 or 2; got 3"):
+        flashinfer.top_k(scores, 2, tie_break=3)
     with pytest.raises(ValueError, match="k: expected 1 to 4"):
         flashinfer.top_k(scores, 5)
 
@@ -67,8 +70,24 @@ def test_top_k_as_ids_of_packed_keys() -> None:
     scores = torch.tensor([[1.0, 9, 8, torch.nan], [5, 6, 7, 8]])
     got = flashinfer.top_k_ragged_transform(scores, _int32(100, 200), _int32(3, 1), 2)
     assert got.tolist() == [[101, 102], [200, -1]]
-    with pytest.raises(NotImplementedError, match="tie_break=2"):
-        flashinfer.top_k_ragged_transform(scores, _int32(0, 0), _int32(3, 1), 2, tie_break=2)
+
+
+@pytest.mark.parametrize("start", [None, 2])
+def test_of_equal_scores_the_larger_index_on_request(start: int | None) -> None:
+    """Of windows with scores outside that would win; a short row ends in -1."""
+    scores = torch.full((3, 9), torch.inf)
+    first = start or 0
+    for row, window in enumerate(([1.0, 2, 2, 2, 0, 2], [5.0, 5], [7.0, 7, 7])):
+        scores[row, first : first + len(window)] = torch.tensor(window)
+    got = flashinfer.top_k_ragged_transform(
+        scores,
+        _int32(0, 100, 200),
+        _int32(6, 2, 3),
+        3,
+        tie_break=2,
+        row_starts=None if start is None else _int32(start, start, start),
+    )
+    assert got.tolist() == [[2, 3, 5], [100, 101, -1], [200, 201, 202]]
 
 
 def _decode(**changed: Any) -> Any:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 RECORDED = json.loads((Path(__file__).parent / "signatures.json").read_text())
 FUNCTIONS = [
@@ -22,7 +23,7 @@ FUNCTIONS = [
 
 def parameters(text: str) -> list[tuple[str, str, str]]:
     """(name, kind, default) of each parameter in a parameter list as text."""
-    namespace: dict[str, object] = {}
+    namespace: dict[str, object] = {"torch": torch}
     exec(f"def f({text}): pass", namespace)
     return described(inspect.signature(namespace["f"]))  # type: ignore[arg-type]
 

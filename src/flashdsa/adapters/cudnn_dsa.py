@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.arguments import copy_into, require_default
-from flashdsa.api import mla_bwd, sparse_mla_fwd, topk_indices
-from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.adapters.best import best_positions
+from flashdsa.api import mla_bwd, sparse_mla_fwd
+from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import D_V
-
-SMALLER_INDEX = (0, 1)
-"""Values of `tie_break` that flashdsa's rule, the smallest index wins, satisfies."""
 
 
 class TupleDict(dict[str, Any]):
@@ -169,25 +167,20 @@ def indexer_top_k_wrapper(
     tie_break: int = 0,
     deterministic: bool = False,
 ) -> TupleDict:
-    """The best scores of each row, by `flashdsa.topk_indices`, exact; ties to the smallest index.
+    """The best scores of each row, by `flashdsa.topk_indices`, exact.
 
     Args:
         input_values: (rows, columns) fp32, bf16 or fp16 (made fp32, exactly).
         seq_lens: (rows / next_n,) int32; row j of a group of next_n sees next_n - 1 - j fewer.
         top_k: how many. return_val: whether values are wanted, too.
         num_copy_bits: not used. stream: see `sparse_attention_forward_wrapper`.
-        tie_break: 0 (any) or 1 (the smallest index).
-        deterministic: not used: always so, and on the CPU in ascending order.
+        tie_break: 0 (any), 1 (the smallest index) or 2 (the largest).
+        deterministic: not used: always so, in ascending order.
 
     Returns:
         indices (rows, top_k) int32 with -1 behind those of a short row, and values in the dtype of
         input_values with -inf there, or None.
     """
-    if tie_break not in SMALLER_INDEX:
-        raise UnsupportedError(
-            f"indexer_top_k_wrapper: tie_break={tie_break} is not served here: ties go to the "
-            "smallest index (tie_break=1)"
-        )
     if len(input_values) != len(seq_lens) * next_n:
         raise ArgumentValueError(
             f"input_values: expected {len(seq_lens)} x next_n = {len(seq_lens) * next_n} rows; "
@@ -196,7 +189,7 @@ def indexer_top_k_wrapper(
     with torch.no_grad(), _on_stream(stream, input_values):
         back = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
         lengths = (seq_lens.to(torch.int32)[:, None] + back).clamp_(0).flatten()
-        indices = topk_indices(input_values.float().contiguous(), lengths, top_k)
+        indices = best_positions(input_values, lengths, top_k, tie_break)
         values = None
         if return_val:
             chosen = input_values.gather(1, indices.clamp_min(0).long())

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.arguments import require_default
-from flashdsa.api import dsa_topk_indexer, indexer_logits
-from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
+from flashdsa.api import dsa_topk_indexer, indexer_logits, prefill_logits
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.problem import INDEX_HEAD_DIM
 
-ROW_ELEMENTS = 256
-"""Rows of scores lie a multiple of so many elements apart."""
-MOVED_ELEMENTS = 2**25
-"""Scores that are moved at once to where a ragged range begins."""
+ROW_BYTES = 1024
+"""Rows of scores lie a multiple of so many bytes apart."""
 
 _num_sms: int | None = None
 
@@ -72,49 +70,52 @@ def fp8_mqa_logits(
     clean_logits: bool = True,
     max_seqlen_k: int = 0,
 ) -> Tensor:
-    """Scores of contiguous keys, each query's of its own range, by `flashdsa.indexer_logits`.
+    """`fp8_fp4_mqa_logits` of a q without scales, with fp32 scores."""
+    _require_e4m3(q)
+    return fp8_fp4_mqa_logits(
+        (q, None), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k
+    )
+
+
+def fp8_fp4_mqa_logits(
+    q: tuple[Tensor, Tensor | None],
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Scores of contiguous keys, each query's of its own range, by `flashdsa.prefill_logits`.
 
     Args:
-        q: (S, H, 128) float8_e4m3fn.
-        kv: keys (S_kv, 128) float8_e4m3fn and their scales (S_kv,) fp32; copied into pages.
+        q: (S, H, D) float8_e4m3fn, D up to 128, and None: scales, which FP4 has, are not served.
+        kv: keys (S_kv, D) float8_e4m3fn and their scales (S_kv,) fp32.
         weights: (S, H) fp32.
         cu_seq_len_k_start, cu_seq_len_k_end: (S,) int32, the first key of each query and the one
             behind its last.
         clean_logits: not used: scores outside the range are -inf in any case.
         max_seqlen_k: 0, or the width of a compressed result, whose column 0 is each query's first
             key; it then wants ``clean_logits=False``, as in DeepGEMM.
+        logits_dtype: torch.float32, or torch.bfloat16, to which the fp32 scores are rounded.
 
     Returns:
-        (S, S_kv) or (S, max_seqlen_k) fp32, rows a multiple of 256 elements apart, -inf outside.
+        (S, S_kv) or (S, max_seqlen_k), rows a multiple of 1,024 bytes apart, -inf outside.
     """
-    _require_e4m3(q)
+    queries = _without_scales(q)
     if max_seqlen_k and clean_logits:
         raise ArgumentValueError("max_seqlen_k: a compressed result wants clean_logits=False")
     keys, scales = kv
-    num_queries, num_keys = q.shape[0], keys.shape[0]
-    cache = _as_pages(keys, scales)
-    num_pages = cache.shape[0]
-    width = max_seqlen_k or num_keys
-    out = _padded_rows(num_queries, width, q.device)
-    pages = torch.arange(num_pages, dtype=torch.int32, device=q.device)
-    columns = torch.arange(width, device=q.device)
-    step = max(1, MOVED_ELEMENTS // max(width, num_pages * PAGE_SIZE, 1))
-    for first in range(0, num_queries if num_pages else 0, step):
-        rows = slice(first, first + step)
-        begin = cu_seq_len_k_start[rows].clamp(0, num_keys)
-        stop = cu_seq_len_k_end[rows].clamp(max=num_keys)
-        first_page = begin // PAGE_SIZE
-        # Where the range is empty the length is 0, whatever lies before it.
-        length = torch.where(stop > begin, stop - first_page * PAGE_SIZE, 0).to(torch.int32)
-        table = (first_page[:, None] + pages).clamp_(max=num_pages - 1).to(torch.int32)
-        scores = indexer_logits(q[rows], cache, weights[rows], length, table, num_pages * PAGE_SIZE)
-        # Column of a key in `scores`, and its column in the result.
-        at = columns + (begin % PAGE_SIZE if max_seqlen_k else -first_page * PAGE_SIZE)[:, None]
-        key = columns + (begin if max_seqlen_k else torch.zeros_like(begin))[:, None]
-        inside = (key >= begin[:, None]) & (key < stop[:, None])
-        moved = scores.gather(1, at.clamp(0, scores.shape[1] - 1))
-        out[rows] = torch.where(inside, moved, -torch.inf)
-    return out
+    num_keys = keys.shape[0]
+    begin = cu_seq_len_k_start.clamp(0, num_keys)
+    stop = torch.maximum(cu_seq_len_k_end.clamp(max=num_keys), begin)
+    scores = prefill_logits(
+        _to_index_dims(queries), _to_index_dims(keys), weights, begin, stop, k_scale=scales
+    )
+    if max_seqlen_k:
+        scores = _from_each_begin(scores, begin, stop, max_seqlen_k)
+    return _in_padded_rows(scores, logits_dtype)
 
 
 def fp8_paged_mqa_logits(
@@ -128,10 +129,37 @@ def fp8_paged_mqa_logits(
     clean_logits: bool = False,
     indices: Tensor | None = None,
 ) -> Tensor:
+    """`fp8_fp4_paged_mqa_logits` of a q without scales, with fp32 scores."""
+    _require_e4m3(q)
+    return fp8_fp4_paged_mqa_logits(
+        (q, None),
+        kv_cache,
+        weights,
+        context_lens,
+        block_table,
+        schedule_meta,
+        max_context_len,
+        clean_logits,
+        indices=indices,
+    )
+
+
+def fp8_fp4_paged_mqa_logits(
+    q: tuple[Tensor, Tensor | None],
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+    indices: Tensor | None = None,
+) -> Tensor:
     """Scores of paged keys, by `flashdsa.indexer_logits`.
 
     Args:
-        q: (B, next_n, H, 128) float8_e4m3fn.
+        q: (B, next_n, H, 128) float8_e4m3fn, and None: scales, which FP4 has, are not served.
         kv_cache: (pages, 64, 1, 132) uint8, keys first, then scales, as in flashdsa.
         weights: (B * next_n, H) fp32.
         context_lens: (B, next_n) int32; or (B,), of each sequence's last query: the one before it
@@ -139,15 +167,17 @@ def fp8_paged_mqa_logits(
         block_table: (B, max_pages) int32.
         schedule_meta, clean_logits: not used: scores from the length on are -inf in any case.
         max_context_len: width of the result.
+        logits_dtype: torch.float32, or torch.bfloat16, to which the fp32 scores are rounded.
         indices: (B,) int32, the row of `block_table` of each row; by default its own.
 
     Returns:
-        (B * next_n, max_context_len) fp32, rows a multiple of 256 elements apart.
+        (B * next_n, max_context_len), rows a multiple of 1,024 bytes apart.
     """
-    queries, lengths, table = _rows_of_queries(q, context_lens, block_table, indices)
+    queries, lengths, table = _rows_of_queries(
+        _without_scales(q), context_lens, block_table, indices
+    )
     scores = indexer_logits(queries, kv_cache, weights, lengths, table, max_context_len)
-    out = _padded_rows(len(scores), max_context_len, scores.device)
-    return out.copy_(scores)
+    return _in_padded_rows(scores, logits_dtype)
 
 
 def fp8_paged_mqa_topk(
@@ -207,21 +237,42 @@ def _rows_of_queries(
     return q.flatten(0, 1), context_lens.flatten(), table
 
 
-def _as_pages(keys: Tensor, scales: Tensor) -> Tensor:
-    """Keys (n, 128) and scales (n,) as pages (ceil(n / 64), 64, 1, 132) of bytes."""
-    count = keys.shape[0]
-    pages = -(-count // PAGE_SIZE)
-    cache = keys.new_zeros(pages, PAGE_SIZE * INDEX_TOKEN_BYTES, dtype=torch.uint8)
-    split = PAGE_SIZE * INDEX_HEAD_DIM
-    padded = torch.nn.functional.pad(keys.view(torch.uint8), (0, 0, 0, pages * PAGE_SIZE - count))
-    cache[:, :split] = padded.view(pages, split)
-    padded = torch.nn.functional.pad(scales.reshape(-1), (0, pages * PAGE_SIZE - count))
-    of_pages = padded.contiguous().view(torch.uint8).view(pages, PAGE_SIZE * SCALE_BYTES)
-    cache[:, split:] = of_pages
-    return cache.view(pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)
+def _without_scales(q: tuple[Tensor, Tensor | None]) -> Tensor:
+    """The e4m3 queries of a pair whose scales are None."""
+    if not isinstance(q, tuple) or len(q) != 2:
+        raise ArgumentTypeError(f"q: expected a pair of a tensor and None; got {type(q).__name__}")
+    if q[1] is not None:
+        raise UnsupportedError("q: FP4, a pair with scales, is not served here; pass e4m3 and None")
+    _require_e4m3(q[0])
+    return q[0]
 
 
-def _padded_rows(rows: int, width: int, device: torch.device) -> Tensor:
-    """(rows, width) fp32 of -inf, rows a multiple of 256 elements apart."""
-    apart = -(-max(width, 1) // ROW_ELEMENTS) * ROW_ELEMENTS
-    return torch.full((rows, apart), -torch.inf, device=device)[:, :width]
+def _from_each_begin(scores: Tensor, begin: Tensor, stop: Tensor, width: int) -> Tensor:
+    """(S, width) of scores (S, S_kv): each row's from its range's begin on, -inf behind its end."""
+    if not scores.shape[1]:
+        return scores.new_full((len(scores), width), -torch.inf)
+    columns = torch.arange(width, device=scores.device) + begin[:, None]
+    moved = scores.gather(1, columns.clamp(max=scores.shape[1] - 1))
+    return moved.masked_fill_(columns >= stop[:, None], -torch.inf)
+
+
+def _to_index_dims(rows: Tensor) -> Tensor:
+    """E4m3 rows (..., D) with zeros up to 128 dims, which add nothing to a product."""
+    missing = INDEX_HEAD_DIM - rows.shape[-1]
+    if missing <= 0:
+        return rows
+    return torch.nn.functional.pad(rows.view(torch.uint8), (0, missing)).view(rows.dtype)
+
+
+def _in_padded_rows(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scores in `dtype`, copied where their rows are not a multiple of ROW_BYTES apart."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise UnsupportedError(
+            f"logits_dtype: expected torch.float32 or torch.bfloat16; got {dtype}"
+        )
+    if scores.dtype == dtype and scores.stride(0) * dtype.itemsize % ROW_BYTES == 0:
+        return scores
+    apart = ROW_BYTES // dtype.itemsize
+    rows, width = scores.shape
+    room = scores.new_empty(rows, -(-max(width, 1) // apart) * apart, dtype=dtype)
+    return room[:, :width].copy_(scores)

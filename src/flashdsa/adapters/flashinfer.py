@@ -12,18 +12,11 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.arguments import copy_into, require_default
-from flashdsa.api import (
-    lse_for_merge,
-    lse_to_base2,
-    mla_bwd,
-    sparse_mla_fwd,
-    topk_indices,
-)
+from flashdsa.adapters.best import TopKTieBreak as TopKTieBreak
+from flashdsa.adapters.best import best_positions
+from flashdsa.api import lse_for_merge, lse_to_base2, mla_bwd, sparse_mla_fwd
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.problem import D_QK, D_V
-
-LARGER_INDEX = 2
-"""The tie break that flashdsa has not: `TopKTieBreak.LARGE`."""
 
 
 def top_k(
@@ -34,13 +27,13 @@ def top_k(
     tie_break: int = 0,
     dsa_graph_safe: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, by `flashdsa.topk_indices`, exact; ties to the smallest index.
+    """The k largest of each row, by `flashdsa.topk_indices`, exact.
 
     Args:
         input: (B, d) fp32, bf16 or fp16; k <= d.
-        sorted: in descending order.
+        sorted: in descending order; otherwise in ascending index.
         deterministic, dsa_graph_safe: not used: always so.
-        tie_break: 0 or 1.
+        tie_break: a `TopKTieBreak`; NONE takes the smallest index, too.
 
     Returns:
         values (B, k) in input's dtype, indices (B, k) int64.
@@ -50,8 +43,7 @@ def top_k(
             f"k: expected 1 to {input.shape[1]}, the columns of input; got {k}"
         )
     lengths = torch.full((len(input),), input.shape[1], dtype=torch.int32, device=input.device)
-    _require_smaller_index("top_k", tie_break)
-    indices = topk_indices(input.float().contiguous(), lengths, k, sorted=sorted).long()
+    indices = best_positions(input, lengths, k, tie_break, sorted=sorted).long()
     return input.gather(1, indices), indices
 
 
@@ -78,7 +70,7 @@ def top_k_page_table_transform(
         src_page_table: (B, width) int32, pages of `page_size` tokens.
         lengths: (rows,) int32. row_to_batch: (rows,) int32, the table's row of each; its own by
             default.
-        deterministic, dsa_graph_safe: not used: always so. tie_break: 0 or 1.
+        deterministic, dsa_graph_safe: not used: always so. tie_break: see `top_k`.
         row_starts: (rows,) int32, the column at which a row's scores begin; 0 by default.
         page_table_row_starts: (rows,) int32, the entry at which its pages begin; row_starts by
             default, which wants pages of one token.
@@ -91,7 +83,7 @@ def top_k_page_table_transform(
         raise ArgumentValueError(
             "page_table_row_starts: expected where row_starts is given and page_size > 1"
         )
-    positions = _best(input, lengths, k, tie_break, row_starts)
+    positions = best_positions(input, lengths, k, tie_break, row_starts=row_starts)
     table = src_page_table if row_to_batch is None else src_page_table[row_to_batch.long()]
     first = row_starts if page_table_row_starts is None else page_table_row_starts
     entry = positions.clamp_min(0) // page_size
@@ -119,7 +111,7 @@ def top_k_ragged_transform(
 
     Args: as for `top_k_page_table_transform`, and offsets: (rows,) int32.
     """
-    positions = _best(input, lengths, k, tie_break, row_starts)
+    positions = best_positions(input, lengths, k, tie_break, row_starts=row_starts)
     return torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32)
 
 
@@ -314,23 +306,3 @@ class _AccumulatingAttention(torch.autograd.Function):
         else:
             target.index_add_(0, dkv_dst_map.long(), dkv)
         return dq, None, None, None, None, None, None
-
-
-def _require_smaller_index(function: str, tie_break: int) -> None:
-    if int(tie_break) == LARGER_INDEX:
-        raise UnsupportedError(
-            f"{function}: tie_break=2 is not served here: ties go to the smallest index "
-            "(tie_break=1)"
-        )
-
-
-def _best(
-    scores: Tensor, lengths: Tensor, k: int, tie_break: int, row_starts: Tensor | None
-) -> Tensor:
-    """(rows, k) int32 positions of the best scores of each row's window, then -1."""
-    _require_smaller_index("top_k", tie_break)
-    scores = scores.float()
-    if row_starts is not None:
-        columns = torch.arange(scores.shape[1], device=scores.device) + row_starts[:, None]
-        scores = scores.gather(1, columns.clamp_(max=scores.shape[1] - 1))
-    return topk_indices(scores.contiguous(), lengths, k)

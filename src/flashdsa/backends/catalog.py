@@ -96,7 +96,7 @@ _SM90_FORWARD = Features(
 """Of any form of rows; `_SM90_MAX_LOGITS` is of bf16 rows only."""
 _SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
 _SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS))
-_SM90_SCORES = replace(_CPU_SCORES, topk=_INDEXER.topk)
+_SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),

@@ -157,7 +157,17 @@ def test_no_scores_at_all():
     assert got.tolist() == [[-1] * 512] * 2
 
 
-def test_other_sizes_are_refused_by_name():
+@pytest.mark.parametrize("by_score", [False, True], ids=["ascending", "sorted"])
+def test_fewer_than_the_kernels_width(by_score):
+    """The best of coarse scores, whose ties at the cut go to the smallest positions."""
+    scores = torch.randn(3, 700, generator=torch.Generator().manual_seed(8)).mul(4).round()
+    lengths = torch.tensor([700, 300, 20], dtype=torch.int32)
+    got = flashdsa.topk_indices(scores, lengths, 40, sorted=by_score, backend="emulate-sm90")
+    expected = flashdsa.topk_indices(scores, lengths, 40, sorted=by_score, backend="cpu")
+    assert torch.equal(got, expected) and got.is_contiguous()
+
+
+def test_more_than_the_widest_kernels_are_refused_by_name():
     scores, lengths = torch.zeros(1, 64), torch.ones(1, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match=r"topk: takes 512, 1024, 2048; got 100"):
-        flashdsa.topk_indices(scores, lengths, 100, backend="emulate-sm90")
+    with pytest.raises(UnsupportedError, match=r"topk: takes 1 to 2048; got 2049"):
+        flashdsa.topk_indices(scores, lengths, 2049, backend="emulate-sm90")

@@ -1,0 +1,67 @@
+"""Exact top-k of scores as peers ask for it: windows of rows, and either of equal scores."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from flashdsa.api import topk_indices
+from flashdsa.backends.positions import ascending
+from flashdsa.errors import ArgumentValueError
+
+
+class TopKTieBreak(IntEnum):
+    """Which of equal scores at the cut-off are taken."""
+
+    NONE = 0
+    """Any; here the smallest index."""
+    SMALL = 1
+    LARGE = 2
+
+
+def best_positions(
+    scores: Tensor,
+    lengths: Tensor,
+    topk: int,
+    tie_break: int,
+    *,
+    row_starts: Tensor | None = None,
+    sorted: bool = False,
+) -> Tensor:
+    """Positions of the best scores of each row's window, by `flashdsa.topk_indices`.
+
+    Args:
+        scores: (rows, columns) fp32, bf16 or fp16 (made fp32, exactly).
+        lengths: (rows,) int32, how many scores a window has.
+        topk: how many.
+        tie_break: a `TopKTieBreak`. With LARGE the scores are copied in reverse order first.
+        row_starts: (rows,) int32, the column at which a window begins; 0 by default. With it the
+            windows are copied first.
+        sorted: in descending order of scores; otherwise ascending positions.
+
+    Returns:
+        (rows, topk) int32, -1 behind those of a short row; positions count from the window's begin.
+
+    Raises:
+        ArgumentValueError: tie_break is none of them.
+    """
+    if tie_break not in list(TopKTieBreak):
+        raise ArgumentValueError(f"tie_break: expected 0, 1 or 2; got {tie_break}")
+    larger = tie_break == TopKTieBreak.LARGE
+    scores, lengths = scores.float(), lengths.to(torch.int32)
+    if larger or row_starts is not None:
+        columns = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
+        if larger:
+            columns = lengths[:, None] - 1 - columns
+        if row_starts is not None:
+            columns = columns + row_starts[:, None]
+        scores = scores.gather(1, columns.clamp(0, scores.shape[1] - 1).long())
+    if scores.stride(1) != 1:
+        scores = scores.contiguous()
+    positions = topk_indices(scores, lengths, topk, sorted=sorted)
+    if not larger:
+        return positions
+    positions = torch.where(positions < 0, -1, lengths[:, None] - 1 - positions)
+    return positions if sorted else ascending(positions)
