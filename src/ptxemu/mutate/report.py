@@ -126,7 +126,7 @@ class Report:
                 for category in CATEGORIES
                 if self._of(category)
             },
-            "mutants": [_facts(result) for result in self.results],
+            "mutants": [facts_of(result) for result in self.results],
         }
 
 
@@ -138,7 +138,8 @@ def _place(result: Result) -> str:
     return f"{site.name} {result.mutation.name}: {span}: {guarded}{site.instruction.text}"
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def facts_of(result: Result) -> dict[str, Any]:
+    """One mutant of the JSON."""
     span = result.mutation.site.instruction.span
     policy = result.policy
     return {

@@ -52,6 +52,7 @@ class Emulator:
         policy: Policy | None = None,
         on_finding: str = "raise",
         on_progress: Callable[[EmulatedProgress], None] | None = None,
+        on_launch: Callable[[LaunchSetup], None] | None = None,
     ) -> None:
         """Launch nothing yet.
 
@@ -60,9 +61,11 @@ class Emulator:
             on_finding: "raise": ptxemu.HazardError after a launch in which the check found an
                 error; "collect": only in `findings`.
             on_progress: called now and then during a launch.
+            on_launch: called before each launch, whose memory is as the kernel will find it.
         """
         self._device, self._policy = device, policy or Policy()
         self._on_finding, self._on_progress = on_finding, on_progress
+        self._on_launch = on_launch
         self.launches: dict[tuple[Any, ...], Any] = {}
         self.findings: list[Finding] = []
         self.setups: list[LaunchSetup] = []
@@ -101,6 +104,8 @@ class Emulator:
         self.findings += emulation.findings
 
     def _launched(self, setup: LaunchSetup) -> None:
+        if self._on_launch is not None:
+            self._on_launch(setup)
         self.setups.append(setup)
         self._instructions_before += self._progress.warp_instructions
         self._progress = LaunchProgress(0, 0, 0)

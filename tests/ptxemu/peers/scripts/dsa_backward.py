@@ -1,4 +1,7 @@
-"""cuDNN Frontend's sparse MLA backward (SM90 or SM100 by CUTE_DSL_ARCH) against the reference."""
+"""cuDNN Frontend's sparse MLA backward (SM90 or SM100 by CUTE_DSL_ARCH) against the reference.
+
+dsa_backward.py HEADS [QUERIES KEYS TOPK]
+"""
 
 import sys
 
@@ -7,8 +10,8 @@ from cudnn.deepseek_sparse_attention import sparse_attention_backward_wrapper
 
 from flashdsa import reference
 
-NUM_QUERIES, S_KV, TOPK = 2, 128, 64
-num_heads = int(sys.argv[1])
+num_heads, *sizes = map(int, sys.argv[1:])
+NUM_QUERIES, S_KV, TOPK = sizes or (2, 128, 64)
 generator = torch.Generator().manual_seed(0)
 q = torch.randn(NUM_QUERIES, num_heads, 576, generator=generator).bfloat16().cuda()
 kv = torch.randn(S_KV, 576, generator=generator).bfloat16().cuda()

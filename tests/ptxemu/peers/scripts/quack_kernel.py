@@ -1,4 +1,7 @@
-"""quack's kernels against torch: softmax, cross_entropy, topk, gemm, rmsnorm."""
+"""quack's kernels against torch: softmax, cross_entropy, topk, gemm.
+
+quack_kernel.py KERNEL [M N K]
+"""
 
 import sys
 
@@ -37,8 +40,9 @@ def gemm() -> tuple[Tensor, Tensor]:
     """A matrix product through TMA and the architecture's tensor cores."""
     from quack.gemm_interface import gemm as kernel
 
-    a = torch.randn(128, DEPTH, generator=generator).bfloat16().cuda()
-    b = torch.randn(256, DEPTH, generator=generator).bfloat16().cuda()
+    m, n, k = map(int, sys.argv[2:]) if len(sys.argv) > 2 else (128, 256, DEPTH)
+    a = torch.randn(m, k, generator=generator).bfloat16().cuda()
+    b = torch.randn(n, k, generator=generator).bfloat16().cuda()
     return kernel(a, b.T, tuned=False), a.float() @ b.float().T
 
 

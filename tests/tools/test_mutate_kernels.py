@@ -1,0 +1,86 @@
+"""tools/mutate_kernels.py: a stopped run goes on, and --again tries what was not caught."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ptxemu import api, save_launch
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.memory.global_memory import GlobalMemory
+from tests.ptxemu import producer_consumer
+
+ROOT = Path(__file__).parents[2]
+NAME = "small"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    """The tool with a kernel of thirteen mutants, whose launch has been saved; no argument."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    tool = importlib.import_module("mutate_kernels")
+    launches = importlib.import_module("mutation_launches")
+    origin = launches.Script("sm_100a", "script.py", ())
+    monkeypatch.setitem(launches.ALL, NAME, launches.Launches("k", (origin,)))
+    monkeypatch.setattr(tool, "RESULTS", tmp_path)
+    memory = GlobalMemory()
+    arrays = tuple(producer_consumer.arrays())
+    for number, array in enumerate(arrays):
+        memory.register(array, f"array {number}")
+    module = api.load(producer_consumer.TEXT)
+    setup = LaunchSetup(module, "k", 1, producer_consumer.THREADS, arrays, memory)
+    save_launch(setup, launches.path_of_launch(tmp_path, NAME, 0))
+    yield tool
+
+
+def facts(folder: Path) -> dict[str, dict[str, str]]:
+    """Of the results, by site and mutation."""
+    document = json.loads((folder / f"mutation-{NAME}.json").read_text())
+    return {f"{m['category']}#{m['number']} {m['mutation']}": m for m in document["mutants"]}
+
+
+def test_results_can_be_stopped_repeated_and_argued_about(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tried(*, again: bool) -> int:
+        capsys.readouterr()
+        tool.Campaign(NAME, tmp_path, tmp_path).try_all(1, again)
+        return sum(line.startswith(f"{NAME} ") for line in capsys.readouterr().out.splitlines())
+
+    assert tried(again=False) == 13
+    whole = facts(tmp_path)
+    (survivor,) = [name for name, m in whole.items() if m["verdict"] == "survived"]
+
+    # A run that was stopped behind the fifth mutant.
+    some = [json.dumps(m) for m in list(whole.values())[:5]]
+    (tmp_path / f"mutation-{NAME}.tried").write_text("\n".join(some) + "\n")
+    assert tried(again=False) == 13 - 5
+    verdicts = {name: m["verdict"] for name, m in facts(tmp_path).items()}
+    assert verdicts == {name: m["verdict"] for name, m in whole.items()}
+    assert not list(tmp_path.glob("*.tried"))
+
+    # What survived is tried again, until it is argued.
+    assert tried(again=True) == 1
+    (tmp_path / "equivalent").mkdir()
+    (tmp_path / f"equivalent/{NAME}.txt").write_text(f"{survivor}: nothing follows\n")
+    assert tried(again=True) == 0
+    argued = facts(tmp_path)[survivor]
+    assert (argued["verdict"], argued["how"]) == ("equivalent", "nothing follows")
+
+
+def test_results_of_another_kernel_are_refused(tool: ModuleType, tmp_path: Path) -> None:
+    campaign = tool.Campaign(NAME, tmp_path, tmp_path)
+    other = {"launch": "script.py", "mutants": [{}] * 12}
+    (tmp_path / f"mutation-{NAME}.json").write_text(json.dumps(other))
+    with pytest.raises(SystemExit, match="small: the results are of another kernel"):
+        campaign.try_all(1, True)
+
+
+def test_results_are_of_kernels_that_the_tool_knows(tool: ModuleType) -> None:
+    results = (ROOT / "benchmarks/results/ptxemu").glob("mutation-*.json")
+    assert {path.stem for path in results} <= {f"mutation-{name}" for name in tool.ALL}

@@ -1,0 +1,339 @@
+"""Which kernels tools/mutate_kernels.py tries, and the launches that it repeats of each.
+
+A launch is saved as a file, as `ptxemu exec --save` does, which takes CuTe DSL. It is repeated from
+there, which takes ptxemu and NumPy alone: on another machine, say, with more cores.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutation_calls import (
+    Backward,
+    Call,
+    Decode,
+    FusedIndexer,
+    GroupedBackward,
+    GroupedForward,
+    HeadSums,
+    IndexBackward,
+    Prefill,
+    record,
+)
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # the indexer's inputs are those of its tests
+
+
+@dataclass(frozen=True)
+class Script:
+    """Runs a script, on what calls itself a GPU.
+
+    Attributes:
+        path: from the repository's top; `$CUTLASS` in it is a checkout of that project.
+        sms: streaming multiprocessors; 0: as many as such a GPU has.
+    """
+
+    arch: str
+    path: str
+    arguments: tuple[str, ...]
+    sms: int = 0
+
+    def __str__(self) -> str:
+        """As the results name it."""
+        return " ".join((self.path, *self.arguments))
+
+    def save(self, kernels: Mapping[str, Path]) -> None:
+        """Write the first launch of each kernel (whose name begins so) to its file."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["-m", "ptxemu", "exec", "--arch", self.arch, "--quiet", "--no-check"]
+            command += ["--sms", str(self.sms)] if self.sms else []
+            command += ["--save", folder, os.path.expandvars(self.path), *self.arguments]
+            run = [sys.executable, *command]
+            subprocess.run(run, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            for entry, path in kernels.items():
+                first = min(Path(folder).glob(f"{entry}*.launch"))
+                path.write_bytes(first.read_bytes())
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Which launches of a kernel are repeated with each mutant.
+
+    Attributes:
+        entry: the kernel's name begins so.
+        origins: make a launch of it each: what one does not need, another one may.
+    """
+
+    entry: str
+    origins: tuple[Script | Call, ...]
+
+    @property
+    def command(self) -> str:
+        """All launches, as the results name them."""
+        return "; ".join(map(str, self.origins))
+
+
+def scripted(arch: str, path: str, *arguments: str, sms: int = 0) -> tuple[Script, ...]:
+    """A script's launches, of arguments with blanks between them each."""
+    return tuple(Script(arch, path, tuple(one.split()), sms) for one in arguments)
+
+
+_INDEXER = "--fused --topk 512 --stages 8 --list-capacity 2048"
+_SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
+_LARGE = (
+    Backward(queries=4, topk=70, alike=True),
+    Backward(queries=3, topk=130, alike=True, sms=3),
+)
+"""Two groups of two queries by one CTA; a group and half of one, by three."""
+_ORDERED = (
+    Backward(queries=4, topk=70, alike=True, ordered=True, sms=2),
+    Backward(queries=6, topk=40, alike=True, ordered=True, sms=3),
+)
+_SMALL = (
+    Backward(queries=2, topk=100),
+    Backward(queries=2, topk=170, sms=3),
+)
+_SLOTS = (
+    Backward(queries=2, topk=100, ordered=True),
+    Backward(queries=2, topk=170, ordered=True, sms=3),
+)
+KERNELS = {
+    "mla-bwd-sm_100a": Launches(
+        "backward_kernel",
+        scripted(
+            "sm_100a",
+            "tools/launch_sm100_backward.py",
+            "--index-stages 4 --topk 96",
+            "--index-stages 4 --topk 192",  # goes round the ring of indices
+        ),
+    ),
+    "mla-bwd-groups-sm_100a": Launches(
+        "backward_kernel",
+        (GroupedBackward(), GroupedBackward(queries=2, topk=110)),
+    ),
+    "mla-fwd-sm_90a": Launches(
+        "forward_kernel",
+        scripted("sm_90a", "tools/launch_sm90_forward.py", "--queries 3 --topk 128"),
+    ),
+    "mla-fwd-sm_100a": Launches(
+        "forward_kernel",
+        # Seven tiles: every ring goes round.
+        scripted("sm_100a", "tools/launch_sm100_forward.py", "--topk 448"),
+    ),
+    "mla-fwd-groups-sm_100a": Launches(
+        "forward_kernel",
+        (GroupedForward(),),
+    ),
+    "mla-bwd-scores-sm_90a": Launches("scores_kernel", _LARGE),
+    "mla-bwd-dq-sm_90a": Launches("dq_kernel", _LARGE),
+    "mla-bwd-dkv-sm_90a": Launches("dkv_kernel", _LARGE),
+    "mla-bwd-dkv-ordered-sm_90a": Launches("dkv_kernel", _ORDERED),
+    "mla-bwd-fused-sm_90a": Launches("fused_kernel", _SMALL),
+    "mla-bwd-slots-sm_90a": Launches("fused_kernel", _SLOTS),
+    "mla-bwd-lists-sm_90a": Launches("union_kernel", (*_SMALL, *_LARGE)),
+    "mla-decode-sm_90a": Launches(
+        "decode_kernel",
+        (
+            Decode(topk=330),
+            Decode(num_heads=70, topk=200, sms=2),
+            Decode(topk=400, sms=2),
+            Decode(topk=500, sms=4),
+        ),
+    ),
+    "mla-decode-packed-sm_90a": Launches(
+        "decode_kernel",
+        (
+            Decode("ue8m0", topk=330),
+            Decode("ue8m0", num_heads=70, topk=200, sms=2),
+            Decode("fp32", topk=400, sms=2),
+            Decode("ue8m0", topk=500, sms=4),
+        ),
+    ),
+    "prefill-sm_90a": Launches(
+        "prefill_kernel",
+        (
+            Prefill(queries=5, keys=400, topk=100),
+            Prefill(queries=5, keys=900, topk=100, plateaus=True),
+            Prefill(queries=9, keys=700, topk=300),
+        ),
+    ),
+    "prefill-bf16-sm_90a": Launches(
+        "prefill_kernel",
+        (
+            Prefill(queries=5, keys=400, topk=100, dtype="bfloat16"),
+            Prefill(queries=9, keys=700, topk=300, dtype="bfloat16"),
+        ),
+    ),
+    "attention-target-sm_90a": Launches(
+        "head_sums_kernel",
+        (HeadSums(128, 2, 150), HeadSums(70, 3, 330), HeadSums(128, 2, 330, sms=3)),
+    ),
+    "indexer-scores-sm_90a": Launches(
+        "head_sums_kernel",
+        (
+            HeadSums(64, 2, 150, scores=True),
+            HeadSums(40, 3, 330, scores=True),
+            HeadSums(64, 2, 330, scores=True, sms=3),
+        ),
+    ),
+    "indexer-bwd-sm_90a": Launches(
+        "indexer_bwd_kernel",
+        (IndexBackward(queries=3, sms=4), IndexBackward(queries=5, topk=170, sms=4)),
+    ),
+    "indexer-bwd-large-sm_90a": Launches(
+        "indexer_bwd_kernel",
+        (IndexBackward(queries=8, alike=True), IndexBackward(queries=8, topk=170, alike=True)),
+    ),
+    "indexer-bwd-ordered-sm_90a": Launches(
+        "indexer_bwd_kernel",
+        (IndexBackward(queries=5, ordered=True), IndexBackward(queries=3, topk=170, ordered=True)),
+    ),
+    "indexer-bwd-lists-sm_90a": Launches(
+        "lists_kernel",
+        (IndexBackward(queries=5, ordered=True), IndexBackward(queries=3, topk=170, ordered=True)),
+    ),
+    "indexer-sm_90a": Launches(
+        "indexer_kernel",
+        (
+            FusedIndexer((1300, 900)),
+            FusedIndexer((1500,), (1, 2)),
+            FusedIndexer(_SHORT_ROWS, (2, 1)),  # CTAs with several tiles, unevenly much work
+            FusedIndexer((2700, 600)),  # compacts its list
+            FusedIndexer((1500,), (1, 2), "two"),
+            FusedIndexer((1300,), (1, 2), "equal"),
+            FusedIndexer((2200,), values="equal"),  # nothing passes the floor any more
+            FusedIndexer((2500, 513, 2600), (5, 1)),  # rows that are split
+            FusedIndexer((3200, 513), (4, 1), "equal"),
+            FusedIndexer((560, 530), rows_of_one=511),  # too many to be put in order
+        ),
+    ),
+    "indexer-sm_100a": Launches(
+        "indexer_kernel",
+        scripted(
+            "sm_100a",
+            "tools/launch_sm100_indexer.py",
+            f"{_INDEXER} --lengths 1300 900",
+            f"{_INDEXER} --lengths 1500 --cluster-size 2",
+            # CTAs with several tiles, unevenly much work.
+            f"{_INDEXER} --lengths {' '.join(map(str, _SHORT_ROWS))} --ctas 2",
+            f"{_INDEXER} --lengths 2700 600",  # compacts its list
+            # Candidates of one key.
+            f"{_INDEXER} --lengths 1500 --cluster-size 2 --distinct 4",
+            # All scores are equal.
+            f"{_INDEXER} --lengths 1300 --cluster-size 2 --distinct 1",
+            f"{_INDEXER} --lengths 2200 --distinct 1",  # nothing passes the floor any more
+            f"{_INDEXER} --lengths 560 530 --rows-of-one 511",  # too many to be put in order
+            f"{_INDEXER} --lengths 4000",  # fills the list again without compacting it
+        ),
+    ),
+}
+"""Of this library, by the name that their results have."""
+_CUTLASS = "$CUTLASS/examples/python/CuTeDSL/cute"
+_PEERS = "tests/ptxemu/peers/scripts"
+_GEMM_SM100 = "--use_tma_store --ab_dtype Float16 --acc_dtype Float32 --skip_ref_check"
+PEERS = {
+    "cutlass-gemm-sm_90a": Launches(
+        "kernel_",
+        scripted(
+            "sm_90a",
+            f"{_CUTLASS}/hopper/kernel/dense_gemm/dense_gemm_persistent.py",
+            *(
+                f"--mnkl 512,256,{k},1 --cluster_shape_mn 2,1 --tile_shape_mn 128,128"
+                for k in (512, 448, 128)
+            ),
+            sms=2,
+        ),
+    ),
+    "cutlass-fmha-sm_90a": Launches(
+        "kernel_",
+        scripted(
+            "sm_90a",
+            f"{_CUTLASS}/hopper/kernel/attention/fmha.py",
+            "--q_shape 1,256,1,128 --k_shape 1,768,1,128",
+            sms=2,
+        ),
+    ),
+    "cutlass-gemm-1cta-sm_100a": Launches(
+        "kernel_",
+        scripted(
+            "sm_100a",
+            f"{_CUTLASS}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
+            f"--mnkl 512,256,704,1 --mma_tiler_mn 128,128 {_GEMM_SM100}",
+            sms=2,
+        ),
+    ),
+    "cutlass-gemm-2cta-sm_100a": Launches(
+        "kernel_",
+        scripted(
+            "sm_100a",
+            f"{_CUTLASS}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
+            "--mnkl 1024,512,704,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 "
+            f"--use_2cta_instrs {_GEMM_SM100}",
+            sms=4,
+        ),
+    ),
+    "quack-gemm-sm_90a": Launches(
+        "kernel_",
+        scripted(
+            "sm_90a",
+            f"{_PEERS}/quack_kernel.py",
+            "gemm 256 512 512",
+            "gemm 384 768 448",
+            "gemm 256 512 128",
+            sms=2,
+        ),
+    ),
+    "quack-gemm-sm_100a": Launches(
+        "kernel_",
+        scripted(
+            "sm_100a",
+            f"{_PEERS}/quack_kernel.py",
+            "gemm 512 1536 128",
+            "gemm 512 512 704",
+            sms=2,
+        ),
+    ),
+    "cudnn-dsa-backward-sm_90a": Launches(
+        "kernel_cudnn",
+        scripted("sm_90a", f"{_PEERS}/dsa_backward.py", "64 2 256 192", sms=2),
+    ),
+    "cudnn-dsa-backward-h64-sm_100a": Launches(
+        "bwd_cudnn",
+        scripted("sm_100a", f"{_PEERS}/dsa_backward.py", "64 3 384 320", sms=2),
+    ),
+}
+"""Of packages that `make test-peers` installs, and of CUTLASS; tried only if they are named."""
+ALL = {**KERNELS, **PEERS}
+
+
+def path_of_launch(folder: Path, name: str, number: int) -> Path:
+    """Where `save` puts a launch."""
+    return folder / f"{name}.{number}.launch"
+
+
+def save(names: Iterable[str], folder: Path) -> None:
+    """Write the launches of these kernels; a script or call that makes several runs once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted: dict[Script | Call, dict[str, list[Path]]] = {}
+    for name in names:
+        launches = ALL[name]
+        for number, origin in enumerate(launches.origins):
+            files = wanted.setdefault(origin, {}).setdefault(launches.entry, [])
+            files.append(path_of_launch(folder, name, number))
+    for origin, by_entry in wanted.items():
+        print(f"{origin}: {', '.join(by_entry)}", flush=True)
+        first = {entry: files[0] for entry, files in by_entry.items()}
+        if isinstance(origin, Script):
+            origin.save(first)
+        else:
+            record(origin, first)
+        for written, *others in by_entry.values():
+            for path in others:
+                path.write_bytes(written.read_bytes())
