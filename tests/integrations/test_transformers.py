@@ -277,7 +277,59 @@ def test_a_decoded_token_quantises_its_own_key_only(
     assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
 
 
-@pytest.mark.parametrize("change", ["crop", "reorder_cache", "write"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_of_a_draft_only_the_new_tokens_are_quantised(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind rejected ones, whose places are written again: as one pass without a cache."""
+    model = enable(build("deepseek_v32"), indexer="fp8")
+    config, x = model.config, tokens()
+    cache = (
+        transformers.DynamicCache(config=config)
+        if kind == "dynamic"
+        else transformers.StaticCache(config=config, max_cache_len=LENGTH + 16)
+    )
+    mask = torch.nn.functional.pad(x["attention_mask"], (0, 9), value=1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    draft = torch.randint(1, 96, (BATCH, 9))
+    whole = torch.cat([x["input_ids"], draft], dim=1)
+    with torch.no_grad():
+        expected = model(input_ids=whole, attention_mask=mask, position_ids=positions).logits
+        model(**x, past_key_values=cache, position_ids=positions[:, :LENGTH])
+        counts = count_written(monkeypatch)
+
+        def follow(given: Tensor, first: int) -> Tensor:
+            here = slice(LENGTH + first, LENGTH + first + given.shape[1])
+            return model(
+                input_ids=given,
+                attention_mask=mask[:, : here.stop],
+                position_ids=positions[:, here],
+                past_key_values=cache,
+            ).logits
+
+        found = [follow(draft[:, :3], 0)]
+        if kind == "dynamic":
+            follow(draft[:, 5:], 3)  # other tokens than the ones that follow, all rejected
+            cache.crop(-4)
+        found += [follow(draft[:, 3:8], 3), follow(draft[:, 8:], 8)]
+    steps = [3, 4, 5, 1] if kind == "dynamic" else [3, 5, 1]
+    assert counts == [BATCH * step for step in steps for _ in model.model.layers]
+    assert error(torch.cat(found, dim=1), expected[:, LENGTH:]) < 1e-5
+
+
+def test_drafts_from_the_prompt_change_no_generated_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = enable(build("deepseek_v32"), indexer="fp8")
+    x = {"input_ids": torch.randint(1, 96, (1, 12)).repeat(1, 4)}
+    settings = {"max_new_tokens": 16, "do_sample": False}
+    expected = model.generate(**x, **settings)
+    counts = count_written(monkeypatch)
+    assert torch.equal(model.generate(**x, **settings, prompt_lookup_num_tokens=3), expected)
+    layers = len(model.model.layers)
+    assert counts[:layers] == [48 + 3] * layers  # the prompt and the first draft
+    assert max(counts[layers:]) <= 4 < sum(counts[layers:])
+
+
+@pytest.mark.parametrize("change", ["reorder_cache", "write"])
 def test_a_cache_that_others_changed_is_quantised_again(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,17 +340,14 @@ def test_a_cache_that_others_changed_is_quantised_again(
         counts = count_written(monkeypatch)
         model(input_ids=x["input_ids"][:, :1], past_key_values=cache)
         assert set(counts) == {BATCH}
-        if change == "crop":
-            cache.crop(-1)
-        elif change == "reorder_cache":
+        if change == "reorder_cache":
             cache.reorder_cache(torch.tensor([1, 0]))
         else:
             cache.layers[0].indexer_keys.mul_(0.5)
         counts.clear()
         model(input_ids=x["input_ids"][:, :1], past_key_values=cache)
-    length = LENGTH + (1 if change == "crop" else 2)
     changed = 1 if change == "write" else len(model.model.layers)
-    assert counts == [BATCH * length] * changed + [BATCH] * (len(counts) - changed)
+    assert counts == [BATCH * (LENGTH + 2)] * changed + [BATCH] * (len(counts) - changed)
 
 
 def test_a_sink_takes_weight_and_has_a_gradient() -> None:

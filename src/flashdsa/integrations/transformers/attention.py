@@ -16,6 +16,9 @@ the hub."""
 OPTIONS = "_flashdsa"
 """Attribute of an attention module that `enable` has changed."""
 
+VISIBLE = "_flashdsa_visible"
+"""Attribute of ids that were picked among what the mask allows: it need not be asked again."""
+
 _WITHOUT_MEANING_HERE = (
     "cache_position",
     "is_causal",
@@ -131,15 +134,32 @@ def _slots(indices: Tensor, attention_mask: Tensor, num_keys: int) -> Tensor:
     others.
     """
     batch = len(indices)
-    mask = attention_mask[:, 0].expand(batch, -1, -1)
-    allowed = mask.gather(-1, indices.clamp_min(0).long())
-    allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
+    if _is_visible(indices):
+        if batch == 1:
+            return indices.flatten(0, 1)
+        allowed = indices >= 0
+    else:
+        mask = attention_mask[:, 0].expand(batch, -1, -1)
+        allowed = mask.gather(-1, indices.clamp_min(0).long())
+        allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
+        if batch > 1:
+            allowed = allowed & (indices >= 0)
     slots = indices
     if batch > 1:
         first = torch.arange(batch, dtype=torch.int32, device=indices.device) * num_keys
-        allowed = allowed & (indices >= 0)
         slots = indices + first[:, None, None]
     return torch.where(allowed, slots, -1).flatten(0, 1)
+
+
+def marked_visible(indices: Tensor) -> Tensor:
+    """The ids, which no mask forbids; the attention will not hold them against it."""
+    if not torch.compiler.is_compiling():
+        setattr(indices, VISIBLE, True)
+    return indices
+
+
+def _is_visible(indices: Tensor) -> bool:
+    return not torch.compiler.is_compiling() and getattr(indices, VISIBLE, False)
 
 
 def _up_projection(module: torch.nn.Module) -> Tensor:

@@ -28,6 +28,7 @@ class IndexKeys:
         slots: (B, positions) int64: the slot of the key at each position, -1 of padding.
         source: the model's own keys (B, T, 128), that these were written from.
         version: of `source`; None where torch counts none.
+        padded: whether any sequence begins with padding; None: the device was not asked yet.
     """
 
     cache: Tensor
@@ -36,24 +37,43 @@ class IndexKeys:
     slots: Tensor
     source: Tensor
     version: int | None
+    padded: bool | None = None
 
-    def continues(self, layer: Any) -> bool:
-        """Whether the model's cache still has the keys that these were written from, and there is
-        room for one more token. A cache that was cropped or reordered has another tensor; one that
-        was written to by others has another version."""
-        source: Tensor = self.source
-        if layer.indexer_keys is not source or self.version != version_of(source):
+    def continues(self, layer: Any, num_new: int) -> bool:
+        """Whether the model's cache still has the keys that these were written from, or the first
+        of them, as it has when tokens were rejected, and there is room for `num_new` tokens more.
+
+        A cache that was reordered has another tensor; one that was written to by others has another
+        version.
+        """
+        kept: Tensor | None = layer.indexer_keys
+        if kept is None or not is_begin(kept, self.source):
             return False
-        return is_static(layer) or source.shape[1] < self.slots.shape[1]
+        if self.version != version_of(self.source):
+            return False
+        return is_static(layer) or kept.shape[1] + num_new <= self.slots.shape[1]
 
-    def append(self, key: Tensor, layer: Any) -> None:
-        """Write the newest key (B, 1, 128), which the model's cache has got."""
+    def append(self, keys: Tensor, layer: Any) -> None:
+        """Write the newest keys (B, n, 128), which the model's cache has got."""
+        num_new = keys.shape[1]
         if is_static(layer):
-            slots = self.slots.index_select(1, layer.indexer_cumulative_length - 1)
+            back = torch.arange(-num_new, 0, device=keys.device)
+            slots = self.slots.index_select(1, layer.indexer_cumulative_length + back)
         else:
-            slots = self.slots[:, layer.indexer_keys.shape[1] - 1]
-        write_index_k_cache(key.flatten(0, 1), slots.flatten(), self.cache)
+            stop = layer.indexer_keys.shape[1]
+            slots = self.slots[:, stop - num_new : stop]
+        write_index_k_cache(keys.flatten(0, 1), slots.flatten(), self.cache)
         self.source, self.version = layer.indexer_keys, version_of(layer.indexer_keys)
+
+    def positions_of(self, chosen: Tensor) -> Tensor:
+        """The model's positions (B, n, topk) of tokens `chosen` (B * n, topk) in their pages, -1
+        where there is none. Waits for the device once, unless this is compiled."""
+        chosen = chosen.view(len(self.first), -1, chosen.shape[1])
+        if self.padded is None and not torch.compiler.is_compiling():
+            self.padded = bool(self.first.any())
+        if self.padded is False:
+            return chosen
+        return (chosen + self.first[:, None, None]).masked_fill_(chosen < 0, -1)
 
 
 def quantise(keys: Tensor, first: Tensor, layer: Any) -> IndexKeys:
@@ -77,6 +97,16 @@ def quantise(keys: Tensor, first: Tensor, layer: Any) -> IndexKeys:
     source = keys if layer is None else layer.indexer_keys
     return IndexKeys(
         cache, table.view(batch, pages), first.int(), slots, source, version_of(source)
+    )
+
+
+def is_begin(part: Tensor, whole: Tensor) -> bool:
+    """Whether keys (B, t, 128) are the first ones of (B, T, 128), in the same memory."""
+    return part is whole or (
+        part.data_ptr() == whole.data_ptr()
+        and part.stride() == whole.stride()
+        and part.shape[0] == whole.shape[0]
+        and part.shape[1] <= whole.shape[1]
     )
 
 

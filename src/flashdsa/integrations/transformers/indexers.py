@@ -20,11 +20,13 @@ from flashdsa.api import (
     quantize_index_q,
     topk_indices,
 )
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.integrations.transformers.attention import marked_visible
 from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
-from flashdsa.operands import TopkPrefillOperands
+from flashdsa.operands import TopkIndexerOperands, TopkPrefillOperands
 from flashdsa.ops.registration import is_served
-from flashdsa.ops.table import DSA_TOPK_PREFILL
+from flashdsa.ops.table import DSA_TOPK_INDEXER, DSA_TOPK_PREFILL
 from flashdsa.problem import INDEX_HEAD_DIM
 
 ROTARY: Mapping[str, str] = {
@@ -40,6 +42,9 @@ PARAMETERS = (
     "position_ids",
     "past_key_values",
 )
+FEW_QUERIES = 32
+"""Of a sequence, that are picked for one by one, as rows of `dsa_topk_indexer`: the tokens of a
+draft, whose keys are the only new ones."""
 CHUNK_ELEMENTS = 2**26
 """Scores of heads, queries and keys that are held at once (fp32: 256 MiB)."""
 
@@ -88,7 +93,7 @@ def exact_forward(
                 q, k, weights * indexer.softmax_scale, attention_mask, indexer.index_topk
             )
             if shared is not None:
-                return _select_shared(shared, batch)
+                return marked_visible(_select_shared(shared, batch))
         keys = k.transpose(-1, -2).float().unsqueeze(1)
         step = max(1, CHUNK_ELEMENTS // (batch * num_heads * num_keys))
         chosen = []
@@ -118,21 +123,24 @@ def fp8_forward(
     """The indexer's choice from fp8 keys and queries: of several queries a sequence by
     `flashdsa.dsa_topk_prefill`, of one by `flashdsa.dsa_topk_indexer`.
 
-    The model's cache keeps its own keys. The quantised ones stay with it, so that a decoded token
-    adds one; several tokens at once, or a cache that others changed, quantise all keys. Each query
-    must see neighbouring keys, from the first one of its sequence that is no padding.
+    The model's cache keeps its own keys. The quantised ones stay with it, so that only new tokens
+    are quantised, also behind tokens that were rejected; a cache that others changed is quantised
+    again. Each query must see neighbouring keys, from the first one of its sequence that is no
+    padding.
 
-    Args, Returns: as for `exact_forward`.
+    Args, Returns: as for `exact_forward`; what the mask forbids is not among them.
     """
     with torch.no_grad():
         num_queries = hidden_states.shape[1]
         layer = None if past_key_values is None else past_key_values.layers[indexer.layer_idx]
         kept = None
-        if num_queries == 1 and layer is not None and not torch.compiler.is_compiling():
+        if layer is not None and not torch.compiler.is_compiling():
             kept = getattr(layer, ATTRIBUTE, None)
-            if kept is not None and not kept.continues(layer):
+            if kept is not None and not kept.continues(layer, num_queries):
                 kept = None
-        q, k, weights = _queries_and_keys(indexer, hidden_states, q_resid, position_embeddings)
+        q, k, weights = _queries_and_keys(
+            indexer, hidden_states, q_resid, position_embeddings, indexer.softmax_scale
+        )
         if q.shape[-1] != INDEX_HEAD_DIM:
             raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {q.shape[-1]}")
         every = k if layer is None else past_key_values.update_indexer(k, indexer.layer_idx)
@@ -145,19 +153,19 @@ def fp8_forward(
             if layer is not None:
                 setattr(layer, ATTRIBUTE, kept)
         lengths = _lengths(allowed, kept.first)
-        fp8, folded = quantize_index_q(
-            _quantisable(q).flatten(0, 1), (weights * indexer.softmax_scale).flatten(0, 1)
-        )
+        fp8, folded = quantize_index_q(_quantisable(q).flatten(0, 1), weights.flatten(0, 1))
         chosen = lengths.new_empty(len(fp8), indexer.index_topk)
-        if num_queries > 1:
-            keys, k_scale = quantize_index_k(_quantisable(every).flatten(0, 1))
-            ranges = _rows_of(kept.first[:, None].expand_as(lengths), lengths, every.shape[1])
-            shared = TopkPrefillOperands(fp8, keys, folded, ranges[1], chosen, ranges[0], k_scale)
-            return _select_shared(shared, len(q))
         table = kept.table
-        dsa_topk_indexer(fp8, kept.cache, folded, lengths.flatten(), table, chosen, ids="position")
-        chosen = chosen.view(len(q), num_queries, -1)
-        return (chosen + kept.first[:, None, None]).masked_fill_(chosen < 0, -1)
+        if num_queries > 1:
+            table = table.repeat_interleave(num_queries, dim=0)
+        few = TopkIndexerOperands(fp8, kept.cache, folded, lengths.flatten(), table, chosen)
+        if num_queries == 1 or (num_queries <= FEW_QUERIES and _serves_positions(few)):
+            dsa_topk_indexer(*few, ids="position")
+            return marked_visible(kept.positions_of(chosen))
+        keys, k_scale = quantize_index_k(_quantisable(every).flatten(0, 1))
+        ranges = _rows_of(kept.first[:, None].expand_as(lengths), lengths, every.shape[1])
+        shared = TopkPrefillOperands(fp8, keys, folded, ranges[1], chosen, ranges[0], k_scale)
+        return marked_visible(_select_shared(shared, len(q)))
 
 
 INDEXERS: Mapping[str, Callable[..., Tensor]] = {"exact": exact_forward, "fp8": fp8_forward}
@@ -172,7 +180,7 @@ def _project(
     past_key_values: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (B, S, H, D), all keys (B, T, D) of the cache, head weights (B, S, H) fp32."""
-    q, k, weights = _queries_and_keys(indexer, hidden_states, q_resid, position_embeddings)
+    q, k, weights = _queries_and_keys(indexer, hidden_states, q_resid, position_embeddings, 1.0)
     if past_key_values is not None:
         k = past_key_values.update_indexer(k, indexer.layer_idx)
     return q, k, weights
@@ -183,8 +191,10 @@ def _queries_and_keys(
     hidden_states: Tensor,
     q_resid: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens' own queries (B, S, H, D), keys (B, S, D), head weights (B, S, H) fp32."""
+    """The tokens' own queries (B, S, H, D), keys (B, S, D), head weights (B, S, H) fp32, which
+    `scale` multiplies."""
     rotate = getattr(sys.modules[type(indexer).__module__], ROTARY[type(indexer).__name__])
     cos, sin = position_embeddings
     rope = indexer.qk_rope_head_dim
@@ -194,7 +204,7 @@ def _queries_and_keys(
     q = torch.cat([q_rotated, q[..., rope:]], dim=-1)
     k = torch.cat([k_rotated, k[..., rope:]], dim=-1).squeeze(2)
     projected = indexer.weights_proj(hidden_states.to(indexer.weights_proj.weight.dtype))
-    return q, k, projected.float() * indexer.n_heads**-0.5
+    return q, k, projected.float() * (scale * indexer.n_heads**-0.5)
 
 
 def _shared_operands(
@@ -217,6 +227,11 @@ def _shared_operands(
     if not is_served(DSA_TOPK_PREFILL, operands, "auto", sorted=False):
         return None
     return operands if are_ranges else None
+
+
+def _serves_positions(operands: TopkIndexerOperands) -> bool:
+    """Whether a backend picks positions for these rows."""
+    return is_served(DSA_TOPK_INDEXER, operands, "auto", sorted=False, positions=True, check=True)
 
 
 def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,10 +283,11 @@ def _lengths(allowed: Tensor, first: Tensor) -> Tensor:
     """How many keys each query sees (B, S) int32, from the first one of its sequence (B,) on.
 
     Raises:
-        ArgumentValueError: on the CPU, where a query's keys are no range from there.
+        ArgumentValueError: on the CPU or with FLASHDSA_CHECK=1, where a query's keys are no range
+            from there.
     """
     lengths = allowed.sum(dim=2, dtype=torch.int32)
-    if allowed.device.type == "cpu":
+    if allowed.device.type == "cpu" or values_are_checked():
         begin = first[:, None].expand_as(lengths)
         if not torch.equal(allowed, _range(begin, lengths, allowed.shape[2])):
             raise ArgumentValueError(
