@@ -109,6 +109,7 @@ class Module:
                 registry.decode,
                 machine_code.accelerator(),
                 make_stretch=machine_code.stretch_maker(),
+                make_threaded=machine_code.threaded_maker(),
             )
         return self._programs[kernel]
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
-from ptxemu.machine.program import Program
+from ptxemu.machine.program import Program, ThreadedBlocks, ThreadedMaker
 from ptxemu.machine.stretches import Stretch, StretchMaker
 
 CORES = ("numpy", "llvm")
+COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
+"""Instructions of a kernel that NumPy does before it becomes threaded code: in a process that has
+made no machine code yet, and later, when most routines are there already."""
 
 
 def accelerator() -> Accelerator | None:
@@ -50,6 +54,30 @@ def make_stretch(program: Program, first: int, end: int) -> Stretch | None:
         return None
     stretch: Stretch | None = compiled.make_stretch(program, first, end)
     return stretch
+
+
+def threaded_maker() -> ThreadedMaker | None:
+    """What runs blocks that are not hot; None to leave all of them to NumPy."""
+    return make_threaded if os.environ.get("PTXEMU_CORE", "") != "numpy" and _is_there() else None
+
+
+def make_threaded(program: Program, executed: int) -> ThreadedBlocks | None:
+    """Threaded code of a kernel; None without llvmlite, or as long as it does not pay."""
+    if executed < (
+        COLD_INSTRUCTIONS if _compiled.cache_info().currsize == 0 else WARM_INSTRUCTIONS
+    ):
+        return None
+    compiled = _compiled()
+    return None if compiled is None else compiled.ThreadedCode(program)
+
+
+@cache
+def _is_there() -> bool:
+    """Whether llvmlite seems to be installed."""
+    try:
+        return find_spec("llvmlite") is not None
+    except ImportError:  # an import hook refuses it
+        return False
 
 
 @cache

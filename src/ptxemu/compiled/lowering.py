@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ptxemu.compiled.float_lowering import arithmetic_f64, comparison_f64, conversion
+from ptxemu.compiled.float_lowering import (
+    arithmetic_f64,
+    comparison_f32,
+    comparison_f64,
+    conversion,
+    extreme_f32,
+)
 from ptxemu.compiled.llvm_vectors import (
     FLOATS,
     Builder,
@@ -43,6 +49,8 @@ def lowered(modifiers: tuple[str, ...], op: PureOp) -> Lower | None:
     if type_of(rest) == "f64" and name in ("add", "sub", "mul", "fma"):
         return arithmetic_f64(name, rest)
     type_ = type_of(rest)
+    if type_ == "f32" and name in ("min", "max"):
+        return extreme_f32(name, rest)
     if type_ == "f32" and name in _F32:
         exact = _F32[name]
         return exact if tuple(rest) in (("f32",), ("rn", "f32")) else None
@@ -182,8 +190,10 @@ def _compare(name: str, rest: Sequence[str], type_: str) -> Lower | None:
     if name != "setp" or not 2 <= len(rest) <= 3:
         return None
     operator, *combine = rest[:-1]
-    if type_ in ("f32", "f64"):
-        compare = _float_comparison(operator, type_)
+    if type_ == "f32":
+        compare = comparison_f32(operator)
+    elif type_ == "f64":
+        compare = _comparison_f64(operator)
     else:
         compare = _integer_comparison(operator, type_)
     if compare is None or not combine:
@@ -196,13 +206,9 @@ def _compare(name: str, rest: Sequence[str], type_: str) -> Lower | None:
     return joins.get(combine[0])
 
 
-def _float_comparison(operator: str, type_: str) -> Lower | None:
+def _comparison_f64(operator: str) -> Lower | None:
     symbol = _COMPARISONS.get(operator)
-    if symbol is None:
-        return None
-    if type_ == "f64":
-        return comparison_f64(symbol)
-    return lambda b, v: b.fcmp_ordered(symbol, v[0], v[1])
+    return None if symbol is None else comparison_f64(symbol)
 
 
 def _integer_comparison(operator: str, type_: str) -> Lower | None:

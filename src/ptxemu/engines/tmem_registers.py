@@ -13,6 +13,7 @@ from ptxemu.events import AccessKind, Proxy
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
 from ptxemu.machine.operation import AsyncOperation
+from ptxemu.machine.register_file import set_words
 from ptxemu.memory.tmem import COLUMNS, PARTITION, Fragment, split_address
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def issue_load(
     def execute() -> None:
         _report(operation, fragment, AccessKind.READ, lane, column)
         words = _load(warp, fragment, lane, column)
-        for slot, lanes in zip(slots, words, strict=True):
-            warp.registers[slot] = lanes
+        set_words(warp.registers, slots, words)
         if warp.cta.machine.observer is None:  # else the first touch or wait is reported
             release(warp, operation, slots)
 

@@ -21,6 +21,7 @@ from ptxemu.events import Fence, FenceKind
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
 from ptxemu.machine.operation import AsyncOperation, Ordering
+from ptxemu.machine.register_file import set_words, words_of
 from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
@@ -245,8 +246,7 @@ def _execute(
     cells = dot.accumulated(before, _fragment_d(sums), form.dtype, saturate=form.saturate)
     if form.dtype == "f16":
         cells = cells[0::2] | cells[1::2] << _SIXTEEN
-    for slot, lanes in zip(form.d, cells, strict=True):
-        warp.registers[slot] = lanes
+    set_words(warp.registers, form.d, cells)
 
 
 def _fragment_d(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -259,7 +259,7 @@ def _fragment_d(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _read_d(warp: Warp, form: WgmmaForm) -> NDArray[np.uint32]:
     """D as 32-bit cells (n / 2, 32); of f16 two lie in a register."""
-    words = np.concatenate([warp.registers[slot] for slot in form.d]).reshape(-1, WARP_SIZE)
+    words = words_of(warp.registers, form.d)
     if form.dtype != "f16":
         return words
     return np.stack([words & _LOW_HALF, words >> _SIXTEEN], axis=1).reshape(-1, WARP_SIZE)
@@ -268,7 +268,7 @@ def _read_d(warp: Warp, form: WgmmaForm) -> NDArray[np.uint32]:
 def _fragment_a(warp: Warp, form: WgmmaForm) -> NDArray[np.float64]:
     """The warp's 16 rows of A from its four registers: register 2j + h of lane l holds the four
     bytes of row 8h + l / 4 from byte 16j + 4(l % 4) on."""
-    words = np.concatenate([warp.registers[slot] for slot in form.a])
+    words = words_of(warp.registers, form.a)
     parts = words.view(np.uint8).reshape(2, 2, 8, 4, 4).transpose(1, 2, 0, 3, 4)
     raw = np.ascontiguousarray(parts).reshape(ROWS, 32)
     return dot.numbers(raw, form.atype)

@@ -18,6 +18,7 @@ from ptxemu.syntax.ast import Guard, Instruction, NegatedRegister, Register, Sca
 
 FastFunction: TypeAlias = Callable[[Any, Mask, int], int]
 """A block on a warp's lanes of a mask; a loop at most so many rounds: gives the number done."""
+ThreadedFactory: TypeAlias = "Callable[[Block], FastFunction | None]"
 HOT_LOOP_RUNS = 32
 """Rounds of a loop after which it becomes machine code: it may go on for long."""
 HOT_RUNS, HOT_INSTRUCTIONS = 200, 8000
@@ -58,6 +59,9 @@ class Block:
         self._fast_full: FastFunction | None = None
         self._fast_masked: FastFunction | None = None
         self._loop: Guard | None = None
+        self.make_threaded: ThreadedFactory | None = None
+        """Asked at every run for a function that does the same; it puts None here at the end."""
+        self._threaded: FastFunction | None = None
 
     @property
     def loop(self) -> Guard | None:
@@ -92,12 +96,15 @@ class Block:
             how often the block was executed.
         """
         self._runs += 1
-        if self._runs == self._hot_runs and self._accelerator is not None:
-            self._fast_full = self._accelerator(self, masked=False)
-            self._is_hot = self._fast_full is not None
+        if self.make_threaded is not None:
+            self._threaded = self.make_threaded(self)
+        if self._runs == self._hot_runs:
+            self._become_hot()
         if mask is FULL:
             if self._fast_full is not None:
                 return self._fast_full(warp, mask, rounds)
+            if self._threaded is not None:
+                return self._threaded(warp, mask, rounds)
             if self._full is None:
                 self._full = compile_block(self.code, self.temporaries, masked=False)
             self._full(warp, mask)
@@ -108,10 +115,18 @@ class Block:
                 self._fast_masked = self._accelerator(self, masked=True)
             if self._fast_masked is not None:
                 return self._fast_masked(warp, mask, rounds)
+        if self._threaded is not None:
+            return self._threaded(warp, mask, rounds)
         if self._masked is None:
             self._masked = compile_block(self.code, self.temporaries, masked=True)
         self._masked(warp, mask)
         return 1
+
+    def _become_hot(self) -> None:
+        """Code of its own pays where it runs in a loop, or where nothing else is machine code."""
+        if self._accelerator is not None and (self._loop is not None or self._threaded is None):
+            self._fast_full = self._accelerator(self, masked=False)
+            self._is_hot = self._fast_full is not None
 
 
 def _slots(operands: Iterable[Scalar]) -> frozenset[int]:

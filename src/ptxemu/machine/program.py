@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from ptxemu.errors import UnsupportedInstructionError
-from ptxemu.machine.blocks import Accelerator, Block
+from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.convergence import Together, together
 from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step
 from ptxemu.machine.independence import waits_for_others
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
+from ptxemu.machine.register_file import RegisterFile, RegisterLayout, Registers
 from ptxemu.machine.stretches import Stretches, StretchMaker
 from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
 
@@ -66,6 +67,17 @@ _ZEROS: dict[str, Lanes] = {
 for _lanes in _ZEROS.values():
     _lanes.flags.writeable = False
 
+
+class ThreadedBlocks(Protocol):
+    """Makes threaded code of a kernel's blocks, which finds registers by `Program.layout`."""
+
+    def block(self, block: Block) -> FastFunction | None:
+        """A block, or None where that does not serve."""
+        ...
+
+
+ThreadedMaker: TypeAlias = "Callable[[Program, int], ThreadedBlocks | None]"
+"""Gives it from so many executed instructions on that it pays."""
 Node: TypeAlias = Block | StepNode | BranchNode | SwitchNode | ExitNode
 
 
@@ -82,8 +94,10 @@ class Program:
         accelerator: Accelerator | None = None,
         hot_runs: int | None = None,
         make_stretch: StretchMaker | None = None,
+        make_threaded: ThreadedMaker | None = None,
     ) -> None:
-        """`accelerator` makes machine code of hot blocks (`Block`), `make_stretch` of more."""
+        """`accelerator` makes machine code of hot blocks (`Block`), `make_stretch` of more, and
+        `make_threaded` what runs the other blocks."""
         self.function = function
         self._accelerator = accelerator
         self._hot_runs = hot_runs
@@ -93,6 +107,15 @@ class Program:
             for register in sorted(function.registers, key=lambda register: register.slot)
         ]
         """What a warp's registers hold when it starts, by slot."""
+        self.layout: RegisterLayout | None = None
+        """Where registers lie, if machine code is to find them."""
+        if make_threaded is not None:
+            by_slot = sorted(function.registers, key=lambda register: register.slot)
+            self.layout = RegisterLayout([register.type for register in by_slot])
+        self._make_threaded = make_threaded
+        self._threaded: ThreadedBlocks | None = None
+        self._executed = 0
+        """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
         loops = [
@@ -103,6 +126,23 @@ class Program:
         self.stretches = Stretches(self, make_stretch, loops)
         self.may_wait = any(waits_for_others(i) for i in function.instructions)
         """Lanes may go round until another thread has changed memory."""
+
+    def new_registers(self) -> Registers:
+        """The registers of a warp that starts."""
+        if self.layout is not None:
+            return RegisterFile(self.layout)
+        return self.initial_registers.copy()
+
+    def _as_threaded_code(self, block: Block) -> FastFunction | None:
+        """Threaded code of a block that is about to run, from when it pays on."""
+        if self._threaded is None:
+            assert self._make_threaded is not None
+            self._executed += block.count
+            self._threaded = self._make_threaded(self, self._executed)
+            if self._threaded is None:
+                return None
+        block.make_threaded = None
+        return self._threaded.block(block)
 
     def _decode(self) -> None:
         gaps: list[str] = []
@@ -136,6 +176,9 @@ class Program:
             )
         blocks = [node for node in self.nodes if isinstance(node, Block)]
         mark_temporaries(self.function.instructions, blocks)
+        if self.layout is not None:
+            for block in blocks:
+                block.make_threaded = self._as_threaded_code
         for block in blocks:
             behind = self.nodes[block.end]
             if isinstance(behind, BranchNode) and behind.target == block.first:

@@ -23,6 +23,7 @@ from ptxemu.machine.lanes import (
     held_lanes,
 )
 from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
+from ptxemu.machine.register_file import Registers, all_bits
 from ptxemu.machine.special_registers import constant_special
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Warp:
         self.index = index
         """Warp number in the CTA, threadIdx / 32."""
         self.program: Program = cta.machine.program
-        self.registers: list[Lanes] = self.program.initial_registers.copy()
+        self.registers: Registers = self.program.new_registers()
         alive = FULL if num_lanes == WARP_SIZE else np.less(LANE_IDS, num_lanes)
         self.alive: Mask = alive
         """Lanes that have not exited."""
@@ -181,7 +182,7 @@ class Warp:
     def fingerprint(self) -> int:
         """Equal for equal registers at equal places (and, very rarely, for others)."""
         places = tuple((g.pc, g.mask.tobytes()) for g in self.groups)
-        return hash((self.agent_id, places, b"".join(r.tobytes() for r in self.registers)))
+        return hash((self.agent_id, places, all_bits(self.registers)))
 
     def expire_waits(self) -> bool:
         """End the waits that have a time limit; whether there was one."""

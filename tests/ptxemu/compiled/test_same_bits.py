@@ -80,6 +80,10 @@ def _templates():
     floats = [("add.f32", "fff"), ("sub.rn.f32", "fff"), ("mul.f32", "fff"), ("fma.rn.f32", "ffff")]
     floats += [("neg.f32", "ff"), ("abs.f32", "ff"), ("mov.b32", "rf"), ("mov.b32", "fr")]
     floats += [(f"setp.{c}.f32", "pff") for c in ("lt", "le", "gt", "ge", "eq", "ne")]
+    floats += [(f"setp.{c}.f32", "pff") for c in ("equ", "neu", "ltu", "leu", "gtu", "geu", "num")]
+    floats += [("setp.nan.f32", "pff"), ("max.f32", "fff"), ("min.f32", "fff")]
+    floats += [("max.f32", "ffff"), ("cvt.rn.bf16x2.f32", "rff"), ("cvt.rn.bf16.f32", "hf")]
+    floats += [("cvt.f32.bf16", "fh")]
     floats += [("selp.f32", "fffp"), ("selp.b32", "fffp")]
     doubles = [(f"{name}.f64", "dDD") for name in ("add", "sub.rn", "mul")]
     doubles += [("fma.rn.f64", "dDDD"), ("setp.lt.f64", "pDD"), ("setp.ne.f64", "pDD")]
@@ -137,9 +141,10 @@ def data(seed):
     return np.where(generator.random(size) < 0.5, low | high << np.uint64(32), noise)
 
 
-def result(text, memory, threads, accelerate):
+def result(text, memory, threads, accelerate, make_threaded=None):
     module = api.load(text)
-    program = Program(module._function("k"), registry.decode, accelerate, hot_runs=1)
+    function = module._function("k")
+    program = Program(function, registry.decode, accelerate, 1, make_threaded=make_threaded)
     module._programs["k"] = program
     out = memory.copy()
     with np.errstate(all="ignore"):
@@ -165,6 +170,26 @@ def test_random_programs_have_the_same_bits_in_both_cores(seed, threads):
     assert same_count == count
     blocks = [node for node in program.nodes if isinstance(node, Block) and node.loop]
     assert not set(refused) & set(blocks), "the loop did not become machine code"
+
+
+@pytest.mark.parametrize("threads", [32, 20])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs_have_the_same_bits_as_threaded_code(seed, threads, monkeypatch):
+    monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
+    monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
+    author = Author(seed)
+    lines = [author.program(1) for _ in range(60)]
+    for k in range(3):  # what no routine does, some of it depending on each other
+        lines += [f"ex2.approx.ftz.f32 %f{k}, %f{k + 1};", f"lg2.approx.f32 %f{k + 2}, %f{k};"]
+        lines += [f"@%p{k} ex2.approx.f32 %f{k}, %f{k + 3};", f"bfe.u32 %r{k}, %r{k + 2}, 3, 9;"]
+    author._random.shuffle(lines)
+    text = source("\n".join(lines))
+    expected, count, _ = result(text, data(seed), threads, None)
+    got, same_count, program = result(text, data(seed), threads, None, machine_code.make_threaded)
+    np.testing.assert_array_equal(got, expected)
+    assert same_count == count
+    blocks = [node for node in program.nodes if isinstance(node, Block)]
+    assert all(block._threaded is not None for block in blocks)
 
 
 def test_a_loop_ends_where_lanes_part():

@@ -1,0 +1,132 @@
+"""A warp's registers in one block of memory, where NumPy and machine code both find them.
+
+To Python it is a list by slot: an array that is read is a copy, one that is assigned is copied in,
+so that arrays of lanes never change in place there either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
+
+ROW_BYTES = 128
+"""Of a register of 32 bits or less; wider ones take two rows or four."""
+SPARE_ROWS = 128
+"""For values that machine code needs besides: special registers and addresses of variables."""
+_BOOL, _16, _32, _64, _128 = range(5)
+_KINDS = {1: _BOOL, 2: _16, 4: _32, 8: _64}
+_ROWS = {_BOOL: 1, _16: 1, _32: 1, _64: 2, _128: 4}
+
+
+class RegisterLayout:
+    """Where the registers of a kernel lie.
+
+    Attributes:
+        offsets: by slot the register's first byte; spare: that of the first spare row.
+        places: by slot the kind of array and the index into it.
+        rows: rows in all.
+    """
+
+    def __init__(self, types: Sequence[str]) -> None:
+        """`types`: the registers' PTX types, by slot."""
+        kinds = [_128 if type_ == "b128" else _KINDS[STORAGE[type_].itemsize] for type_ in types]
+        self.offsets = [0] * len(kinds)
+        self.places = [(0, 0)] * len(kinds)
+        row = 0
+        for wanted in (_128, _64, _32, _16, _BOOL):  # wide ones first: all are aligned
+            for slot, kind in enumerate(kinds):
+                if kind == wanted:
+                    self.offsets[slot] = row * ROW_BYTES
+                    self.places[slot] = (kind, row // _ROWS[kind])
+                    row += _ROWS[kind]
+        self.spare = row * ROW_BYTES
+        self.rows = -(-(row + SPARE_ROWS) // 4) * 4
+
+
+class RegisterFile:
+    """The registers of one warp."""
+
+    __slots__ = ("_arrays", "_bytes", "_places", "address", "num_spare")
+
+    def __init__(self, layout: RegisterLayout) -> None:
+        size = layout.rows * ROW_BYTES
+        block = np.zeros(size + ROW_BYTES, np.uint8)
+        start = -int(block.ctypes.data) % ROW_BYTES
+        rows = block[start : start + size].reshape(layout.rows, ROW_BYTES)
+        self._bytes = rows.reshape(-1)
+        self._arrays: tuple[Lanes, ...] = (
+            rows.view(np.bool_)[:, :WARP_SIZE],
+            rows.view(np.uint16)[:, :WARP_SIZE],
+            rows.view(np.uint32),
+            self._bytes.view(np.uint64).reshape(-1, WARP_SIZE),
+            self._bytes.view(np.uint64).reshape(-1, WARP_SIZE, 2),
+        )
+        self._places = layout.places
+        self.address = int(self._bytes.ctypes.data)
+        self.num_spare = 0
+        """Spare values that have been filled in."""
+
+    def __getitem__(self, slot: int) -> Lanes:
+        """A register's lanes."""
+        kind, index = self._places[slot]
+        lanes: Lanes = self._arrays[kind][index].copy()
+        return lanes
+
+    def __setitem__(self, slot: int, lanes: Lanes) -> None:
+        kind, index = self._places[slot]
+        array = self._arrays[kind]
+        array[index] = lanes if lanes.dtype == array.dtype else lanes.view(array.dtype)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def fill_spare(self, offset: int, lanes: Lanes) -> None:
+        """Put a spare value where it belongs."""
+        self._bytes[offset : offset + lanes.nbytes] = lanes.view(np.uint8)
+
+    def words(self, slots: Iterable[int]) -> NDArray[np.uint32]:
+        """Registers of 32 bits as rows (n, 32)."""
+        places = self._places
+        found: NDArray[np.uint32] = self._arrays[_32].take([places[s][1] for s in slots], axis=0)
+        return found
+
+    def set_words(self, slots: Iterable[int], words: NDArray[np.uint32]) -> None:
+        """Write registers of 32 bits, given as rows (n, 32)."""
+        places = self._places
+        self._arrays[_32][[places[slot][1] for slot in slots]] = words
+
+    def tobytes(self) -> bytes:
+        """All bytes."""
+        return self._bytes.tobytes()
+
+
+Registers: TypeAlias = "list[Lanes] | RegisterFile"
+"""By slot; in a list arrays are shared and never change in place."""
+
+
+def words_of(registers: Registers, slots: Sequence[int]) -> NDArray[np.uint32]:
+    """Registers of 32 bits as rows (n, 32)."""
+    if isinstance(registers, RegisterFile):
+        return registers.words(slots)
+    return np.concatenate([registers[slot] for slot in slots]).reshape(-1, WARP_SIZE)
+
+
+def set_words(registers: Registers, slots: Sequence[int], words: NDArray[np.uint32]) -> None:
+    """Write registers of 32 bits, given as rows (n, 32), which must not change afterwards."""
+    if isinstance(registers, RegisterFile):
+        registers.set_words(slots, words)
+        return
+    for slot, lanes in zip(slots, words, strict=True):
+        registers[slot] = lanes
+
+
+def all_bits(registers: Registers) -> bytes:
+    """The bits of all registers."""
+    if isinstance(registers, RegisterFile):
+        return registers.tobytes()
+    return b"".join(lanes.tobytes() for lanes in registers)
