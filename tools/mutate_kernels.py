@@ -39,6 +39,7 @@ from ptxemu.sched.policy import Policy
 RESULTS = ROOT / "benchmarks/results/ptxemu"
 _BEFORE_THE_TREE = re.compile(r"/\S*/(?=src/flashdsa/)")
 """In paths of the machine that saved the launches."""
+_SHOWN_MESSAGE = 80
 
 Known = Mapping[tuple[str, str], Result]
 """By names of site and mutation."""
@@ -61,9 +62,9 @@ class Campaign:
         """Read its launches from a folder; results go to the folder `out`."""
         self.name, self.results = name, out / f"mutation-{name}.json"
         self._tried = self.results.with_suffix(".tried")
-        count = len(ALL[name].origins)
-        paths = [path_of_launch(launches, name, number) for number in range(count)]
-        self._first, *self._others = [Replay(load_launch(path)) for path in paths]
+        numbers, scratch = range(len(ALL[name].origins)), ALL[name].scratch
+        paths = [path_of_launch(launches, name, number) for number in numbers]
+        self._first, *self._others = [Replay(load_launch(path), scratch) for path in paths]
         function = self._first.module.syntax.functions[self._first.kernel]
         self.mutations = mutations_of(function)
         self._equivalents = argued(name)
@@ -105,17 +106,17 @@ class Campaign:
         return not (report.survivors or strangers)
 
     def _write(self, report: Report) -> None:
-        """The report as the other files of mutation results have it, with paths in the tree."""
+        """The report as the other files of mutation results have it: a line for each mutant."""
         document: dict[str, Any] = {
             "launch": ALL[self.name].command,
             "equivalent": f"equivalent/{self.name}.txt",
             **report.to_json_dict(),
         }
-        for mutant in document["mutants"]:
-            for key in ("source_file", "message"):
-                if mutant[key] is not None:
-                    mutant[key] = _BEFORE_THE_TREE.sub("", mutant[key])
-        self.results.write_text(json.dumps(document, indent=2) + "\n")
+        mutants = [json.dumps(short(fact)) for fact in document.pop("mutants")]
+        head = json.dumps(document, indent=2).removesuffix("\n}")
+        self.results.write_text(
+            head + ',\n  "mutants": [\n    ' + ",\n    ".join(mutants) + "\n  ]\n}\n"
+        )
 
     def _of_the_results(self) -> Known:
         """What they say of mutants that are not to be tried again.
@@ -150,7 +151,7 @@ class Campaign:
         for fact in facts:
             names = f"{fact['category']}#{fact['number']}", fact["mutation"]
             mutation = by_names.get(names)
-            if mutation is None or mutation.site.instruction.text != fact["instruction"]:
+            if mutation is None or mutation.site.instruction.opcode != opcode_of(fact):
                 sys.exit(f"{self.name}: the results are of another kernel: {' '.join(names)}")
             found[names] = result_of(mutation, fact)
         return found
@@ -168,21 +169,32 @@ class Campaign:
         return replace(result, verdict=verdict, how=reason or "")
 
 
+def short(fact: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a mutant: paths in the tree, opcodes, of a message what it is about."""
+    kept = {key: value for key, value in fact.items() if value not in (None, "")}
+    kept.pop("seconds", None)
+    kept["instruction"] = opcode_of(fact)
+    if "source_file" in kept:
+        kept["source_file"] = _BEFORE_THE_TREE.sub("", kept["source_file"])
+    if "message" in kept:
+        kept["message"] = kept["message"].split(": kernel ")[0][:_SHOWN_MESSAGE]
+    return kept
+
+
+def opcode_of(fact: Mapping[str, Any]) -> str:
+    """Of the mutant's instruction."""
+    return str(fact["instruction"]).split()[0].rstrip(";")
+
+
 def result_of(mutation: Mutation, fact: Mapping[str, Any]) -> Result:
     """A result as it was written down."""
     policy = None
-    if fact["policy"] is not None:
+    if fact.get("policy") is not None:
         asynchronous, warps, seed = fact["policy"].split("/")
         policy = Policy(asynchronous=asynchronous, warps=warps, seed=int(seed))
-    return Result(
-        mutation,
-        fact["verdict"],
-        fact["how"],
-        fact["message"],
-        policy,
-        fact["seconds"],
-        fact["launch"],
-    )
+    how, message = fact.get("how", ""), fact.get("message", "")
+    seconds, launch = fact.get("seconds", 0.0), fact.get("launch")
+    return Result(mutation, fact["verdict"], how, message, policy, seconds, launch)
 
 
 def main() -> int:

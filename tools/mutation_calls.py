@@ -132,7 +132,7 @@ class Decode:
 
         case = SparseMlaCase(
             "decode", self.queries, KEYS, self.num_heads, self.topk, packed=self.packed,
-            invalid=True, logit_scale=20.0, rounded_dots=True,
+            invalid=True, duplicates=True, logit_scale=20.0, rounded_dots=True,
         )  # fmt: skip
         x = make_sparse_mla_inputs(case, 0, "cpu")
         flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend=HOPPER)
@@ -143,7 +143,9 @@ class Prefill:
     """`dsa_topk_prefill` on Hopper: `queries` in a causal row of `keys`.
 
     Attributes:
-        plateaus: most keys are equal. segment: keys that are ranked at a time; 0: as many as fit.
+        plateaus: most keys are equal.
+
+    Of a query 512 keys are ranked at a time, so that short rows have several segments.
     """
 
     queries: int = 9
@@ -152,7 +154,6 @@ class Prefill:
     num_heads: int = 64
     dtype: str = "float8_e4m3fn"
     plateaus: bool = False
-    segment: int = 0
     sms: int = 1
 
     def __call__(self) -> None:
@@ -163,6 +164,7 @@ class Prefill:
 
         from flashdsa.backends.emulated.runner import sm90
         from flashdsa.backends.sm90.prefill import launch, plan_of
+        from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK
         from flashdsa.operands import TopkPrefillOperands
         from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
 
@@ -175,8 +177,7 @@ class Prefill:
             x.q_index, x.k_index, x.weights, x.ends, x.output_buffer(), x.starts, x.k_scale
         )
         plan = plan_of(operands.inputs)
-        if self.segment:
-            plan = replace(plan, segment_scores=self.segment * plan.tile_queries)
+        plan = replace(plan, segment_scores=CHUNK * plan.tile_queries)
         launch(sm90(torch.device("cpu")), plan, operands)
 
 
@@ -254,6 +255,7 @@ class IndexBackward:
     alike: bool = False
     ordered: bool = False
     sms: int = 1
+    keys: int = 260
 
     def __call__(self) -> None:
         """Launch lists, gradients and, in order, their sum."""
@@ -264,9 +266,7 @@ class IndexBackward:
             make_indexer_training_inputs,
         )
 
-        case = SparseMlaCase(
-            "index", self.queries, 260, 8, self.topk, invalid=True, duplicates=self.ordered
-        )
+        case = SparseMlaCase("index", self.queries, self.keys, 8, self.topk, invalid=True)
         x = make_indexer_training_inputs(IndexerTrainingCase(case, index_heads=self.num_heads), 0)
         if self.alike:
             x.indices.copy_(x.indices[:1].expand_as(x.indices).clone())
@@ -282,13 +282,15 @@ class FusedIndexer:
 
     Attributes:
         lengths: of the rows. clusters: how many, CTAs of each. values: as `make_inputs` has them.
-        rows_of_one: as many more rows of a token.
+        rows_of_one: as many more rows of a token. bad_page: one of the first row is none of the
+            cache.
     """
 
     lengths: tuple[int, ...]
     clusters: tuple[int, int] = (1, 1)
     values: str = "random"
     rows_of_one: int = 0
+    bad_page: bool = False
     sms: int = 1
 
     def __call__(self) -> None:
@@ -304,10 +306,12 @@ class FusedIndexer:
         plan = IndexerPlan(
             num_heads=16, topk=512, splits=True, scheduled=True, list_capacity=2048,
             first_fill_pages=10, fill_step_pages=2, select_pages=1, merge_pages=3,
-            settling_ctas=2, settling_pages=1,
+            settling_ctas=2, settling_pages=15, count_polls=100_000,
         )  # fmt: skip
         lengths = [*self.lengths, *(1 for _ in range(self.rows_of_one))]
         q, cache, *others = make_inputs(lengths, num_heads=16, values=self.values)
+        if self.bad_page:
+            others[-1][0, 2] = -1
         runner = sm90(torch.device("cpu"))
         ctas = self.clusters[0] * self.clusters[1]
         counters = torch.zeros(max(len(lengths), ctas * ROW_COUNTERS), dtype=torch.int32)

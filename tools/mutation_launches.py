@@ -69,10 +69,13 @@ class Launches:
     Attributes:
         entry: the kernel's name begins so.
         origins: make a launch of it each: what one does not need, another one may.
+        scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
+            them.
     """
 
     entry: str
     origins: tuple[Script | Call, ...]
+    scratch: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -143,8 +146,8 @@ KERNELS = {
         (
             Decode(topk=330),
             Decode(num_heads=70, topk=200, sms=2),
-            Decode(topk=400, sms=2),
-            Decode(topk=500, sms=4),
+            Decode(topk=600, sms=2),
+            Decode(topk=900, sms=4),
         ),
     ),
     "mla-decode-packed-sm_90a": Launches(
@@ -152,28 +155,34 @@ KERNELS = {
         (
             Decode("ue8m0", topk=330),
             Decode("ue8m0", num_heads=70, topk=200, sms=2),
-            Decode("fp32", topk=400, sms=2),
-            Decode("ue8m0", topk=500, sms=4),
+            Decode("fp32", topk=600, sms=2),
+            Decode("ue8m0", topk=900, sms=4),
         ),
     ),
     "prefill-sm_90a": Launches(
         "prefill_kernel",
         (
             Prefill(queries=5, keys=400, topk=100),
-            Prefill(queries=5, keys=900, topk=100, plateaus=True),
-            Prefill(queries=9, keys=700, topk=300),
+            Prefill(queries=9, keys=1500, topk=300),  # three segments
+            Prefill(queries=5, keys=3000, topk=100, plateaus=True),
         ),
     ),
     "prefill-bf16-sm_90a": Launches(
         "prefill_kernel",
         (
             Prefill(queries=5, keys=400, topk=100, dtype="bfloat16"),
-            Prefill(queries=9, keys=700, topk=300, dtype="bfloat16"),
+            Prefill(queries=9, keys=1500, topk=300, dtype="bfloat16"),
+            Prefill(queries=5, keys=3000, topk=100, dtype="bfloat16", plateaus=True),
         ),
     ),
     "attention-target-sm_90a": Launches(
         "head_sums_kernel",
-        (HeadSums(128, 2, 150), HeadSums(70, 3, 330), HeadSums(128, 2, 330, sms=3)),
+        (
+            HeadSums(128, 2, 150),
+            HeadSums(70, 3, 330),
+            HeadSums(128, 2, 330, sms=3),
+            HeadSums(128, 7, 60),  # of each query a consumer has nothing
+        ),
     ),
     "indexer-scores-sm_90a": Launches(
         "head_sums_kernel",
@@ -181,23 +190,35 @@ KERNELS = {
             HeadSums(64, 2, 150, scores=True),
             HeadSums(40, 3, 330, scores=True),
             HeadSums(64, 2, 330, scores=True, sms=3),
+            HeadSums(64, 7, 60, scores=True),
         ),
     ),
     "indexer-bwd-sm_90a": Launches(
         "indexer_bwd_kernel",
-        (IndexBackward(queries=3, sms=4), IndexBackward(queries=5, topk=170, sms=4)),
+        # A CTA has two of the four groups, and each group more tiles than there are stages.
+        (IndexBackward(queries=7, sms=3), IndexBackward(queries=7, topk=400, sms=3, keys=900)),
     ),
     "indexer-bwd-large-sm_90a": Launches(
         "indexer_bwd_kernel",
-        (IndexBackward(queries=8, alike=True), IndexBackward(queries=8, topk=170, alike=True)),
+        (
+            IndexBackward(queries=12, alike=True),
+            IndexBackward(queries=8, topk=500, alike=True, keys=900),
+        ),
     ),
     "indexer-bwd-ordered-sm_90a": Launches(
         "indexer_bwd_kernel",
-        (IndexBackward(queries=5, ordered=True), IndexBackward(queries=3, topk=170, ordered=True)),
+        (
+            IndexBackward(queries=5, ordered=True),
+            IndexBackward(queries=3, topk=400, ordered=True, keys=900),
+        ),
     ),
     "indexer-bwd-lists-sm_90a": Launches(
         "lists_kernel",
-        (IndexBackward(queries=5, ordered=True), IndexBackward(queries=3, topk=170, ordered=True)),
+        (
+            IndexBackward(queries=5, ordered=True),
+            IndexBackward(queries=3, topk=170, ordered=True),
+            IndexBackward(queries=2, topk=64, ordered=True, keys=9000),  # two ranges of keys
+        ),
     ),
     "indexer-sm_90a": Launches(
         "indexer_kernel",
@@ -209,10 +230,14 @@ KERNELS = {
             FusedIndexer((1500,), (1, 2), "two"),
             FusedIndexer((1300,), (1, 2), "equal"),
             FusedIndexer((2200,), values="equal"),  # nothing passes the floor any more
+            FusedIndexer((900,), bad_page=True),
             FusedIndexer((2500, 513, 2600), (5, 1)),  # rows that are split
+            FusedIndexer((6000, 513), (4, 1)),  # CTAs that wait for each other's counts
+            FusedIndexer((9000, 513), (3, 1)),  # each compacts its part
             FusedIndexer((3200, 513), (4, 1), "equal"),
             FusedIndexer((560, 530), rows_of_one=511),  # too many to be put in order
         ),
+        scratch=("argument 7",),  # slots of rows that are split
     ),
     "indexer-sm_100a": Launches(
         "indexer_kernel",

@@ -16,6 +16,7 @@ from ptxemu.fan_out import FanOut
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate.effects import EffectRecorder, Effects
+from ptxemu.mutate.float_sums import FloatSums
 from ptxemu.mutate.runner import Fault, Outcome
 from ptxemu.sched.policy import Policy
 
@@ -67,13 +68,24 @@ class Replay:
     every run restores them first. Memory that is not registered cannot be restored.
     """
 
-    def __init__(self, setup: LaunchSetup) -> None:
+    def __init__(self, setup: LaunchSetup, scratch: Collection[str] = ()) -> None:
+        """Copy the inputs.
+
+        Args:
+            scratch: names of arrays that are no results: what is left there may depend on the
+                schedule.
+        """
         for number, arg in enumerate(setup.args):
             if isinstance(arg, np.ndarray) or hasattr(arg, "data_ptr"):
                 setup.memory.register(array_bytes(arg), f"argument {number}")
         self.setup = setup
         self._allocations = [
             (allocation, allocation.data.copy()) for allocation in setup.memory.allocations
+        ]
+        self._results = [
+            allocation
+            for allocation in setup.memory.allocations
+            if allocation.writable and allocation.name not in scratch
         ]
 
     @property
@@ -103,6 +115,7 @@ class Replay:
         """
         checker = Checker(self.kernel) if limit is not None else EffectRecorder(self.kernel)
         watch = _Watch(checker, limit, known)
+        sums = FloatSums() if limit is None else Observer()
         error, kind = None, ""
         started = time.monotonic()
         try:
@@ -110,7 +123,7 @@ class Replay:
                 module=module,
                 memory=self._restored(),
                 policy=policy,
-                observer=FanOut(watch, checker),
+                observer=FanOut(watch, checker, sums),
             )
             checker.finish()
         except _NoticedError:
@@ -120,7 +133,10 @@ class Replay:
             error = str(failure)
         return Outcome(
             faults={Fault.of(finding): finding.message for finding in checker.findings},
-            outputs=[a.data.copy() for a, _ in self._allocations if a.writable],
+            outputs=[allocation.data.copy() for allocation in self._results],
+            is_exact=[sums.is_exact(a.base, len(a.data)) for a in self._results]
+            if isinstance(sums, FloatSums)
+            else [],
             error_kind=kind,
             error=error,
             reached=watch.lines,

@@ -83,7 +83,9 @@ class Outcome:
     faults: dict[Fault, str]
     """The findings with their messages."""
     outputs: list[NDArray[np.uint8]]
-    """Everything that the kernel could write, after the run."""
+    """The results after the run: everything that the kernel could write, but for scratch memory."""
+    is_exact: list[NDArray[np.bool_]] = field(default_factory=list)
+    """Of a run of the original, of each byte of `outputs`: no order of additions decides it."""
     error_kind: str = ""
     """deadlock or error, where the run failed."""
     error: str | None = None
@@ -144,7 +146,7 @@ class Baseline:
     faults: set[Fault]
     outputs: list[NDArray[np.uint8]]
     is_stable: list[NDArray[np.bool_]]
-    """Bytes that come out the same under every policy (floating-point atomics need not)."""
+    """Bytes that come out the same under every policy, and that no order of additions decides."""
     reached: set[int]
     waited: set[int]
     """Lines where a warp had to wait under some policy."""
@@ -231,7 +233,7 @@ def _baseline(outcomes: Sequence[Outcome]) -> Baseline:
         faults={fault for outcome in outcomes for fault in outcome.faults},
         outputs=first.outputs,
         is_stable=[
-            np.all([o.outputs[k] == output for o in outcomes], axis=0)
+            np.all([(o.outputs[k] == output) & o.is_exact[k] for o in outcomes], axis=0)
             for k, output in enumerate(first.outputs)
         ],
         reached=set().union(*(outcome.reached for outcome in outcomes)),

@@ -1,0 +1,38 @@
+"""What a mutant computes is not held against sums whose order the schedule decides."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxemu import api
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.mutate import Replay, measure
+from ptxemu.mutate.runner import POLICIES
+from tests.ptxemu.kernel_run import TID, source
+
+BODY = """
+mul.wide.u32 %rd3, %r0, 4;
+add.u64 %rd3, %rd_sums, %rd3;
+red.global.add.f32 [%rd3], 0f3F800000;
+red.global.add.f32 [%rd_sums+256], 0f3F800000;
+red.global.add.u32 [%rd_sums+260], 1;
+st.global.u32 [%rd_other], 7;
+"""
+
+
+def test_bytes_of_several_float_additions_and_scratch_are_no_results() -> None:
+    arrays = np.zeros(66, np.float32), np.zeros(1, np.uint32)
+    text = source(TID + BODY, ("sums", "other"))
+    module = api.load(text)
+
+    def replay(*scratch: str) -> Replay:
+        setup = LaunchSetup(module, "k", 1, 64, arrays, GlobalMemory())
+        return Replay(setup, scratch)
+
+    baseline = measure(replay(), POLICIES[:1])
+    sums, stored = (stable.view(np.uint32) != 0 for stable in baseline.is_stable)
+    assert sums.tolist() == [True] * 64 + [False, True]
+    assert stored.tolist() == [True]
+    (only,) = measure(replay("argument 1"), POLICIES[:1]).is_stable
+    assert len(only) == arrays[0].nbytes
