@@ -14,6 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.opaque import opaque
 from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken
 from flashdsa.kernels.sparse_mla.sm90.union_memory import (
     MOST_REPEATS,
@@ -63,7 +64,8 @@ def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> In
     none = Int32(-1)
     if cutlass.const_expr(x.tile > 0):
         none = shared.repeats[0, 0]
-    line = Int64(group) * lists.rows.shape[1]
+    # Computed here: kept from the kernel's start on, for this rare path, it would be spilled.
+    line = Int64(opaque(group)) * lists.rows.shape[1]
     before = Int32(0)
     for member in cutlass.range_constexpr(x.group):
         query = x.first_query + member
