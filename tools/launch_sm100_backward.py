@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--topk", type=int, default=2 * B_TOPK, help="slots of a query")
     parser.add_argument("--queries", type=int, default=1)
     parser.add_argument("--keys", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=1, help="of CTAs; they share the queries out")
     parser.add_argument(
         "--index-stages", type=int, default=2, help="few, so that short queries use all again"
     )
@@ -44,7 +45,7 @@ def main() -> None:
         torch.zeros(rows, D_QK, dtype=torch.bfloat16),
         torch.zeros(options.keys, D_QK),
     ]
-    function(*[argument.to("cuda") for argument in arguments], D_QK**-0.5)
+    function(*[argument.to("cuda") for argument in arguments], D_QK**-0.5, options.pairs)
 
 
 if __name__ == "__main__":

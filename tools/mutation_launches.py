@@ -113,13 +113,14 @@ KERNELS = {
         scripted(
             "sm_100a",
             "tools/launch_sm100_backward.py",
-            "--index-stages 4 --topk 96",
-            "--index-stages 4 --topk 192",  # goes round the ring of indices
+            # A pair of CTAs takes all queries; the second goes round the ring of indices.
+            "--index-stages 4 --topk 64 --queries 2",
+            "--index-stages 4 --topk 96 --queries 3",
         ),
     ),
     "mla-bwd-groups-sm_100a": Launches(
         "backward_kernel",
-        (GroupedBackward(), GroupedBackward(queries=2, topk=110)),
+        (GroupedBackward(queries=5), GroupedBackward(queries=2, topk=110)),  # a pair has two groups
     ),
     "mla-fwd-sm_90a": Launches(
         "forward_kernel",

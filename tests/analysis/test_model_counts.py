@@ -142,6 +142,7 @@ def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
             sm_scale=576**-0.5,
             deterministic=False,
             dkv_dtype=torch.float32,
+            pairs=1,
         )
     moved: Counter[str] = Counter()
     instructions: Counter[str] = Counter()

@@ -63,7 +63,7 @@ def test_mla_bwds_json_is_the_plan(run: Run) -> None:
     plan = BwdPlan()
     regions = {region["name"]: region for region in document["smem"]["regions"]}
     assert [r["offset"] for r in document["smem"]["regions"]] == list(plan.smem.offsets)
-    assert regions["dq"]["shares_with"] == ["q", "q_rope"]
+    assert regions["do"]["shares_with"] == []
     assert regions["kv"]["live"][0] == {"holds": "K(b)", "stage": 0, "from": "load", "to": "dQ"}
     columns = {region["name"]: region for region in document["tmem"]["regions"]}
     assert columns["ds"]["column"] == columns["dp"]["column"]
@@ -72,14 +72,14 @@ def test_mla_bwds_json_is_the_plan(run: Run) -> None:
     barriers = {barrier["name"]: barrier for barrier in document["barriers"]}
     assert barriers["rows_free"]["producer"] == "softmax, reduce"
     assert barriers["partial_free"]["producer"] == "peer's softmax"
-    assert barriers["dq_ready"]["consumer"] == "softmax, reduce"
+    assert barriers["do_full"]["consumer"] == "reduce, mma"
 
 
 @pytest.mark.parametrize("option", [(), ("--markdown",)], ids=str)
 def test_mla_bwd_shows_every_table_in_100_columns(run: Run, option: tuple[str]) -> None:
     output = run("plan", "mla_bwd", "--arch", "sm_100a", *option).output
     for text in (
-        "230,132 of 232,448 bytes", "512 of 512 columns", "partial_free", "65,536 of 65,536",
+        "230,148 of 232,448 bytes", "512 of 512 columns", "partial_free", "65,536 of 65,536",
         "dP(b+1) = dO K^T",
     ):  # fmt: skip
         assert text in output

@@ -19,6 +19,15 @@ def store2(pointer: Any, first: Int32, second: Int32) -> None:
 
 
 @cute.jit
+def store8(pointer: Any, words: Any) -> None:
+    """Eight neighbouring words at a multiple of 32 bytes; Blackwell and later."""
+    operands = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
+    cute.arch.inline_ptx(
+        f"st.global.v8.b32 [{{$r0}}], {{{operands}}};", read_only_args=[pointer, *words]
+    )
+
+
+@cute.jit
 def load2(pointer: Any) -> tuple[Int32, Int32]:
     """Two neighbouring words, past the first-level cache: what other SMs wrote."""
     return cute.arch.inline_ptx(

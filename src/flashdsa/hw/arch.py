@@ -22,6 +22,8 @@ MBARRIER_BYTES = 8
 BULK_ALIGNMENT = 16
 """Bytes, of every address that a bulk copy, a tensor map or a 16-byte move takes (PTX ISA,
 "cp.async.bulk")."""
+SECTOR_BYTES = 32
+"""What the second-level cache moves at once."""
 TMEM_LANES = 128
 """Rows of tensor memory, a warp of a warpgroup reaching 32 of them (PTX ISA, "Tensor Memory")."""
 TMEM_LEAST_ALLOCATION = 32

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.analysis.compile_kernel import compile_and_keep
-from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.emulated.devices import SMALL, Device
+from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm100 import mla_bwd as backend
-from flashdsa.backends.sm100.mla_bwd import launch_raw, run
+from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw, run
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, BwdPlan
 from flashdsa.operands import MlaBwdOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
@@ -36,6 +38,7 @@ from ptxemu import Policy
 
 PLAN = BwdPlan()
 HEADS = 128
+ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 CASES = [
     # name, S, S_kv, H, topk
     SparseMlaCase("one block", 1, 50, HEADS, 32),
@@ -61,7 +64,9 @@ EVERY_FEATURE = SparseMlaCase(
 )
 
 
-def launch(case: SparseMlaCase, plan: BwdPlan = PLAN, policy: Policy | None = None) -> Emulator:
+def launch(
+    case: SparseMlaCase, plan: BwdPlan = PLAN, policy: Policy | None = None, pairs: int = 74
+) -> Emulator:
     """The case on the emulator; its gradients are judged, and nothing may be found."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
@@ -77,6 +82,7 @@ def launch(case: SparseMlaCase, plan: BwdPlan = PLAN, policy: Policy | None = No
             sm_scale=case.d_qk**-0.5,
             deterministic=False,
             dkv_dtype=torch.float32,
+            pairs=pairs,
         )
     gradients = {"dQ": dQ, "dKV": dKV}
     assert failures(judge_backward(inputs, O, lse, gradients)) == []
@@ -91,16 +97,30 @@ def test_gradients_are_within_the_contract_and_nothing_is_found(case: SparseMlaC
 
 @pytest.mark.parametrize("when", ["eager", "late"])
 def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
-    """Three blocks: every ring and every barrier goes round."""
-    case = SparseMlaCase("three blocks", 1, 90, HEADS, 96, duplicates=True)
-    launch(case, policy=Policy(asynchronous=when, seed=3))
+    """A pair takes two queries of two blocks: every ring and every barrier goes round."""
+    case = SparseMlaCase("two queries", 2, 90, HEADS, 64, duplicates=True)
+    result = launch(case, policy=Policy(asynchronous=when, seed=3), pairs=1)
+    assert result.setups[-1].grid[0] == CLUSTER
+
+
+def test_pairs_share_queries_of_any_length_out() -> None:
+    """Two queries each: one pair has 2 and 3 blocks, the other two queries without a valid slot."""
+    case = SparseMlaCase("ragged", 4, 120, HEADS, 96, duplicates=True, topk_length=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    assert inputs.topk_length is not None
+    assert (-(-inputs.topk_length.clamp(0, 96) // B_TOPK)).tolist() == [2, 0, 3, 0]
+    with emulation(SMALL, policy=Policy(asynchronous="eager", seed=1)) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm100")) == []
+    assert emulator.setups[-1].grid[0] == SMALL.clusters[CLUSTER] * CLUSTER
 
 
 def test_the_public_operation_takes_every_feature() -> None:
-    """Lengths, sinks, gaps, a width not of 32; only the last of three queries has valid slots."""
+    """Lengths, sinks, gaps, a width not of 32; only the last of three queries has valid slots, and
+    one pair takes them all."""
     inputs = make_sparse_mla_inputs(EVERY_FEATURE, 0, "cpu")
     assert empty_queries(inputs).tolist() == [True, True, False]
-    assert failures(check_backward(inputs, "emulate-sm100")) == []
+    with emulation(ONE_PAIR):
+        assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
 GROUPED = [
@@ -108,19 +128,22 @@ GROUPED = [
     SparseMlaCase("16 heads, every feature", 5, 60, 16, 40, duplicates=True, invalid=True,
                   empty_rows=True, topk_length=True, attn_sink="infinite", poison=True,
                   strided=True, kv_3d=True, indices_3d=True),
+    pytest.param(SparseMlaCase("32 heads", 5, 90, 32, 33, invalid=True), marks=pytest.mark.slow),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
 def test_neighbouring_queries_share_the_rows(case: SparseMlaCase) -> None:
-    """Over the union of their keys; queries without a key, whose O and dO hold NaN, among them."""
+    """Over the union of their keys; queries without a key, whose O and dO hold NaN, among them. One
+    pair takes all groups."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    assert failures(check_backward(inputs, "emulate-sm100")) == []
+    with emulation(ONE_PAIR):
+        assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
 def test_groups_go_in_parts_where_their_lists_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "MOST_UNION_BYTES", 1)
-    case = SparseMlaCase("32 heads", 5, 90, 32, 33, invalid=True)
+    case = SparseMlaCase("64 heads", 3, 90, 64, 33, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     assert failures(check_backward(inputs, "emulate-sm100")) == []
 
@@ -175,6 +198,16 @@ def test_the_raw_kernel_insists_on_whole_blocks() -> None:
         launch_raw(lambda *_: None, *[nothing] * 5, indices, nothing, *[nothing] * 3, 1.0)
 
 
+def test_dq_is_written_by_whole_sectors() -> None:
+    """And refused where it does not begin at one."""
+    whole = [torch.empty(1, HEADS, d, dtype=torch.bfloat16) for d in (576, 512)]
+    q, dO = whole
+    dq = torch.empty(HEADS * 576 + 8, dtype=torch.bfloat16)[8:].view(1, HEADS, 576)
+    rest = torch.empty(0)
+    with pytest.raises(ArgumentValueError, match=r"dQ: .* aligned to 32 bytes"):
+        launch_checked(lambda *_: None, q, q, dO, rest, dO, rest, rest, rest, dq, q, 1.0, 1)
+
+
 def test_the_launch_is_what_the_plan_says() -> None:
     _, setup = launch(CASES[0]).setups
     assert setup.smem == PLAN.smem.total
@@ -200,9 +233,9 @@ def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(CASES[1], BwdPlan(index_stages=3))  # not one that is compiled already
 
 
-def ptx() -> str:
-    """Of the backward and delta's kernel."""
-    return str(compiled(MLA_BWD, PLAN).__ptx__).rstrip("\0")
+def ptx(plan: BwdPlan = PLAN) -> str:
+    """Of the backward, delta's kernel and, for a group, the union's."""
+    return str(compiled(MLA_BWD, plan).__ptx__).rstrip("\0")
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:
@@ -222,17 +255,21 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert registers == {role.registers for role in PLAN.roles}
 
 
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [PLAN, BwdPlan(group=8)], ids=lambda plan: plan.name)
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    plan: BwdPlan, tmp_path: Path
+) -> None:
+    """Nor in the kernels before it: of delta and, for a group, of the union."""
     found = find_assembler()
     if found is None:
         pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     source = tmp_path / "backward.ptx"
-    source.write_text(ptx())
+    source.write_text(ptx(plan))
     command = [str(found.path), "-arch=sm_100a", "-v", str(source), "-o", str(tmp_path / "cubin")]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
-    assert spills == [("0", "0"), ("0", "0")]
+    assert spills == [("0", "0")] * (3 if plan.group > 1 else 2)
 
 
 MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
@@ -251,9 +288,9 @@ def test_the_models_topk_at_random_moments() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_order_of_warps_does_not_matter() -> None:
-    case = SparseMlaCase("three blocks", 1, 90, HEADS, 96, duplicates=True, invalid=True)
+    case = SparseMlaCase("three queries", 3, 90, HEADS, 64, duplicates=True, invalid=True)
     for seed in range(5):
-        launch(case, policy=Policy(seed=seed))
+        launch(case, policy=Policy(seed=seed), pairs=1)
 
 
 def test_the_softmax_chain_waits_for_no_memory_of_the_gpu() -> None:

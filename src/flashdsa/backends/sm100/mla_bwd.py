@@ -14,9 +14,9 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.backends.sparse_mla_launches import MOST_UNION_BYTES, UNION_BYTES
 from flashdsa.errors import ArgumentValueError
-from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER
 from flashdsa.operands import MlaBwdOperands
 
 PLANS = {
@@ -39,7 +39,9 @@ def backward(
     dkv_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
-    function = runner.function(MLA_BWD, PLANS[operands.q.shape[1], deterministic])
+    plan = PLANS[operands.q.shape[1], deterministic]
+    function = runner.function(MLA_BWD, plan)
+    pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]
     with runner.launching():
         return run(
             function,
@@ -47,6 +49,7 @@ def backward(
             sm_scale=sm_scale,
             deterministic=deterministic,
             dkv_dtype=dkv_dtype,
+            pairs=pairs,
         )
 
 
@@ -57,17 +60,19 @@ def run(
     sm_scale: float,
     deterministic: bool,
     dkv_dtype: torch.dtype,
+    pairs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The operation by a compiled function, on the operands' device.
 
     Args:
         launch: compiled for q's heads and what `deterministic` says.
         operands: indices of 128 heads are padded here with -1 to a multiple of B_TOPK.
+        pairs: of CTAs that run at once; they share the queries out.
     """
     q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
     num_queries, num_heads, _ = q.shape
     topk = indices.shape[1]
-    dq = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dkv = torch.zeros(kv.shape, dtype=torch.float32, device=q.device)
     sink_size = 0 if attn_sink is None else num_heads
     d_sink = torch.zeros(sink_size, dtype=torch.float32, device=q.device)
@@ -94,9 +99,12 @@ def run(
             dq,
             dkv,
             sm_scale,
+            pairs,
         )
         if attn_sink is not None:
             d_sink = sink_backward(lse, attn_sink, delta)[1]
+    else:
+        dq.zero_()
     return dq, dkv.to(dkv_dtype), d_sink
 
 
@@ -110,14 +118,14 @@ def of_queries(operands: Sequence[Tensor], part: slice) -> Iterator[Tensor]:
 
 def launch_in_parts(
     launch: Launch,
-    *operands_and_scale: Any,
+    *operands_and_scalars: Any,
 ) -> None:
     """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
 
     Args:
-        operands_and_scale: as for `launch_checked`, without what it takes behind dkv.
+        operands_and_scalars: as for `launch_checked`, without what it takes behind dkv.
     """
-    *operands, sm_scale = operands_and_scale
+    *operands, sm_scale, pairs = operands_and_scalars
     _, kv, *_, indices, topk_length, _, _, _ = operands
     num_queries, topk = indices.shape
     at_a_time = queries_at_a_time(num_queries, topk)
@@ -132,19 +140,20 @@ def launch_in_parts(
             order,
             starts,
             sm_scale,
+            pairs,
         )
 
 
 def launch_groups(
     launch: Launch,
-    *operands_and_scale: Any,
+    *operands_and_scalars: Any,
 ) -> None:
     """The kernels of groups of queries, on as many at a time as their unions have room for.
 
     Args:
-        operands_and_scale: as for `launch_checked`, without what it takes behind dkv.
+        operands_and_scalars: as for `launch_checked`, without what it takes behind dkv.
     """
-    *operands, sm_scale = operands_and_scale
+    *operands, sm_scale, pairs = operands_and_scalars
     q, *_, indices, _, _, _, _ = operands
     num_queries, num_heads, _ = q.shape
     group = B_H // num_heads
@@ -163,24 +172,25 @@ def launch_groups(
             members[own],
             *(one[own] for one in numbers),
             sm_scale,
+            pairs,
         )
 
 
-def launch_raw(launch: Launch, *operands_and_scale: Any) -> None:
+def launch_raw(launch: Launch, *operands_and_scalars: Any) -> None:
     """The kernel of an item a query on tensors without gaps, topk a multiple of B_TOPK.
 
     Args:
-        operands_and_scale: as for `launch_checked`.
+        operands_and_scalars: as for `launch_checked`.
 
     Raises:
         ArgumentValueError: names the argument that does not fit.
     """
-    topk = operands_and_scale[5].shape[1]
+    topk = operands_and_scalars[5].shape[1]
     if topk % B_TOPK:
         raise ArgumentValueError(
             f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
         )
-    launch_checked(launch, *operands_and_scale)
+    launch_checked(launch, *operands_and_scalars)
 
 
 def launch_checked(
@@ -192,25 +202,26 @@ def launch_checked(
     O: Tensor,
     indices: Tensor,
     topk_length: Tensor,
-    *outputs_and_scale: Any,
+    *outputs_and_scalars: Any,
 ) -> None:
     """What TMA and bulk reduce-adds need of the tensors, then the kernel.
 
     Args:
-        outputs_and_scale: delta (S, H) and dq, written; dkv, added to; where the kernel is
+        outputs_and_scalars: delta (S, H) and dq, written; dkv, added to; where the kernel is
             deterministic its slots, their order and starts, where it is of a group the lists of
-            its unions; sm_scale.
+            its unions; sm_scale; pairs of CTAs, at most.
 
     Raises:
         ArgumentValueError: names the argument that does not fit.
     """
-    delta, dq, *dkv_and_others, sm_scale = outputs_and_scale
+    delta, dq, *dkv_and_others, sm_scale, pairs = outputs_and_scalars
     dkv = dkv_and_others[0]
     for name, tensor in (("q", q), ("kv", kv), ("dO", dO), ("O", O), ("dQ", dq), ("dKV", dkv)):
-        if not tensor.is_contiguous() or tensor.data_ptr() % BULK_ALIGNMENT:
+        alignment = SECTOR_BYTES if tensor is dq else BULK_ALIGNMENT
+        if not tensor.is_contiguous() or tensor.data_ptr() % alignment:
             raise ArgumentValueError(
                 f"{name}: the Blackwell kernel needs tensors without gaps at addresses aligned to "
-                f"{BULK_ALIGNMENT} bytes (TMA and bulk reduce-add); got strides "
+                f"{alignment} bytes (TMA, bulk reduce-add, stores of 32 bytes); got strides "
                 f"{list(tensor.stride())} at {tensor.data_ptr():#x}"
             )
     rows = q.shape[0] * q.shape[1]
@@ -226,4 +237,5 @@ def launch_checked(
         dq.view(rows, -1),
         *dkv_and_others,
         sm_scale,
+        pairs,
     )

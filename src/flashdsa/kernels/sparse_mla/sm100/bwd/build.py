@@ -7,7 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
 from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import (
     launch_backward,
     launch_deterministic_backward,
@@ -24,9 +24,9 @@ def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> 
 def compile_backward(plan: BwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale), or where it is
-    deterministic (..., dkv, slots, order, starts, sm_scale), or of a group (..., dkv, rows,
-    members, counts, present, named, sm_scale); see `launch_backward`,
+    (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale, pairs), or where it is
+    deterministic (..., dkv, slots, order, starts, sm_scale, pairs), or of a group (..., dkv, rows,
+    members, counts, present, named, sm_scale, pairs); see `launch_backward`,
     `launch_deterministic_backward` and `launch_grouped_backward`.
     """
     rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
@@ -57,10 +57,11 @@ def compile_backward(plan: BwdPlan) -> Any:
         _tensor(Int32, (queries, topk), 4),
         _tensor(Int32, (queries,), 4),
         _tensor(Float32, (queries, plan.group_heads), 4),
-        _tensor(BFloat16, (rows, D_QK)),
+        _tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
         _tensor(Float32, (keys, D_QK)),
         *further,
         Float32(1.0),
+        Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_100a",

@@ -1,15 +1,16 @@
-"""The backward of sparse MLA for Blackwell: a cluster of two CTAs a query, four warpgroups each.
+"""The backward of sparse MLA for Blackwell: a pair of CTAs takes one item after the other, each a
+query or a group of them, with four warpgroups a CTA.
 
 load            | mma                      | softmax                  | reduce
 --------------- | ------------------------ | ------------------------ | ------------------------
-Q, dO, rows     |                          |                          | dO -> TMEM
-K[0]            | P(0), dP(0)              |                          |
-K[1]            | P(b+1)                   | P <-> peer, S            |
+rows, K[0]      | Q, dO                    |                          | dO -> TMEM
+K[1]            | P(0), dP(0)              |                          |
+                | P(b+1)                   | P <-> peer, S            |
                 | dKV part 0 = S dO + dS Q | dP <-> peer, dS          |
 K[b+2]          | dQ += dS K               |                          | part 0 += to dKV
                 | dP(b+1)                  |                          |
                 | dKV part 1, owner part 2 |                          | part 1, part 2
-                |                          | dQ -> global             | dQ -> global
+next item's     | next Q, dO               | dQ -> global             | last parts
 """
 
 from typing import Any
@@ -21,17 +22,22 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl import arena as arenas
 from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import Arena, initialise_barriers
+from flashdsa.dsl.arena import initialise_barriers
 from flashdsa.dsl.cluster import leave_cluster
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
 from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
-from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context
+from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
+    Context,
+    first_turn,
+    locate,
+    next_turn,
+)
 from flashdsa.kernels.sparse_mla.sm100.bwd.dq import DqWriter, write_dq
-from flashdsa.kernels.sparse_mla.sm100.bwd.load import Loader, load_blocks, load_query
-from flashdsa.kernels.sparse_mla.sm100.bwd.mma import Issuer, issue_all
+from flashdsa.kernels.sparse_mla.sm100.bwd.load import Loader, load_blocks
+from flashdsa.kernels.sparse_mla.sm100.bwd.mma import Issuer, issue_item
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     B_H,
     B_TOPK,
@@ -40,8 +46,9 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     D_QK,
 )
 from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
-from flashdsa.kernels.sparse_mla.sm100.bwd.reduce_dkv import Reducer, finish, reduce_all, store_do
-from flashdsa.kernels.sparse_mla.sm100.bwd.softmax import Softmax, softmax_all
+from flashdsa.kernels.sparse_mla.sm100.bwd.query import QueryLoader, load_query, wait_until_read
+from flashdsa.kernels.sparse_mla.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
+from flashdsa.kernels.sparse_mla.sm100.bwd.softmax import Softmax, softmax_item
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""
@@ -53,14 +60,13 @@ def backward_kernel(
     do_map: GridConstant[tensor_map.TensorMap],
     kv_map: GridConstant[tensor_map.TensorMap],
     kv_rope_map: GridConstant[tensor_map.TensorMap],
-    dq_map: GridConstant[tensor_map.TensorMap],
-    dq_rope_map: GridConstant[tensor_map.TensorMap],
     lse: cute.Tensor,
     delta: cute.Tensor,
     indices: cute.Tensor,
     topk_length: cute.Tensor,
     members: Any,
     present: Any,
+    dq: cute.Tensor,
     dkv: cute.Tensor,
     slots: Any,
     scale: Float32,
@@ -86,46 +92,57 @@ def backward_kernel(
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
-        ctx, _ = locate(topk_length, indices, arena)
-        softmax_all(Softmax(ctx, scale, of_row(ctx, lse), of_row(ctx, delta)))
-        write_dq(DqWriter(ctx, dq_map.get_ptr(), dq_rope_map.get_ptr()), 0)
+        turn = first_turn()
+        while turn.item < topk_length.shape[0]:
+            ctx = locate(topk_length, indices, arena, turn)
+            softmax_item(Softmax(ctx, scale, of_row(ctx, lse), of_row(ctx, delta)))
+            write_dq(DqWriter(ctx, dq))
+            turn = next_turn(ctx)
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        ctx, num_slots = locate(topk_length, indices, arena)
-        loader = Loader(
-            ctx,
-            q_map.get_ptr(),
-            do_map.get_ptr(),
-            kv_map.get_ptr(),
-            kv_rope_map.get_ptr(),
-            indices,
-            members,
-            present,
-            num_slots,
-            Int32(dkv.shape[0]),
-        )
-        if ctx.thread // WARP_SIZE == 1:
-            if prims.elect_sync():
-                load_query(loader)
-            cute.arch.sync_warp()
-        load_blocks(loader)
+        turn = first_turn()
+        while turn.item < topk_length.shape[0]:
+            ctx = locate(topk_length, indices, arena, turn)
+            load_blocks(
+                Loader(
+                    ctx,
+                    kv_map.get_ptr(),
+                    kv_rope_map.get_ptr(),
+                    indices,
+                    members,
+                    Int32(dkv.shape[0]),
+                )
+            )
+            turn = next_turn(ctx)
     elif group == REDUCE:
         cute.arch.setmaxregister_increase(plan.reduce.registers)
-        ctx, _ = locate(topk_length, indices, arena)
-        first_slot = None
-        if cutlass.const_expr(slots is not None):
-            first_slot = slots.iterator + Int64(ctx.item) * indices.shape[1] * D_QK
-        reducer = Reducer(ctx, dkv, first_slot)
-        store_do(ctx)
-        reduce_all(reducer)
-        write_dq(DqWriter(ctx, dq_map.get_ptr(), dq_rope_map.get_ptr()), 1)
-        finish(reducer)
+        turn, ring_slot = first_turn(), Int32(0)
+        while turn.item < topk_length.shape[0]:
+            ctx = locate(topk_length, indices, arena, turn)
+            first_row = None
+            if cutlass.const_expr(slots is not None):
+                first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * D_QK
+            store_do(ctx)
+            ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
+            turn = next_turn(ctx)
+        finish(plan)
     else:
         cute.arch.setmaxregister_decrease(plan.mma.registers)
-        ctx, _ = locate(topk_length, indices, arena)
-        if ctx.thread // WARP_SIZE == 0:
+        turn = first_turn()
+        if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
-                issue_all(Issuer(ctx, Static(products_of(plan))))
+                while turn.item < topk_length.shape[0]:
+                    ctx = locate(topk_length, indices, arena, turn)
+                    issue_item(Issuer(ctx, Static(products_of(plan))))
+                    turn = next_turn(ctx)
+            cute.arch.sync_warp()
+        elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
+            if prims.elect_sync():
+                while turn.item < topk_length.shape[0]:
+                    ctx = locate(topk_length, indices, arena, turn)
+                    load_query(QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
+                    turn = next_turn(ctx)
+                wait_until_read(arena, turn)
             cute.arch.sync_warp()
     tmem.before_sync()
     # The peer's st.async and arrivals come to this CTA's memory: neither ends before both are done.
@@ -133,24 +150,6 @@ def backward_kernel(
     tmem.after_sync()
     if warp == 0:
         tmem.free(hold.load(), plan.tmem.allocated)
-
-
-@cute.jit
-def locate(topk_length: cute.Tensor, indices: cute.Tensor, arena: Arena) -> Any:
-    """This thread's context, and how many of its item's slots may be valid."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
-    item = block // CLUSTER
-    num_slots = cutlass.min(topk_length[item], Int32(indices.shape[1]))
-    ctx = Context(
-        arena=arena,
-        tmem=arena.pointer("tmem_start", Int32).load(),
-        cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
-        item=item,
-        num_blocks=cutlass.max((num_slots + B_TOPK - 1) // B_TOPK, Int32(1)),
-        thread=thread % WARPGROUP_SIZE,
-    )
-    return ctx, num_slots
 
 
 @cute.jit
@@ -182,10 +181,11 @@ def launch_pairs(
     dkv: cute.Tensor,
     slots: Any,
     scale: Float32,
+    pairs: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the kernel for delta, then a pair of CTAs an item, on `stream`.
+    """Launch the kernel for delta, then pairs of CTAs that share the items out, on `stream`.
 
     Args:
         q: (S * H, 576) bf16 with H = plan.group_heads. kv: (S_kv, 576) bf16.
@@ -196,30 +196,29 @@ def launch_pairs(
         delta: (S, H) fp32, written. dq: as q, written. dkv: as kv in fp32, added to.
         slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
             dKV, if the slot is valid, and dkv nothing. None: dkv gets all.
+        pairs: of CTAs, at most one an item; as many as run at once.
     """
     launch_delta(do, out, delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
-    num_rows = lse.shape[0] * lse.shape[1]
     backward_kernel(
         make(q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
-        make(dq, box_dims=(B_H, BOX_DIMS), swizzle=wide),
-        make(dq, box_dims=(B_H, plan.own_rope_dims), swizzle=narrow),
         lse,
         delta,
         indices,
         topk_length,
         members,
         present,
+        dq,
         dkv,
         slots,
         scale,
         plan,
     ).launch(
-        grid=[(num_rows + B_H - 1) // B_H * CLUSTER, 1, 1],
+        grid=[cutlass.min(topk_length.shape[0], pairs) * CLUSTER, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[CLUSTER, 1, 1],
         stream=stream,
@@ -240,6 +239,7 @@ def launch_backward(
     dq: cute.Tensor,
     dkv: cute.Tensor,
     scale: Float32,
+    pairs: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -250,7 +250,7 @@ def launch_backward(
     """
     launch_pairs(
         q, kv, do, lse, out, indices, topk_length, None, None,
-        delta, dq, dkv, None, scale, plan, stream,
+        delta, dq, dkv, None, scale, pairs, plan, stream,
     )  # fmt: skip
 
 
@@ -272,6 +272,7 @@ def launch_grouped_backward(
     present: cute.Tensor,
     named: cute.Tensor,
     scale: Float32,
+    pairs: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -293,7 +294,7 @@ def launch_grouped_backward(
     )
     launch_pairs(
         q, kv, do, lse, out, rows, counts, members, present,
-        delta, dq, dkv, None, scale, plan, stream,
+        delta, dq, dkv, None, scale, pairs, plan, stream,
     )  # fmt: skip
 
 
@@ -313,6 +314,7 @@ def launch_deterministic_backward(
     order: cute.Tensor,
     starts: cute.Tensor,
     scale: Float32,
+    pairs: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -325,6 +327,6 @@ def launch_deterministic_backward(
     """
     launch_pairs(
         q, kv, do, lse, out, indices, topk_length, None, None,
-        delta, dq, dkv, slots, scale, plan, stream,
+        delta, dq, dkv, slots, scale, pairs, plan, stream,
     )  # fmt: skip
     launch_ordered_sum(slots, order, starts, dkv, stream)

@@ -2,6 +2,8 @@
 
 Block b, in the order of issue:
     P(b+1) | dKV part 0 = S dO, + dS Q | dQ += dS K | dP(b+1) | dKV part 1 | owner: dKV part 2
+Behind the last block of an item come P(0) and dP(0) of the next one. Blocks have running numbers.
+Another warp of the role has Q and dO brought: see query.py.
 """
 
 from typing import Any, NamedTuple
@@ -31,12 +33,12 @@ class Issuer(NamedTuple):
 
     @property
     def keys(self) -> RingConsumer:
-        """The key blocks: use b of the ring is block b."""
+        """The key blocks: the use of the ring is the block's running number."""
         return self.ctx.arena.consumer("kv_full", "kv_free")
 
-    def keys_offset(self, block: Any) -> Any:
+    def keys_offset(self, number: Any) -> Any:
         """Bytes from stage 0 of the keys to the block's."""
-        return self.keys.state(block).stage * self.ctx.plan.kv_bytes
+        return self.keys.state(number).stage * self.ctx.plan.kv_bytes
 
 
 @cute.jit
@@ -48,12 +50,12 @@ def issue_product(
 
 
 @cute.jit
-def issue_p(role: Issuer, block: Int32) -> None:
-    """P(block), this CTA's dims of Q K^T."""
+def issue_p(role: Issuer, number: Int32) -> None:
+    """P of a block, this CTA's dims of Q K^T."""
     ctx, plan = role.ctx, role.ctx.plan
     # kv_full: the gather has filled the block's stage; it stays until kv_free, committed behind dQ.
-    wait_then_tcgen05(role.keys.full, block)
-    at = role.keys_offset(block)
+    wait_then_tcgen05(role.keys.full, number)
+    at = role.keys_offset(number)
     issue_product(ctx, role.products.p, True, 0, at)
     rope_offset = ctx.cta_rank * (plan.own_rope_dims * 2)
     issue_product(ctx, role.products.p_rope, False, rope_offset, at)
@@ -61,83 +63,94 @@ def issue_p(role: Issuer, block: Int32) -> None:
 
 
 @cute.jit
-def issue_dp(role: Issuer, block: Int32) -> None:
-    """dP(block), this CTA's dims of dO V^T."""
-    issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(block))
+def issue_dp(role: Issuer, number: Int32) -> None:
+    """dP of a block, this CTA's dims of dO V^T."""
+    issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(number))
     commit(role.ctx.barriers("dp_ready"))
 
 
 @cute.jit
 def issue_block(role: Issuer, block: Int32) -> None:
-    """Everything from P of the next block to dKV of this one."""
-    ctx = role.ctx
+    """Everything from P of the item's next block to dKV of this one."""
+    ctx, number = role.ctx, role.ctx.number(block)
     ready, free = ctx.barriers("dkv_ready"), ctx.barriers("dkv_free")
     last = block + 1 == ctx.num_blocks
-    owner = owns_rope(ctx.cta_rank, block)
+    owner = owns_rope(ctx.cta_rank, number)
     if not last:
-        # p_free, time b: the softmax has read P(b), whose columns P(b+1) overwrites.
-        wait_then_tcgen05(ctx.barriers("p_free"), block)
-        issue_p(role, block + 1)
-    # s_ready, time b: S(b) is in shared memory, visible to the async proxy, until s_ds_free.
-    wait_then_tcgen05(ctx.barriers("s_ready"), block)
+        # p_free of this block: the softmax has read P, whose columns the next block's overwrites.
+        wait_then_tcgen05(ctx.barriers("p_free"), number)
+        issue_p(role, number + 1)
+    # s_ready of this block: S is in shared memory, visible to the async proxy, until s_ds_free.
+    wait_then_tcgen05(ctx.barriers("s_ready"), number)
     # dkv_free of the block before's last part: the reduce role has read it, so part 0 may overwrite
     # the columns. Before the first block the wait passes.
-    if owns_rope(ctx.cta_rank, block - 1) and block > 0:
-        wait_then_tcgen05(free, owned_before(block - 1), 2)
+    if owns_rope(ctx.cta_rank, number - 1) and number > 0:
+        wait_then_tcgen05(free, owned_before(number - 1), 2)
     else:
-        wait_then_tcgen05(free, block - 1, 1)
+        wait_then_tcgen05(free, number - 1, 1)
     of_s, of_ds = role.products.dkv[0]
     issue_product(ctx, of_s, True, 0, 0)
-    # ds_ready, time b: dS(b) is in shared memory until s_ds_free, and in TMEM, where dP(b) was,
+    # ds_ready of this block: dS is in shared memory until s_ds_free, and in TMEM, where dP was,
     # until dQ has read it.
-    wait_then_tcgen05(ctx.barriers("ds_ready"), block)
+    wait_then_tcgen05(ctx.barriers("ds_ready"), number)
     issue_product(ctx, of_ds, False, 0, 0)
     commit(ready, 0)
+    if last:
+        commit(ctx.barriers("query_free"), 0)
 
-    at = role.keys_offset(block)
+    # The softmax had read the dQ before, whose columns this one overwrites, when it came to dS of
+    # this item.
+    at = role.keys_offset(number)
     issue_product(ctx, role.products.dq, block == 0, 0, at)
     issue_product(ctx, role.products.dq_rope, block == 0, 0, at)
-    commit(role.keys.empty, role.keys.state(block).stage)
-    if not last:
-        # kv_free of this block, its own commit: dQ has read dS, whose columns dP(b+1) overwrites.
-        wait_then_tcgen05(role.keys.empty, block)
-        issue_dp(role, block + 1)
+    commit(role.keys.empty, role.keys.state(number).stage)
+    if last:
+        commit(ctx.barriers("dq_ready"))
+    else:
+        # kv_free of this block, its own commit: dQ has read dS, whose columns the next block's dP
+        # overwrites.
+        wait_then_tcgen05(role.keys.empty, number)
+        issue_dp(role, number + 1)
 
-    # dkv_free of part 0, time b: the reduce role has read the columns that part 1 overwrites.
-    wait_then_tcgen05(free, block, 0)
+    # dkv_free of part 0: the reduce role has read the columns that part 1 overwrites.
+    wait_then_tcgen05(free, number, 0)
     of_s, of_ds = role.products.dkv[1]
     issue_product(ctx, of_s, True, 0, 0)
     issue_product(ctx, of_ds, False, 0, 0)
     commit(ready, 1)
     if owner:
-        # dkv_free of part 1, time b: likewise for part 2.
-        wait_then_tcgen05(free, block, 1)
+        # dkv_free of part 1: likewise for part 2.
+        wait_then_tcgen05(free, number, 1)
         issue_product(ctx, role.products.dkv[2][0], True, 0, 0)
         commit(ready, 2)
     commit(ctx.barriers("s_ds_free"))
+    if last:
+        commit(ctx.barriers("query_free"), 1)
 
 
-def owns_rope(cta_rank: Any, block: Any) -> Any:
-    """Whether the CTA adds the block's RoPE dims of dKV: odd blocks CTA 0, even ones CTA 1."""
-    return (block + cta_rank) % 2 == 1
+def owns_rope(cta_rank: Any, number: Any) -> Any:
+    """Whether the CTA adds a block's RoPE dims of dKV: odd numbers CTA 0, even ones CTA 1."""
+    return (number + cta_rank) % 2 == 1
 
 
-def owned_before(block: Any) -> Any:
+def owned_before(number: Any) -> Any:
     """How many blocks before this one of its own the CTA has owned: every other one."""
-    return block >> 1
+    return number >> 1
 
 
 @cute.jit
-def issue_all(role: Issuer) -> None:
-    """One thread: every block of the query."""
-    ctx = role.ctx
-    # q_full, its only time: TMA has brought Q, which stays until dQ overwrites it.
-    wait_then_tcgen05(ctx.barriers("q_full"), 0)
-    issue_p(role, Int32(0))
-    # do_full and do_stored, their only times: dO is in shared memory for dKV, in TMEM for dP.
-    wait_then_tcgen05(ctx.barriers("do_full"), 0)
-    wait_then_tcgen05(ctx.barriers("do_stored"), 0)
-    issue_dp(role, Int32(0))
+def issue_item(role: Issuer) -> None:
+    """One thread: every block of an item."""
+    ctx, first = role.ctx, role.ctx.number(0)
+    before = ctx.turn.items_before
+    # q_full of this item: TMA has brought Q, which stays until query_free. It came behind all MMAs
+    # of the item before: P's columns, read before S was ready, and dP's may be overwritten.
+    wait_then_tcgen05(ctx.barriers("q_full"), before)
+    issue_p(role, first)
+    # do_full and do_stored of this item: dO is in shared memory for dKV, until query_free, and in
+    # TMEM for dP.
+    wait_then_tcgen05(ctx.barriers("do_full"), before)
+    wait_then_tcgen05(ctx.barriers("do_stored"), before)
+    issue_dp(role, first)
     for block in cutlass.range(ctx.num_blocks, unroll=1):
         issue_block(role, block)
-    commit(ctx.barriers("dq_ready"))

@@ -40,6 +40,8 @@ BOX_DIMS = 64
 """bf16 in a span of the 128-byte swizzle: the width of most boxes."""
 BF16 = 2
 FP32 = 4
+QUERY_STEPS = 2
+"""In which Q and dO of an item come, as the parts of dKV of the item before that read them end."""
 
 
 class Step(IntEnum):
@@ -80,10 +82,10 @@ class BwdPlan:
     index_stages: int = 4
     ring_slots: int = 3
     slot_bytes: int = 4096
-    softmax_registers: int = 176
-    load_registers: int = 80
-    reduce_registers: int = 168
-    mma_registers: int = 88
+    softmax_registers: int = 136
+    load_registers: int = 72
+    reduce_registers: int = 184
+    mma_registers: int = 120
     from_registers: bool = False
     deterministic: bool = False
 
@@ -183,7 +185,6 @@ class BwdPlan:
     @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
-        dq_bytes = B_H * (self.dims + self.own_rope_dims) * BF16
         barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         row_bytes = self.index_stages * B_TOPK * 4
         mask_bytes = self.index_stages * self.mask_words * 4
@@ -201,7 +202,6 @@ class BwdPlan:
             LiveRange(Step.DKV0_DS, Step.DP, "P(b+1)"),
             LiveRange(Step.DKV1, Step.DKV0_S, "dP(b+1)"),
         )
-        epilogue = (LiveRange(Step.EPILOGUE, Step.EPILOGUE, "dQ in bf16"),)
         s_live = (LiveRange(Step.P, Step.DKV1, "S(b)"),)
         ds_live = (LiveRange(Step.DKV0_S, Step.DKV2, "dS(b)"),)
         return [
@@ -209,7 +209,6 @@ class BwdPlan:
             SmemRegion(
                 "q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", live=loop("Q rope")
             ),
-            SmemRegion("dq", dq_bytes, 1024, "dQ on its way out, SW128 and SW64", "q", epilogue),
             SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", live=loop("dO")),
             SmemRegion(
                 "kv", self.kv_stages * self.kv_bytes, 1024, "keys, SW128 and SW64",
@@ -287,28 +286,28 @@ class BwdPlan:
     @cache  # noqa: B019 - plans are few
     def softmax(self) -> Role:
         """Warpgroup 0."""
-        does = "exchanges P and dP with the peer; S, dS; half of dQ's way out"
+        does = "exchanges P and dP with the peer; S, dS; dQ's way out"
         return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
         """Warpgroup 1."""
-        does = "row numbers (warp 0) and their gather; Q and dO (warp 1)"
+        does = "row numbers (warp 0) and their gather"
         return Role("load", WARPGROUP_SIZE, self.load_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def reduce(self) -> Role:
         """Warpgroup 2."""
-        does = "dO into TMEM; adds dKV to global memory; half of dQ's way out"
+        does = "dO into TMEM; adds dKV to global memory"
         return Role("reduce", WARPGROUP_SIZE, self.reduce_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def mma(self) -> Role:
         """Warpgroup 3."""
-        does = "one thread issues every MMA"
+        does = "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"
         return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
 
     @property
@@ -326,10 +325,13 @@ class BwdPlan:
         lanes, warps = Arrives.EVERY_LANE_OF_ONE_WARP, Arrives.EVERY_WARP
         rows = "the block's row numbers"
         return (
-            Barrier("q_full", 1, load, one, mma, q_bytes, "Q is in shared memory"),
+            Barrier("q_full", 1, mma, one, mma, q_bytes, "the item's Q is in shared memory"),
             Barrier(
-                "do_full", 1, load, one, reduce, self.q_bytes, "dO is in shared memory",
+                "do_full", 1, mma, one, reduce, self.q_bytes, "its dO is in shared memory",
                 also_awaited_by=(mma,),
+            ),
+            Barrier(
+                "query_free", QUERY_STEPS, mma, commit, mma, 0, "half of Q and dO has been read"
             ),
             Barrier("do_stored", 1, reduce, every, mma, 0, "dO is in TMEM"),
             Barrier("kv_full", kv_stages, load, one, mma, self.kv_bytes, "the keys are there"),
@@ -361,8 +363,5 @@ class BwdPlan:
                 "rows_free", self.index_stages, softmax, warps, load, 0, rows + " have been read",
                 also_produced_by=reduce,
             ),
-            Barrier(
-                "dq_ready", 1, mma, commit, softmax, 0, "all MMAs are done",
-                also_awaited_by=(reduce,),
-            ),
+            Barrier("dq_ready", 1, mma, commit, softmax, 0, "the item's dQ is in TMEM"),
         )  # fmt: skip

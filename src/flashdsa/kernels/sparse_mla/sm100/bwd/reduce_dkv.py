@@ -28,6 +28,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import (
     D_QK,
     D_V,
     FP32,
+    BwdPlan,
 )
 
 NAMED_BARRIER = 2
@@ -43,15 +44,16 @@ class Reducer(NamedTuple):
 
     @property
     def rows(self) -> RingConsumer:
-        """Row numbers: use b of the ring is block b."""
+        """Row numbers: the use of the ring is the block's running number."""
         return self.ctx.arena.consumer("rows_full", "rows_free")
 
 
 @cute.jit
 def store_do(ctx: Context) -> None:
     """dO from shared memory into TMEM: thread = lane = head."""
-    # do_full, its only time: TMA has brought dO, which stays for dKV.
-    ctx.barriers("do_full").wait_round(0)
+    # do_full of this item: TMA has brought dO, which stays for dKV. It came behind the last dP of
+    # the item before, so dO's columns may be overwritten.
+    wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
     for box in cutlass.range_constexpr(ctx.plan.dims // BOX_DIMS):
         at = ctx.arena.address("do") + box * (B_H * BOX_DIMS * 2)
         words = []
@@ -76,7 +78,8 @@ def send_slice(
     key = ctx.thread // WARP_SIZE * (keys // WARPS) + lane
     if lane < keys // WARPS:
         rows = ctx.arena.pointer("rows", Int32)
-        row = (rows + role.rows.state(block).stage * B_TOPK + first_key + key).load()
+        stage = role.rows.state(ctx.number(block)).stage
+        row = (rows + stage * B_TOPK + first_key + key).load()
         if row >= 0:
             ring = ctx.arena.bytes("ring")
             if cutlass.const_expr(role.slots is None):
@@ -137,7 +140,8 @@ def send_slices(
 def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
     """One dim of every valid row of the block, added from this thread's registers."""
     ctx = role.ctx
-    rows = ctx.arena.pointer("rows", Int32) + role.rows.state(block).stage * B_TOPK
+    stage = role.rows.state(ctx.number(block)).stage
+    rows = ctx.arena.pointer("rows", Int32) + stage * B_TOPK
     for key in cutlass.range_constexpr(B_TOPK):
         row = (rows + key).load()
         if row >= 0:
@@ -177,13 +181,14 @@ def send_part(
 @cute.jit
 def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
     """All parts of a block; returns the ring's next slot."""
-    ctx, at = role.ctx, role.rows.state(block)
+    ctx, number = role.ctx, role.ctx.number(block)
+    at = role.rows.state(number)
     # rows_full: the load warp has stored the block's numbers; they stay until rows_free.
     role.rows.wait(at)
-    slot = send_part(role, block, 0, block, slot)
-    slot = send_part(role, block, 1, block, slot)
-    if owns_rope(ctx.cta_rank, block):
-        slot = send_part(role, block, 2, owned_before(block), slot)
+    slot = send_part(role, block, 0, number, slot)
+    slot = send_part(role, block, 1, number, slot)
+    if owns_rope(ctx.cta_rank, number):
+        slot = send_part(role, block, 2, owned_before(number), slot)
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
         role.rows.release(at.stage)
@@ -191,15 +196,14 @@ def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
 
 
 @cute.jit
-def reduce_all(role: Reducer) -> None:
-    """Every block of the query."""
-    slot = Int32(0)
+def reduce_item(role: Reducer, slot: Int32) -> Int32:
+    """Every block of an item; returns the ring's next slot."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         slot = reduce_block(role, block, slot)
+    return slot
 
 
-@cute.jit
-def finish(role: Reducer) -> None:
+def finish(plan: BwdPlan) -> None:
     """Before the CTA ends: the bulk operations it issued are done."""
-    if cutlass.const_expr(not role.ctx.plan.from_registers):
+    if not plan.from_registers:
         cute.arch.cp_async_bulk_wait_group(0)

@@ -35,7 +35,7 @@ def send(ctx: Context, own: Any, number: Int32) -> None:
     """This thread's 32 partial sums to the peer.
 
     Args:
-        number: of the exchange: two a block, P's and then dP's.
+        number: of the exchange, over all items: two a block, P's and then dP's.
     """
     peer = ctx.cta_rank ^ 1
     # partial_free of the exchange before, by the peer's threads at cluster scope: they have read
@@ -71,10 +71,10 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
 
 
 @cute.jit
-def valid_keys(ctx: Context, block: Int32) -> Any:
-    """Bit k: key k of the block is valid for this thread's query."""
+def valid_keys(ctx: Context, number: Int32) -> Any:
+    """Bit k: key k of the block of that running number is valid for this thread's query."""
     ring = ctx.arena.consumer("rows_full", "rows_free")
-    at = ring.state(block)
+    at = ring.state(number)
     # rows_full: the load warp has stored the block's numbers and masks; they stay until rows_free.
     ring.wait(at)
     if cutlass.const_expr(ctx.plan.group > 1):
@@ -122,17 +122,17 @@ def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
 
 
 @cute.jit
-def softmax_block(role: Softmax, block: Int32) -> None:
-    """S and dS of one block."""
+def softmax_block(role: Softmax, number: Int32) -> None:
+    """S and dS of the block of that running number."""
     ctx = role.ctx
-    p_number, dp_number = 2 * block, 2 * block + 1
-    # p_ready, time b: the MMAs of P(b) are done; its columns may be read until p_free.
-    wait_then_tcgen05(ctx.barriers("p_ready"), block)
+    p_number, dp_number = 2 * number, 2 * number + 1
+    # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
+    wait_then_tcgen05(ctx.barriers("p_ready"), number)
     own = load_lane(ctx, "p", B_TOPK)
     arrive_after_tcgen05(ctx.barriers("p_free"))
     send(ctx, own, p_number)
     sums = receive(ctx, own, p_number)
-    valid = valid_keys(ctx, block)
+    valid = valid_keys(ctx, number)
     log2_sum = role.lse * Float32(LOG2_E)
     scale = role.scale * Float32(LOG2_E)
     s = []
@@ -142,13 +142,13 @@ def softmax_block(role: Softmax, block: Int32) -> None:
             exponent = -Float32.inf
         s.append(cute.math.exp2(exponent, fastmath=True))
 
-    # dp_ready, time b: the MMAs of dP(b) are done; they came behind dQ(b-1), so its columns, dS's
-    # too, belong to this role until ds_ready.
-    wait_then_tcgen05(ctx.barriers("dp_ready"), block)
+    # dp_ready of this block: the MMAs of dP are done; they came behind dQ of the block before, so
+    # the columns, dS's too, belong to this role until ds_ready.
+    wait_then_tcgen05(ctx.barriers("dp_ready"), number)
     own = load_lane(ctx, "dp", B_TOPK)
     send(ctx, own, dp_number)
     # s_ds_free of the block before: its dKV, the last reader of s and ds in shared memory, is done.
-    ctx.barriers("s_ds_free").wait_round(block - 1)
+    ctx.barriers("s_ds_free").wait_round(number - 1)
     store_row(ctx, "s", packed(s))
     ctx.barriers("s_ready").arrive()
 
@@ -164,7 +164,7 @@ def softmax_block(role: Softmax, block: Int32) -> None:
 
 
 @cute.jit
-def softmax_all(role: Softmax) -> None:
-    """Every block of the query."""
+def softmax_item(role: Softmax) -> None:
+    """Every block of an item."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
-        softmax_block(role, block)
+        softmax_block(role, role.ctx.number(block))

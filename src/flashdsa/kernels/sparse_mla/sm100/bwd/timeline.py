@@ -28,7 +28,7 @@ class TimelineRow(NamedTuple):
 
 TIMELINE = (
     TimelineRow(
-        Step.LOAD, "load", "Q, dO; rows and K of blocks 0, 1", "P(0), then dP(0)",
+        Step.LOAD, "load", "rows and K of blocks 0, 1", "Q, dO; P(0), then dP(0)",
         "P(0) and dP(0) as below", "dO: shared memory -> TMEM",
     ),
     TimelineRow(
@@ -50,6 +50,7 @@ TIMELINE = (
         "part 1 -> dKV",
     ),
     TimelineRow(
-        Step.EPILOGUE, "end", "", "", "half of dQ -> global", "half of dQ; all adds have landed",
+        Step.EPILOGUE, "end", "K of the next item", "its Q and dO, by halves, as parts 0 and 1 end",
+        "dQ -> global", "last parts -> dKV",
     ),
 )  # fmt: skip
