@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from flashdsa.jit.loader import compile_plan, installed_hash, installed_object
-from flashdsa.jit.manifest import write_manifest
+from flashdsa.jit.manifest import describe, write_manifest
 from flashdsa.jit.shared_object import build_shared_object, is_from
 from flashdsa.kernels.catalog import BACKENDS, variants_of
 
@@ -29,9 +29,9 @@ def main() -> None:
 
 
 def build(backend: str, target: Path, only: str) -> None:
-    """One backend's object, unless it is there and of these sources."""
+    """One backend's object, unless it is there, of these sources and with every function."""
     sources = installed_hash(backend)
-    if not only and is_from(target, sources):
+    if not only and is_from(target, sources) and is_whole(backend, target):
         print(f"{target} is up to date")
         return
     start = time.perf_counter()
@@ -46,6 +46,11 @@ def build(backend: str, target: Path, only: str) -> None:
     build_shared_object(target, compiled, sources)
     size = target.stat().st_size / 1e6
     print(f"{target}: {size:.1f} MB in {time.perf_counter() - start:.0f} s")
+
+
+def is_whole(backend: str, target: Path) -> bool:
+    """Whether an object has all functions of a backend, which one made with --only has not."""
+    return set(variants_of(backend)) <= set(describe(target)["functions"])
 
 
 if __name__ == "__main__":

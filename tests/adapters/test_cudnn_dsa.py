@@ -62,10 +62,37 @@ def test_the_forward_wrapper_records_no_gradient_and_names_what_it_refuses() -> 
     q, kv, indices, _ = _inputs()
     out = DSA.sparse_attention_forward_wrapper(q.requires_grad_(), kv, indices)["out"]
     assert not out.requires_grad
-    with pytest.raises(NotImplementedError, match="indexer_topk=2"):
-        DSA.sparse_attention_forward_wrapper(q, kv, indices, indexer_topk=2)
+    with pytest.raises(ValueError, match="indexer_topk: expected 0 to"):
+        DSA.sparse_attention_forward_wrapper(q, kv, indices, indexer_topk=indices.shape[1] + 1)
     with pytest.raises(AttributeError):
         _ = DSA.sparse_attention(q, kv, indices).no_such_name
+
+
+def test_lse_of_the_first_slots() -> None:
+    q, kv, indices, lengths = _inputs()
+    got = DSA.sparse_attention_forward_wrapper(q, kv, indices, topk_length=lengths, indexer_topk=3)
+    _, expected = attention(q, kv, [[3, 0], [5], []], 576**-0.5)
+    assert_close(got.lse_indexer, expected, 1e-11)
+    plain = DSA.sparse_attention_forward_wrapper(q, kv, indices, topk_length=lengths)
+    assert plain.lse_indexer is None and torch.equal(got.out, plain.out)
+
+
+def test_queries_without_any_slot() -> None:
+    """No columns; and a backward whose lse is -inf there, as cuDNN's own reference has it."""
+    q, kv, indices, lengths = _inputs()
+    none = DSA.sparse_attention_forward_wrapper(q, kv, indices[:, :0])
+    assert not none.out.any() and none.lse.isposinf().all() and none.max_logits.isneginf().all()
+    got = DSA.sparse_attention_forward_wrapper(q, kv, indices, topk_length=lengths)
+    lse = torch.where(got.lse.isposinf(), -torch.inf, got.lse)
+    sink, dout = torch.zeros(2, dtype=torch.float64), torch.randn_like(got.out)
+    same = [
+        DSA.sparse_attention_backward_wrapper(
+            q, kv, got.out, dout, x, sink, indices, topk_length=lengths
+        )
+        for x in (got.lse, lse)
+    ]
+    for first, second in zip(*same, strict=True):
+        assert torch.equal(first, second) and first.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -56,7 +56,7 @@ def test_help_teaches(run: Run, command: str) -> None:
     assert result.exit_code == 0
     for part in ("Examples", f"flashdsa {command}", "--json"):
         assert part in result.output
-    assert max(len(line) for line in result.output.splitlines()) <= 100
+    assert max(len(line) for line in result.output.splitlines()) <= 80
 
 
 @pytest.mark.parametrize("command", COMMANDS)

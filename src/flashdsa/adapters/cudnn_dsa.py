@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.adapters.arguments import copy_into, require_default
+from flashdsa.adapters.arguments import copy_into
 from flashdsa.adapters.best import best_positions
 from flashdsa.api import mla_bwd, sparse_mla_fwd
 from flashdsa.errors import ArgumentValueError
@@ -60,7 +60,7 @@ def sparse_attention(
     out, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
-        indices,
+        _with_a_column(indices),
         d_v=D_V,
         sm_scale=softmax_scale,
         topk_length=topk_length,
@@ -84,25 +84,29 @@ def sparse_attention_forward_wrapper(
     """`sparse_attention` without gradients.
 
     Args:
-        indexer_topk: 0; another value asks for an lse of the first slots.
+        indexer_topk: 0, or of how many of the first slots `lse_indexer` is; a second pass.
         stream: a CUDA stream as torch, cuda-python or an integer has it; torch's current one by
             default. Others: as for `sparse_attention`.
 
     Returns:
-        out, max_logits, lse, lse_indexer None.
+        out, max_logits, lse, and lse_indexer (S, H) fp32, or None with indexer_topk=0.
     """
-    require_default(
-        "sparse_attention_forward_wrapper",
-        "indexer_topk",
-        indexer_topk,
-        default=0,
-        instead="call it again with the first indexer_topk columns for their lse",
-    )
+    if not 0 <= indexer_topk <= topk_idxs.shape[-1]:
+        raise ArgumentValueError(
+            f"indexer_topk: expected 0 to {topk_idxs.shape[-1]}, the columns of topk_idxs; "
+            f"got {indexer_topk}"
+        )
     with torch.no_grad(), _on_stream(stream, q):
         result = sparse_attention(
             q, kv, topk_idxs, attn_sink, softmax_scale=softmax_scale, topk_length=topk_length
         )
-    return TupleDict(**dict(result.items()), lse_indexer=None)
+        of_first = None
+        if indexer_topk:
+            first = topk_idxs[:, :indexer_topk].contiguous()
+            of_first = sparse_attention(
+                q, kv, first, softmax_scale=softmax_scale, topk_length=topk_length
+            )["lse"]
+    return TupleDict(**dict(result.items()), lse_indexer=of_first)
 
 
 def sparse_attention_backward_wrapper(
@@ -249,6 +253,11 @@ def compactify_wrapper(indices: Tensor, stream: Any = None) -> TupleDict:
         order = valid.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
         compact = rows.gather(1, order).clamp_min(-1)
         return TupleDict(indices=compact, topk_length=valid.sum(dim=1, dtype=torch.int32))
+
+
+def _with_a_column(indices: Tensor) -> Tensor:
+    """The ids, or one invalid slot a query where there is no column."""
+    return indices if indices.shape[1] else indices.new_full((len(indices), 1), -1)
 
 
 def _on_stream(stream: Any, tensor: Tensor) -> AbstractContextManager[Any]:

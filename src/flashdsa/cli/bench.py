@@ -81,11 +81,12 @@ def bench(
 
     \b
     Columns
-      ms, p10, p90      milliseconds of one call: median, 10th and 90th percentile of the repeats
-      rate              work over the median; useful work only, as the formulas in the README count
+      ms, p10, p90      milliseconds of one call: median, 10th and 90th percentile
+      rate              useful work over the median, by the formulas of the README
       ceiling           the ceiling's rate in the same run
       of it             rate / ceiling
-      extra             peak resident memory beyond inputs and outputs, each call in a new process
+      extra             peak resident memory beyond inputs and outputs, each call
+                        in a new process
 
     \b
     Examples

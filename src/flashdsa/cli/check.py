@@ -72,8 +72,9 @@ def check(
     Columns
       case     which inputs: sizes, dtype, and the special values planted
       output   which result of the operation
-      error    how far it is from float64: of the whole output, or of the worst row or element
-               where other rules apply; 0 where the answer must be exact (index sets, bytes)
+      error    how far it is from float64: of the whole output, or of the worst
+               row or element where other rules apply; 0 where the answer must be
+               exact (index sets, bytes)
       limit    what the contract allows
       of it    error / limit
       s        seconds of the whole case, reference included

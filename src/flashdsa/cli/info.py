@@ -36,8 +36,8 @@ def info(as_json: bool) -> None:
     Columns of a backend's table
       operation           the public function
       dtypes              of the main operand
-      sizes and options   limits on head counts, dims and topk (none stand for "any"), and the
-                          arguments it takes beyond the plain call
+      sizes and options   limits on head counts, dims and topk (without one any is
+                          taken), and arguments it takes beyond the plain call
 
     \b
     Examples

@@ -51,19 +51,21 @@ def inspect(
 
     \b
     Columns of the roles
-      budget    registers that a thread of the role may use: its setmaxnreg, or the launch's
-      live      the most that hold a value still needed, at one instruction; at least the truth
-                is counted (a guarded write does not end a value)
-      named     the highest register that the code names, and one; compilers fill the budget, so
-                that this says little about need
-      STL LDL   stores to and loads from local memory: spills, or arrays indexed at run time
+      budget    registers that a thread of the role may use: its setmaxnreg, or
+                the launch's
+      live      the most that hold a value still needed, at one instruction; never
+                less than the truth (a guarded write does not end a value)
+      named     the highest register that the code names, and one; compilers fill
+                the budget, so that this says little about need
+      STL LDL   stores to and loads from local memory: spills, or arrays indexed
+                at run time
       grade     ok, tight (over 90% of the budget live) or spills
 
     \b
     Examples
       flashdsa inspect indexer --arch sm_90a
-      flashdsa inspect mla_bwd --json | jq '.kernels[0].roles[] | {name, live, budget}'
-      flashdsa inspect kernel.ptx --arch sm_100a       assembled here, with -lineinfo
+      flashdsa inspect mla_bwd --json | jq '.kernels[0].roles[] | {name, live}'
+      flashdsa inspect kernel.ptx --arch sm_100a     assembled with -lineinfo
       flashdsa inspect kernel.cubin --markdown > registers.md
 
     Where a .cubin has no line information, lines are missing: compile with -lineinfo (CuTe DSL:

@@ -15,10 +15,10 @@ def lab() -> None:
     """Find out why an MMA's result is wrong: descriptors, operands and accumulators laid open.
 
     \b
-      flashdsa lab majorness   dV = S^T dO with B K-major and MN-major, step by step
-      flashdsa lab hazards     what nobody orders, and a schedule that gives wrong numbers
-      flashdsa lab forms       the operand forms of the Blackwell backward, proven one by one
-      flashdsa lab precision   errors of bf16, fp16 and e4m3 products, by order of addition
+      flashdsa lab majorness   dV = S^T dO with B K-major and MN-major, by steps
+      flashdsa lab hazards     what nobody orders, and a schedule that shows it
+      flashdsa lab forms       operand forms of the Blackwell backward, proven
+      flashdsa lab precision   errors of bf16, fp16 and e4m3 products, by order
 
     Kernels run on ptxemu, or on a GPU of the architecture. Exit code 1 if something is not as it
     must be. The guide "My MMA result is wrong" walks through them.

@@ -67,18 +67,21 @@ def forms(
     \b
     Forms
       SS, TS    A in shared memory, in TMEM; B is always in shared memory
-      2-CTA     .cta_group::2: a pair of CTAs, each with half of A's rows and of B's columns
+      2-CTA     .cta_group::2: a pair of CTAs, each with half of A's rows and
+                of B's columns
       .ws       tcgen05.mma.ws, weight stationary; .cta_group::1 only
       K-major, MN-major, SW64, SW128: how a matrix lies in shared memory
 
     \b
     Columns
-      form          with its user and the layout of D: PTX ISA, "Data Path Layout Organization"
+      form          with its user and the layout of D: PTX ISA, "Data Path Layout
+                    Organization"
       integers      largest difference from float64 of small integers; must be 0
-      random        the same of random numbers; --json has the limit: one rounding an instruction
+      random        the same of random numbers; --json has the limit: one rounding
+                    an instruction
       found         hazards and faults that the check found; must be 0
-      confirmed by  a stranger's kernel that uses the same form, with right results on the
-                    emulator, or "emulator only"
+      confirmed by  a stranger's kernel that uses the same form, with right
+                    results on the emulator, or "emulator only"
 
     \b
     Examples

@@ -76,27 +76,31 @@ def hazards(
 
     \b
     Names
-      pair          one thread, same shape, back to back (the reference kernel's pair)
+      pair          one thread, same shape, back to back (as in the kernel)
       pair-ws       the same as tcgen05.mma.ws, M = 32 and 64, N = 64 to 256
       threads       the parts issued by threads of two warps
       shapes        part 1 in two halves of N
       early-read    D read before commit and wait
       overwrite     B overwritten before commit and wait
       late-operand  part 1 of B written too late
-      fence-only    a fence and a barrier between the parts, no commit: the readback races
-      wgmma-...     pair, early-read, overwrite, and no-fence: no wgmma.fence before the first
+      fence-only    a fence and a barrier between the parts, no commit: the
+                    readback races
+      wgmma-...     pair, early-read, overwrite, and no-fence: no wgmma.fence
+                    before the first
 
     \b
     Columns
       wrong in  how many schedules gave wrong numbers, of those tried
-      columns   of D that were wrong: all, or from first to last; for fence-only of D as read back
-      first     schedule and seed of the first wrong result: --schedule and --schedule-seed
+      columns   of D that were wrong: all, or from first to last; for fence-only
+                of D as read back
+      first     schedule and seed of the first wrong result: --schedule and
+                --schedule-seed
 
     \b
     Examples
       flashdsa lab hazards
       flashdsa lab hazards --only threads --only pair
-      flashdsa lab hazards --only threads --schedule late --schedule-seed 0     (one run again)
+      flashdsa lab hazards --only threads --schedule late --schedule-seed 0
     """
     from flashdsa.lab.hazards import run_hazards, schedules_of
     from flashdsa.lab.runners import schedule as emulator_schedule

@@ -92,16 +92,19 @@ def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
 
     \b
     Passes when
-      D is within 7.629395e-06 (2^-17) of torch's fp32 product for both majors (K up to 128 and
-        |dV| up to 16; more in proportion), integers exactly
+      D is within 7.629395e-06 (2^-17) of torch's fp32 product for both majors (K
+        up to 128 and |dV| up to 16; more in proportion), integers exactly
       D with B K-major and with B MN-major is the same, bit for bit
       both ways of cutting the tile give the same descriptors
-      every operand is, through its descriptor, the logical tile; and ptxemu finds no hazard
+      every operand is, through its descriptor, the logical tile; and ptxemu finds
+        no hazard
 
     \b
     Columns of the descriptors
-      start  LBO  SBO   bytes: start address in shared memory, leading and stride byte offset
-      base              base offset: the row of the swizzle pattern that the matrix starts with
+      start  LBO  SBO   bytes: start address in shared memory, leading and stride
+                        byte offset
+      base              base offset: the row of the swizzle pattern that the
+                        matrix starts with
       operand seen      the gathered operand against the logical tile
 
     \b
@@ -109,7 +112,7 @@ def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
       flashdsa lab majorness
       flashdsa lab majorness --arch sm_90a --a-source registers --data integer
       flashdsa lab majorness --a-source tmem --swizzle 64 --no-boundary
-      flashdsa lab majorness --dtype e4m3 --b-major mn --arch sm_90a     (refused, and why)
+      flashdsa lab majorness --dtype e4m3 --b-major mn --arch sm_90a   (refused)
       flashdsa lab majorness --picture tile.png
     """
     from flashdsa.lab.majorness import PLANS, Study, run_study

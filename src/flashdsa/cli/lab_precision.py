@@ -52,7 +52,7 @@ def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> N
 
     \b
     Columns
-      rounding         error of rounding the operands to their type, with an exact sum
+      rounding         error of rounding the operands, summed exactly
       and of the sum alone, on the rounded operands:
       pairwise         products and a binary tree of sums in fp32
       sequential       one fp32 accumulator, one fused multiply-add an element
@@ -63,13 +63,14 @@ def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> N
 
     \b
     Measured and assumed
-      wgmma is a rule that gives all 9,538 finite fp32 sums of the H200 recordings in
-      tests/ptxemu/silicon bit for bit: products and accumulator are aligned to the largest
-      exponent and cut off 25 bits below it (e4m3: 13), the sum is cut to fp32 (e4m3: to a
-      mantissa of 13 bits). Cutting off pulls every step the same way, so the error grows with K;
-      rounding to nearest lets it grow with its square root.
-      For Blackwell nothing was measured here; ptxemu assumes "per MMA" for it (and, as its
-      documented simplification, for wgmma).
+      wgmma is a rule that gives all 9,538 finite fp32 sums of the H200 recordings
+      in tests/ptxemu/silicon bit for bit: products and accumulator are aligned to
+      the largest exponent and cut off 25 bits below it (e4m3: 13), the sum is cut
+      to fp32 (e4m3: to a mantissa of 13 bits). Cutting off pulls every step the
+      same way, so the error grows with K; rounding to nearest lets it grow with
+      its square root.
+      For Blackwell nothing was measured here; ptxemu assumes "per MMA" for it
+      (and, as its documented simplification, for wgmma).
 
     \b
     Examples

@@ -74,15 +74,15 @@ def cli(verbose: bool) -> None:
 
     \b
     Start with:
-      flashdsa demo      train a small model with sparse attention on real text (about 1 minute)
+      flashdsa demo      train a small model on real text (two minutes on a CPU)
       flashdsa info      what this machine can run, and why not the rest
-      flashdsa check     errors of every operation against float64, on fresh random inputs
+      flashdsa check     errors of every operation against float64
       flashdsa bench     speed and memory, as JSON and a chart
-      flashdsa plan      what a kernel takes of a GPU: shared memory, barriers, registers
-      flashdsa inspect   what the compiler made of it: registers by role, spills, instructions
-      flashdsa model     predicted times on a GPU that is not here, with the model's errors
-      flashdsa overlap   what neighbouring queries of your own indices have in common
-      flashdsa lab       tensor-core instructions laid open: descriptors, operands, hazards
+      flashdsa plan      what a kernel takes: shared memory, barriers, registers
+      flashdsa inspect   what the compiler made of it: registers, spills
+      flashdsa model     predicted times on a GPU that is not here
+      flashdsa overlap   what neighbouring queries of your indices share
+      flashdsa lab       tensor-core instructions laid open, and their hazards
       flashdsa export    solutions for FlashInfer-Bench
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:

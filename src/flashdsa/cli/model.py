@@ -90,22 +90,25 @@ def model(
 
     \b
     WHAT
-      mla_bwd     the Blackwell backward on B200: what a block moves, the bounds, TFLOPS by the way
-                  that dKV takes                                                        [default]
-      attention   the Blackwell forward and backward on B200: ranges, and the constants nobody here
-                  has measured, by what each is worth
+      mla_bwd     the Blackwell backward on B200: what a block moves, the bounds,
+                  TFLOPS by the way that dKV takes                     [default]
+      attention   the Blackwell forward and backward on B200: ranges, and the
+                  constants nobody here has measured, by what each is worth
       sparse_mla_fwd
-                  the Hopper forward on H200: what a step of 128 keys moves, the bounds, and the
-                  time of a call whose H is 64 or a multiple of it
+                  the Hopper forward on H200: what a step of 128 keys moves, the
+                  bounds, and the time of a call with H = 64 or a multiple of it
       sparse_mla_decode
-                  the Hopper decode on H200: times for 1 to 256 queries, packed and bf16 rows
-      indexer     the Blackwell indexer on B200: nine shapes, 1, 2 and 4 pages a stage, as ranges
-      errors      the same model against what was measured: the Hopper indexer, and Blackwell
-                  kernels that others published
+                  the Hopper decode on H200: times for 1 to 256 queries, packed
+                  and bf16 rows
+      indexer     the Blackwell indexer on B200: nine shapes, 1, 2 and 4 pages a
+                  stage, as ranges
+      errors      the same model against what was measured: the Hopper indexer,
+                  and Blackwell kernels that others published
       machines    the constants of H200 and B200, each with its source
       context-parallel
-                  one layer's training step on 1 to 8,192 GPUs: kernels, collectives, memory of a
-                  GPU, efficiency against one GPU, what takes most, and where it falls below 80 %
+                  one layer's training step on 1 to 8,192 GPUs: kernels,
+                  collectives, memory of a GPU, efficiency against one GPU, what
+                  takes most, and where it falls below 80 %
 
     --queries and --s-kv are of mla_bwd and attention, whose H is 128, and of sparse_mla_fwd; --arch
     of the first two; --seq-len to --chart of context-parallel; --heads of that and of

@@ -23,18 +23,19 @@ INTERRUPTED = 130
 _DESCRIPTION = """\
 Run and check Hopper and Blackwell PTX on a machine without the GPU.
 
-  ptxemu exec ./program                   run a CUDA program as it is, check every launch
-  ptxemu exec --arch sm_100a script.py    the same for a CuTe DSL script
-  ptxemu check kernel.cu -- 1024          compile a source with its host code, run and check it
-  ptxemu info kernel.ptx                  what a PTX file holds, needs, and what is missing
-  ptxemu check kernel.ptx --grid 4 --block 128 --arg f32[1024]=random --arg i32=5
-                                          run a kernel and look for missing synchronisation
-  ptxemu run kernel.ptx ...               run it only
-  ptxemu trace kernel.ptx ...             timeline, memory maps, counts and bank conflicts of a run
-  ptxemu mutate kernel.ptx ...            break each synchronisation in turn; is it noticed?
+  ptxemu exec ./program                  run a CUDA program as it is, check it
+  ptxemu exec --arch sm_100a script.py   the same for a CuTe DSL script
+  ptxemu check kernel.cu -- 1024         compile a source with its host code,
+                                         run and check it
+  ptxemu info kernel.ptx                 what a PTX file holds, needs and lacks
+  ptxemu check kernel.ptx --grid 4 --block 128 --arg f32[1024]=random
+                                         run a kernel, check it
+  ptxemu run kernel.ptx ...              run it only
+  ptxemu trace kernel.ptx ...            timeline, memory maps, bank conflicts
+  ptxemu mutate kernel.ptx ...           break each synchronisation in turn
 
-Exit code: 0 all is well, 1 something was found (a hazard, a missing instruction), 2 the command
-could not be carried out."""
+Exit code: 0 all is well, 1 something was found (a hazard, a missing
+instruction), 2 the command could not be carried out."""
 
 
 def parser() -> argparse.ArgumentParser:
