@@ -64,7 +64,11 @@ def test_without_a_gpu_one_line_says_what_is_missing(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("all",), "measures indexer, sparse_mla_fwd, sparse_mla_decode in this version; got all"),
+        (
+            ("all",),
+            "measures indexer, sparse_mla_fwd, sparse_mla_decode, indexer_training in this "
+            "version; got all",
+        ),
         (("sparse_mla_fwd", "--repeats", "3"), "--repeats: the cases of --backend sm90 are fixed"),
         (("indexer", "--s-kv", "64"), "--s-kv: the cases of --backend sm90 are fixed"),
     ],
@@ -77,8 +81,9 @@ def test_on_a_gpu_cases_are_fixed(
     assert result.exit_code == 2 and message in result.stderr
 
 
-def test_the_decode_is_measured_on_a_gpu_only(run: Run) -> None:
-    result = run("bench", "sparse_mla_decode")
+@pytest.mark.parametrize("target", ["sparse_mla_decode", "indexer_training"])
+def test_some_are_measured_on_a_gpu_only(run: Run, target: str) -> None:
+    result = run("bench", target)
     assert result.exit_code == 2 and "add --backend sm90" in result.stderr
 
 

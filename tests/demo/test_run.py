@@ -49,6 +49,8 @@ def test_indexer_learns_to_find_the_mass(run: tuple[DemoResult, Report]) -> None
     after = result.after.captured
     assert after.indexer > result.before.captured.indexer + 0.2
     assert after.random < after.indexer <= after.best <= 1.0 + 1e-6
+    assert result.after_warm_up.step == 8
+    assert after.indexer > result.after_warm_up.captured.indexer + 0.05
 
 
 def test_every_operation_is_within_the_contract(run: tuple[DemoResult, Report]) -> None:

@@ -15,6 +15,7 @@ from flashdsa.bench.checkout import RESULTS, Checkout, find_checkout
 from flashdsa.bench.gpu.decode import DecodeBenchResult
 from flashdsa.bench.gpu.forward import ForwardBenchResult
 from flashdsa.bench.gpu.result import GpuBenchResult
+from flashdsa.bench.gpu.training import TrainingBenchResult
 from flashdsa.bench.machine import HostMachine, describe_machine
 from flashdsa.bench.memory import OPERATIONS as MEMORY_OPERATIONS
 from flashdsa.bench.memory import QUERIES, measure_memory
@@ -107,7 +108,9 @@ def _time(case: Case, options: BenchOptions, after_sample: Callable[[], None]) -
 
 
 def result_path(
-    result: BenchResult | GpuBenchResult | ForwardBenchResult | DecodeBenchResult,
+    result: (
+        BenchResult | GpuBenchResult | ForwardBenchResult | DecodeBenchResult | TrainingBenchResult
+    ),
     target: str,
     out: Path | None = None,
 ) -> Path:

@@ -11,17 +11,24 @@ from click.core import ParameterSource
 from flashdsa.cli.bench_decode import bench_decode
 from flashdsa.cli.bench_forward import bench_forward
 from flashdsa.cli.bench_gpu import bench_gpu
+from flashdsa.cli.bench_training import bench_training
 from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
     from flashdsa.bench.result import BenchResult
 
-TARGETS = ("sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "topk", "memory", "all")
+TARGETS = (
+    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "indexer_training", "topk",
+    "memory", "all",
+)  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float64")
-GPU_TARGETS = {"sm90": ("indexer", "sparse_mla_fwd", "sparse_mla_decode"), "sm100": ("indexer",)}
+GPU_TARGETS = {
+    "sm90": ("indexer", "sparse_mla_fwd", "sparse_mla_decode", "indexer_training"),
+    "sm100": ("indexer",),
+}
 """What is measured on a GPU, by backend."""
-GPU_ONLY = ("sparse_mla_decode",)
+GPU_ONLY = ("sparse_mla_decode", "indexer_training")
 _SIZES = ("s", "s_kv", "h", "topk", "dtype")
 _SIZE = click.IntRange(min=1)
 _MIB = 1 << 20
@@ -78,6 +85,8 @@ def bench(
     or torch where they are installed. It prints which of the project's lines are met.
     `bench sparse_mla_fwd --backend sm90` times prefills of 4,096 queries, in bursts and back to
     back, judges O, and compares with FlashMLA where sgl-flash-mla is installed.
+    `bench indexer_training --backend sm90` times and judges what trains the indexer: the target,
+    the scores, their divergence and the backward.
 
     \b
     Columns
@@ -97,6 +106,7 @@ def bench(
       flashdsa bench indexer --backend sm90        on an H100 or H200, a minute
       flashdsa bench sparse_mla_fwd --backend sm90        likewise
       flashdsa bench sparse_mla_decode --backend sm90     likewise
+      flashdsa bench indexer_training --backend sm90      likewise
     """
     from flashdsa.bench.chart import draw_chart
     from flashdsa.bench.result import write_result
@@ -110,6 +120,8 @@ def bench(
             bench_forward(quick, out, as_json)
         elif target == "sparse_mla_decode":
             bench_decode(quick, out, as_json)
+        elif target == "indexer_training":
+            bench_training(quick, out, as_json)
         else:
             bench_gpu(quick, choices["repeats"], out, as_json)
         return

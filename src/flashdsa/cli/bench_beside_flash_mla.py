@@ -16,7 +16,7 @@ def report(
     """Write the result and show it; exit code 1 where a row has findings.
 
     Args:
-        result: of `run_forward_bench` or `run_decode_bench`. out: its file, or None: by target and
+        result: of `run_forward_bench`, say. out: its file, or None: by target and
             date. show: prints the table.
     """
     from flashdsa.bench.document import write_text
@@ -38,6 +38,11 @@ def print_notes(console: Console, rows: Sequence[Any]) -> None:
     for reason in dict.fromkeys(row.peer_missing for row in rows if row.peer_missing):
         names = [row.name for row in rows if row.peer_missing == reason]
         console.print(f"no FlashMLA ({len(names)} cases, {names[0]}): {reason}", markup=False)
+    print_findings(console, rows)
+
+
+def print_findings(console: Console, rows: Sequence[Any]) -> None:
+    """What is wrong with our results."""
     for row in rows:
         for finding in row.findings:
             console.print(f"{row.name}: {finding}", style="bold red", markup=False)

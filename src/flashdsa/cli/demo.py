@@ -75,19 +75,22 @@ def demo(as_json: bool, context_parallel: bool, device: str, backend: str, **cho
     The text ships with Python (its licence, its modules' documentation). One attention layer of
     DeepSeek's sizes (576/512 columns, an indexer of 64 heads x 128) reads it byte by byte: the fp8
     indexer picks each query's keys, sparse_mla attends to those alone, gradients flow back through
-    mla_bwd. Held-out text is read as a server does, from packed pages. Exit code 1 if an error
-    against float64 is over its limit.
+    mla_bwd. The indexer learns from dense attention for half of the steps (indexer_kl_loss_dense),
+    then from the attention over the selected keys (attention_target, indexer_kl_loss). Held-out
+    text is read as a server does, from packed pages. Exit code 1 if an error against float64 is
+    over its limit.
 
     \b
     What it prints
       served by      the backend of each operation, and on a GPU its kernels;
-                     the indexer's own loss is products of torch
+                     the warm-up's loss is products of torch
       loss           nats per byte on held-out text, before and after; with
                      sparse attention, and with dense attention over all keys
                      on the same weights
       captured mass  share of dense attention's weight that lies on the keys
                      chosen by the indexer, the newest keys, random ones, and
-                     the best possible choice
+                     the best possible choice: before training, behind the
+                     indexer's warm-up and at the end
       errors         the trained layer's own tensors: each operation against
                      float64
       picture        loss over steps, and which positions the queries chose

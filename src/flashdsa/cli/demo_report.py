@@ -77,7 +77,11 @@ def _print_captured_mass(console: Console, result: DemoResult) -> None:
     table = new_table(
         [("", "left"), *((title, "right") for title in titles)],
     )
-    for label, record in (("before training", result.before), ("after training", result.after)):
+    for label, record in (
+        ("before training", result.before),
+        (f"after the warm-up (step {result.after_warm_up.step})", result.after_warm_up),
+        ("after training", result.after),
+    ):
         shares = [getattr(record.captured, choice) for choice in choices]
         table.add_row(label, *(f"{share:.1%}" for share in shares))
     print_table(

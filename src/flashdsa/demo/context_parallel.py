@@ -19,7 +19,7 @@ from flashdsa.demo.indexer import IndexerActivations, LightningIndexer
 from flashdsa.demo.model import D_LATENT, LOCAL_BYTES, SM_SCALE, ByteModel, normalise
 from flashdsa.demo.options import DemoOptions
 from flashdsa.demo.text import load_corpus
-from flashdsa.demo.train import StepLosses, Trainer, dense_divergence
+from flashdsa.demo.train import StepLosses, Trainer, dense_divergence, selected_divergence
 from flashdsa.distributed import (
     SequenceLayout,
     context_parallel_sparse_mla,
@@ -76,7 +76,7 @@ class ContextParallelTrainer(Trainer):
         asked = layout.positions[local.rows]
         total = options.batch * options.num_queries
         language = functional.cross_entropy(logits, targets.flatten()[asked], reduction="sum")
-        return language / total, self._indexer_loss(local, rows)
+        return language / total, self._indexer_loss(local, indices, rows)
 
     def share(self, losses: StepLosses) -> StepLosses:
         """Add gradients and losses over the processes."""
@@ -132,19 +132,27 @@ class ContextParallelTrainer(Trainer):
             backend=self.options.backend,
         )
 
-    def _indexer_loss(self, local: LocalRows, rows: Tensor) -> Tensor:
-        """This process's part of `train.indexer_loss`, of those of the queries `rows` it holds."""
+    def _indexer_loss(self, local: LocalRows, indices: Tensor, rows: Tensor) -> Tensor:
+        """This process's part of the indexer's loss, of those of the queries `rows` it holds.
+
+        Args:
+            indices: [S, topk] int32, gathered rows.
+        """
         options, layout = self.options, self.layout
         seen = layout.seq_lens[local.rows].long()
         wanted = torch.isin(seen - 1, rows + options.window - options.num_queries)
-        first = layout.documents[local.rows[wanted]] * options.window
         index = IndexerActivations(
             local.q_index[0, wanted],
             layout.unshard(local.k_index[0]),
             local.weights[0, wanted],
         )
-        kv = layout.unshard(local.kv[0])
-        total = dense_divergence(index, local.q[0, wanted], kv, first, first + seen[wanted])
+        q, kv = local.q[0, wanted], layout.unshard(local.kv[0])
+        if self.warms_up:
+            first = layout.documents[local.rows[wanted]] * options.window
+            total = dense_divergence(index, q, kv, first, first + seen[wanted])
+        else:
+            tokens = layout.token_of(indices[wanted])
+            total = selected_divergence(index, q, kv, tokens, options.backend)
         return total / (options.batch * len(rows))
 
 

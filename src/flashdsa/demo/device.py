@@ -18,6 +18,11 @@ OPERATIONS = (
     Operation.DSA_TOPK_PREFILL,
     Operation.SPARSE_MLA_FWD,
     Operation.MLA_BWD,
+    Operation.ATTENTION_TARGET,
+    Operation.INDEXER_SCORES,
+    Operation.INDEXER_KL,
+    Operation.INDEXER_KL_BWD,
+    Operation.INDEXER_BWD,
     Operation.WRITE_INDEX_K_CACHE,
     Operation.DSA_TOPK_INDEXER,
 )

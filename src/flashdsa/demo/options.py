@@ -55,6 +55,11 @@ class DemoOptions:
         return cls(**{**SIZES[device], **given, "device": device})
 
     @property
+    def warm_up_steps(self) -> int:
+        """In which dense attention teaches the indexer; in the others sparse attention does."""
+        return -(-self.steps // 2)
+
+    @property
     def smallest_context(self) -> int:
         """Bytes that the first query of a window can see, itself included."""
         return self.window - self.num_queries + 1

@@ -11,7 +11,8 @@ from flashdsa.demo.options import DemoOptions
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training step: nats per byte, and nats of the indexer's divergence."""
+    """One training step: nats per byte, and nats of the indexer's divergence, in its warm-up over
+    every key that a query sees and behind it over the selected ones."""
 
     step: int
     train_loss: float
@@ -108,6 +109,12 @@ class DemoResult:
     def before(self) -> HeldOutRecord:
         """Held-out numbers of the untrained model."""
         return self.held_out[0]
+
+    @property
+    def after_warm_up(self) -> HeldOutRecord:
+        """Held-out numbers behind the steps in which dense attention taught the indexer."""
+        steps = self.options.warm_up_steps
+        return next(record for record in self.held_out if record.step == steps)
 
     @property
     def after(self) -> HeldOutRecord:

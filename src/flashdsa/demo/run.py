@@ -129,14 +129,15 @@ def _train(
     clock: _Clock,
     ticker: _Ticker,
 ) -> list[StepRecord]:
-    """Take all steps; append an evaluation every `eval_every` of them and after the last."""
+    """Take all steps; append an evaluation every `eval_every` of them, behind the indexer's warm-up
+    and after the last."""
     records: list[StepRecord] = []
     options = trainer.options
     for step in range(1, options.steps + 1):
         with clock.part("training"):
             losses = trainer.step()
         records.append(StepRecord(step, losses.language, losses.indexer))
-        if step % options.eval_every == 0 or step == options.steps:
+        if step % options.eval_every == 0 or step in (options.warm_up_steps, options.steps):
             with clock.part("evaluation"):
                 evaluations.append(evaluator.evaluate(trainer.model, trainer.indexer, step))
         ticker.tell(f"training, {losses.language:.2f} nats per byte", finished=1)

@@ -1,4 +1,8 @@
-"""Training: the language-model loss through the sparse op, the indexer by its own KL loss."""
+"""Training: the language-model loss through the sparse op, the indexer by its own KL loss.
+
+The indexer learns as DeepSeek-V3.2's: first from dense attention over every visible key, its
+warm-up, then from sparse attention over the keys that it has selected.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flashdsa import indexer_kl_loss_dense
+from flashdsa import indexer_kl_loss, indexer_kl_loss_dense, sparse_mla_fwd
 from flashdsa.demo.attention import SparseOutput, run_sparse
 from flashdsa.demo.indexer import IndexerActivations, LightningIndexer
-from flashdsa.demo.model import SM_SCALE, ByteModel
+from flashdsa.demo.model import D_LATENT, SM_SCALE, ByteModel
 from flashdsa.demo.options import DemoOptions
 
-# Queries per window and step whose dense attention teaches the indexer.
+# Queries per window and step whose attention teaches the indexer; in the sparse stage on a GPU all.
 KL_QUERIES = 32
 WARM_UP_STEPS = 10
 FINAL_LEARNING_RATE = 0.1  # of the peak, reached at the last step
@@ -52,27 +56,46 @@ def language_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
 
-def indexer_loss(output: SparseOutput, rows: Tensor) -> Tensor:
+def warm_up_loss(output: SparseOutput, rows: Tensor) -> Tensor:
     """KL(dense attention summed over heads || softmax of the index scores), mean over `rows` [n].
 
     Over every visible key, as in the dense warm-up of DeepSeek-V3.2.
     """
-    projections, index = output.projections, output.index_inputs
+    projections = output.projections
     batch, num_queries = projections.q.shape[:2]
     window = projections.kv.shape[1]
     first = torch.arange(batch, device=rows.device).repeat_interleave(len(rows)) * window
     visible = (rows + window - num_queries + 1).repeat(batch)
     return dense_divergence(
-        IndexerActivations(
-            index.q_index[:, rows].flatten(0, 1),
-            index.k_index.flatten(0, 1),
-            index.weights[:, rows].flatten(0, 1),
-        ),
+        of_queries(output.index_inputs, rows),
         projections.q[:, rows].flatten(0, 1),
         projections.kv.flatten(0, 1),
         first,
         first + visible,
     ) / len(first)
+
+
+def sparse_stage_loss(output: SparseOutput, rows: Tensor, backend: str) -> Tensor:
+    """The same over the selected keys alone, as in DeepSeek-V3.2's sparse stage; of keys that
+    follow each other in reading order."""
+    projections = output.projections
+    batch, num_queries = projections.q.shape[:2]
+    return selected_divergence(
+        of_queries(output.index_inputs, rows),
+        projections.q[:, rows].flatten(0, 1),
+        projections.kv.flatten(0, 1),
+        output.indices.unflatten(0, (batch, num_queries))[:, rows].flatten(0, 1),
+        backend,
+    ) / (batch * len(rows))
+
+
+def of_queries(index: IndexerActivations, rows: Tensor) -> IndexerActivations:
+    """The operands of the queries `rows` of every window, windows one behind the other."""
+    return IndexerActivations(
+        index.q_index[:, rows].flatten(0, 1),
+        index.k_index.flatten(0, 1),
+        index.weights[:, rows].flatten(0, 1),
+    )
 
 
 def dense_divergence(
@@ -100,6 +123,30 @@ def dense_divergence(
     )
 
 
+def selected_divergence(
+    index: IndexerActivations, q: Tensor, kv: Tensor, indices: Tensor, backend: str
+) -> Tensor:
+    """Sum over n queries of the indexer's divergence from attention over the selected keys.
+
+    index, q, kv: as for `dense_divergence`; indices [n, topk] int32, rows of kv and of k_index.
+    """
+    q, kv = q.detach().bfloat16(), kv.detach().bfloat16()
+    with torch.no_grad():
+        _, lse = sparse_mla_fwd(q, kv, indices, d_v=D_LATENT, sm_scale=SM_SCALE, backend=backend)
+    return indexer_kl_loss(
+        index.q_index.bfloat16(),
+        index.k_index.bfloat16(),
+        index.weights,
+        indices,
+        q=q,
+        kv=kv,
+        lse=lse,
+        sm_scale=SM_SCALE,
+        deterministic=True,
+        backend=backend,
+    ).sum()
+
+
 class Trainer:
     """Owns the optimiser and the random streams; one `step` is one batch of windows."""
 
@@ -109,6 +156,7 @@ class Trainer:
         """Train `model` and `indexer` on text [n] uint8."""
         self.model, self.indexer, self.text, self.options = model, indexer, text, options
         self.generator = torch.Generator().manual_seed(options.seed)
+        self.steps_taken = 0
         self.parameters = [*model.parameters(), *indexer.parameters()]
         self.optimiser = torch.optim.AdamW(
             self.parameters, lr=options.learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
@@ -124,7 +172,9 @@ class Trainer:
         """Select, attend, go back through both losses, update."""
         options = self.options
         tokens, targets = sample_windows(self.text, options.batch, options.window, self.generator)
-        rows = torch.randperm(options.num_queries, generator=self.generator)[:KL_QUERIES]
+        rows = torch.randperm(options.num_queries, generator=self.generator)
+        if self.warms_up or options.device == "cpu":
+            rows = rows[:KL_QUERIES]
         batch = (one.to(options.device) for one in (tokens, targets, rows))
         language, divergence = self.losses(*batch)
         self.optimiser.zero_grad()
@@ -133,7 +183,13 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
         self.optimiser.step()
         self.schedule.step()
+        self.steps_taken += 1
         return found
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether dense attention teaches the indexer in the next step."""
+        return self.steps_taken < self.options.warm_up_steps
 
     def losses(self, tokens: Tensor, targets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The language loss and the indexer's, the latter of the queries named by `rows` [n]."""
@@ -147,7 +203,11 @@ class Trainer:
             topk=options.topk,
             backend=options.backend,
         )
-        return language_loss(output.logits, targets), indexer_loss(output, rows)
+        if self.warms_up:
+            divergence = warm_up_loss(output, rows)
+        else:
+            divergence = sparse_stage_loss(output, rows, options.backend)
+        return language_loss(output.logits, targets), divergence
 
     def share(self, losses: StepLosses) -> StepLosses:
         """What other processes add to the gradients and the losses: here, nothing."""

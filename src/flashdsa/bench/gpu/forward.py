@@ -106,8 +106,10 @@ class ForwardTimer(Protocol):
 class CudaForwardTimer:
     """The protocol on the current CUDA device."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, with_host: bool = False) -> None:
+        """With `with_host` a burst has what the host takes in it: no kernel spins before it."""
         self._draw = random.Random(seed)
+        self._with_host = with_host
 
     def in_turns(self, calls: Mapping[str, Call]) -> dict[str, ForwardTimes]:
         """Times of every call, by FORWARD_PROTOCOL."""
@@ -118,7 +120,8 @@ class CudaForwardTimer:
         for _ in range(BURSTS):
             for name in self._draw.sample(list(calls), len(calls)):
                 time.sleep(PAUSE_SECONDS)
-                torch.cuda._sleep(SPIN_CYCLES)  # the host has queued the call before it begins
+                if not self._with_host:
+                    torch.cuda._sleep(SPIN_CYCLES)  # the host has queued the call before it begins
                 burst[name].append(_milliseconds(calls[name], 1))
         for _ in range(HOT_ROUNDS):
             for name in self._draw.sample(list(calls), len(calls)):
