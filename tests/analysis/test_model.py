@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from flashdsa.analysis.model import backward_sm100, decode_sm90, forward_sm90, report
+from flashdsa.analysis.model.backward_sm100_budget import budget
 from flashdsa.analysis.model.comparisons import (
     FORWARD_MILLISECONDS,
     FORWARD_SOURCE,
@@ -20,7 +23,7 @@ from flashdsa.analysis.model.comparisons import (
 from flashdsa.analysis.model.indexer_sm90 import predict_indexer, shapes
 from flashdsa.analysis.model.machine import B200, H200, MACHINES, Constant
 from flashdsa.analysis.model.predict import CHIP, predict
-from flashdsa.analysis.model.timeline import Step, period, transfer
+from flashdsa.analysis.model.timeline import Part, Step, ends, period, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, chip_seconds
 from flashdsa.bench.gpu.forward import read_forward_result
 from flashdsa.cli.main import cli
@@ -97,7 +100,7 @@ def test_backward_counts_what_the_design_counted() -> None:
 
 
 def test_plan_and_emulated_run_agree() -> None:
-    planned, counted = backward_sm100.traffic(BwdPlan()), backward_sm100.COUNTED
+    planned, counted = backward_sm100.traffic(BwdPlan()), backward_sm100.COUNTS["bulk"].moved
     gathered = counted["global -> shared (TMA load)"]
     dsmem = counted["shared -> DSMEM (remote store)"]
     added = counted["shared -> global (bulk reduce)"]
@@ -138,6 +141,49 @@ def test_others_on_shared_memory_slow_saturated_mmas_only() -> None:
     assert period(free, 50) == pytest.approx(100)
 
 
+def test_ends_of_an_item_are_what_nothing_overlaps() -> None:
+    """Results of one block beside scores of the next: no gap, until an item waits for what comes
+    behind the results of the one before."""
+    scores = Step("mma", "scores", 100, "tensor", part=Part.SCORES)
+    results = Step("mma", "results", 50, "tensor", part=Part.RESULTS)
+    assert ends((scores, results)) == pytest.approx(0)
+    came = Step("load", "came", 300, "", 0, (("results", 0),), 20, False, (), Part.LAST)
+    waits = replace(scores, after=(("came", 1),))
+    assert ends((waits, results, came)) == pytest.approx(320)
+    assert period((waits, results, came)) == pytest.approx(150)
+    assert ends((replace(scores, part=Part.EVERY),)) == 0
+
+
+def test_the_backwards_budget_is_that_of_the_counted_runs() -> None:
+    lines = {line.resource.partition(": ")[2].partition(",")[0]: line for line in budget(B200)}
+    ways = zip(("now", "from_registers"), backward_sm100.COUNTS.values(), strict=True)
+    for way, counted in ways:
+        moved: Counter[str] = Counter(dict(counted.moved))
+        added = moved["shared -> global (bulk reduce)"] + moved["global atomic"]
+        gathered, sent = (
+            moved["global -> shared (TMA load)"],
+            moved["shared -> DSMEM (remote store)"],
+        )
+        assert getattr(lines["L2"], way) == gathered + added
+        assert getattr(lines["DSMEM"], way) == sent
+        assert getattr(lines["tensor memory"], way) == moved["tmem ld"] + moved["tmem st"]
+        assert getattr(lines["instructions of all warps"], way) == sum(
+            counted.instructions.values()
+        )
+        assert getattr(lines["red port"], way) == moved["global atomic"]
+    assert lines["MMAs"].first == lines["MMAs"].now
+    assert lines["port of shared memory"].now - lines["port of shared memory"].from_registers == (
+        36_864 / 128 + 36_864 / 32  # the ring is written, and read by bulk operations
+    )
+    assert lines["dQ through shared memory"].first == 73_728 / 128 + 73_728 / 32
+
+
+def test_a_pair_that_stays_saves_clocks_between_two_queries() -> None:
+    (line,) = (line for line in budget(B200) if line.resource.startswith("between"))
+    assert line.now < 0.75 * line.first
+    assert line.now > backward_sm100.traffic(BwdPlan()).demands(B200)["shared memory port"]
+
+
 def test_saturated_mmas_starve_transfers() -> None:
     """At 30% of its rate, 60 clocks of a transfer need more than the MMA's 100."""
     mma = Step("mma", "mma", 100, "tensor", after=(("send", 2),))
@@ -156,8 +202,11 @@ def test_waiting_in_a_circle_is_an_error() -> None:
 def test_more_work_takes_longer() -> None:
     seconds = [report.backward(topk=topk).ours.seconds for topk in (32, 512, 2048)]
     assert seconds == sorted(seconds)
-    assert seconds[2] / seconds[1] == pytest.approx(4)
-    assert report.backward(queries=8192).ours.seconds == pytest.approx(2 * seconds[2])
+    assert 3.7 < seconds[2] / seconds[1] < 3.9  # four times the blocks, the same ends
+    pairs, queries = 74, 4096
+    waves = [math.ceil(number / pairs) for number in (queries, 2 * queries)]
+    more = report.backward(queries=2 * queries).ours.seconds
+    assert more / seconds[2] == pytest.approx(waves[1] / waves[0])
 
 
 def test_adds_that_miss_l2_bind() -> None:
@@ -254,8 +303,8 @@ def test_json_has_everything() -> None:
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
     assert set(document) == {
-        "backward", "forward", "decode", "attention", "indexer", "comparisons", "unknowns",
-        "machines",
+        "backward", "backward_budget", "forward", "decode", "attention", "indexer", "comparisons",
+        "unknowns", "machines",
     }  # fmt: skip
     assert document["backward"]["topk"] == 64
     assert document["backward"]["a_block_and_cta"]["operand_bytes"] == 303_104

@@ -18,7 +18,7 @@ from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.kernels.catalog import MLA_BWD, SPARSE_MLA_DECODE, SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BwdPlan
 from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
@@ -58,13 +58,15 @@ def test_indexer_counts(tool: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_backward_counts() -> None:
+@pytest.mark.parametrize("counts", backward_sm100.COUNTS.values(), ids=backward_sm100.COUNTS)
+def test_backward_counts(counts: backward_sm100.Counts) -> None:
     """Two blocks more."""
-    (less, few), (more, many) = (_counted(topk) for topk in (64, 128))
-    moved = {name: (more[name] - less[name]) / 4 for name in backward_sm100.COUNTED}
-    assert moved == pytest.approx(backward_sm100.COUNTED, rel=0.01)
+    plan = BwdPlan(from_registers=counts.from_registers)
+    (less, few), (more, many) = (_counted(topk, plan) for topk in (64, 128))
+    moved = {name: (more[name] - less[name]) / 4 for name in counts.moved}
+    assert moved == pytest.approx(counts.moved, rel=0.01)
     executed_ = {role: (many[role] - few[role]) / 4 for role in ROLES}
-    for role, instructions in backward_sm100.COUNTED_INSTRUCTIONS.items():
+    for role, instructions in counts.instructions.items():
         assert executed_[role] == pytest.approx(instructions, rel=0.05), role
 
 
@@ -118,7 +120,7 @@ def _counted_forward(topk: int, packed: bool = False) -> tuple[Counter[str], Cou
     return moved, instructions
 
 
-def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
+def _counted(topk: int, plan: BwdPlan) -> tuple[Counter[str], Counter[str]]:
     """Bytes by path, and instructions by role, of one query: two CTAs."""
     generator = torch.Generator().manual_seed(0)
 
@@ -134,7 +136,7 @@ def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
         heard.append(Counters())
         return heard[-1]
 
-    function = compiled(MLA_BWD, MLA_BWD.plans[0])
+    function = compiled(MLA_BWD, plan)
     with emulate(arch="sm_100a", on_launch=listen, check=False):
         run(
             function,

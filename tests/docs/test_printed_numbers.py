@@ -52,7 +52,9 @@ def number(cell: str) -> float:
 def test_bounds_of_the_backward(model: dict[str, Any]) -> None:
     ours = model["backward"]["predictions"][0]
     demands = ours["demands_cycles_a_unit"]
-    most = ours["tflops"] * ours["cycles_a_unit"]
+    b200 = model["machines"]["B200"]
+    rate = b200["sms"]["value"] * b200["clock"]["value"] / 1e12
+    most = model["backward"]["a_block_and_cta"]["useful_flop"] * rate
     names = {"MMAs, each with its operands": "tensor core"}
     for bound, (clocks, tflops) in rows_under("concepts/performance-model.md", "bound").items():
         wanted = demands[names.get(bound, bound)]
@@ -69,8 +71,18 @@ def test_ways_out_of_the_backward(model: dict[str, Any]) -> None:
     ]
     written = rows_under("concepts/performance-model.md", "dKV leaves by")
     assert [[number(cell) for cell in row] for row in written.values()] == [
-        [round(one["cycles_a_unit"]), round(one["tflops"])] for one in wanted
+        [round(one[key]) for key in ("cycles_a_unit", "cycles_of_the_ends_of_an_item", "tflops")]
+        for one in wanted
     ]
+
+
+def test_the_backwards_budget_old_against_new(model: dict[str, Any]) -> None:
+    written = rows_under("concepts/performance-model.md", "resource | first")
+    wanted = {
+        line["resource"]: [f"{line[one]:,.0f}" for one in ("first", "now", "from_registers")]
+        for line in model["backward_budget"]
+    }
+    assert written == wanted
 
 
 def test_ranges_of_attention() -> None:

@@ -91,7 +91,8 @@ def model(
     \b
     WHAT
       mla_bwd     the Blackwell backward on B200: what a block moves, the bounds,
-                  TFLOPS by the way that dKV takes                     [default]
+                  the budget old against new, times by the way that dKV takes
+                                                                       [default]
       attention   the Blackwell forward and backward on B200: ranges, and the
                   constants nobody here has measured, by what each is worth
       sparse_mla_fwd
@@ -155,10 +156,12 @@ def model(
         return
     notes: list[str] = []
     if what == "mla_bwd":
-        tables = report.backward_tables(backward)
-        tables += report.range_tables(attention_ranges(queries, topk, s_kv)[1:])[:1]
+        ranges = attention_ranges(queries, topk, s_kv)[1:]
+        tables = report.backward_tables(backward) + report.range_tables(ranges)[:1]
+        notes = report.published(ranges)
     elif what == "attention":
-        tables = report.range_tables(attention_ranges(queries, topk, s_kv))
+        ranges = attention_ranges(queries, topk, s_kv)
+        tables, notes = report.range_tables(ranges), report.published(ranges)
     elif what == "sparse_mla_fwd":
         tables = report.forward_tables(case)
     elif what == "sparse_mla_decode":

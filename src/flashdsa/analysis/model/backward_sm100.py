@@ -1,12 +1,13 @@
 """Our Blackwell backward: a unit is a block of 32 keys in one CTA of the pair.
 
 Matrix products come from the plan. What threads move, and their instructions, were counted in an
-emulated run (`COUNTED`; tests/analysis counts again); tests hold the two against each other.
+emulated run (`COUNTS`; tests/analysis counts again); tests hold the two against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from flashdsa.analysis.model.machine import GpuModel
@@ -19,7 +20,7 @@ from flashdsa.analysis.model.shapes import (
     TOPK,
     l2_cycles,
 )
-from flashdsa.analysis.model.timeline import BULK, DSMEM, RED, Step, mma_step, transfer
+from flashdsa.analysis.model.timeline import BULK, DSMEM, RED, Part, Step, mma_step, transfer
 from flashdsa.analysis.model.traffic import Footprint, Matmul, Source, Traffic
 from flashdsa.dsl.umma import UmmaProduct
 from flashdsa.kernels.catalog import MLA_BWD
@@ -31,20 +32,47 @@ BACKWARD_PLAN: BwdPlan = MLA_BWD.plans[0]
 
 S_KV = 8192
 
-COUNTED = {
+
+@dataclass(frozen=True)
+class Counts:
+    """Of a block and CTA in an emulated run: one of 128 keys less one of 64, by two blocks.
+
+    Attributes:
+        moved: bytes by ptxemu's paths. instructions: of the PTX, all warps of the role.
+    """
+
+    from_registers: bool
+    moved: Mapping[str, int]
+    instructions: Mapping[str, int]
+
+
+_EITHER = {
     "MMA shared read": 303_104,
     "shared -> DSMEM (remote store)": 32_768,
-    "shared -> global (bulk reduce)": 36_864,
     "global -> shared (TMA load)": 18_432,
-    "shared ld": 33_600,
-    "shared st": 53_376,
     "tmem ld": 73_728,
     "tmem st": 8_192,
 }
-"""Bytes of a block and CTA by ptxemu's paths: a run of 128 keys less one of 64, by two blocks."""
-COUNTED_INSTRUCTIONS = {"softmax": 2548, "load": 250, "reduce": 1574, "mma": 565}
-"""PTX instructions of a block and CTA, all warps of the role."""
-SASS_PER_PTX = 2968 / 3169
+COUNTS = {
+    "bulk": Counts(
+        False,
+        {
+            **_EITHER,
+            "shared -> global (bulk reduce)": 36_864,
+            "shared ld": 33_600,
+            "shared st": 53_376,
+        },
+        {"softmax": 2588, "load": 300, "reduce": 1610, "mma": 596},
+    ),
+    # A row number that all lanes of a warp load is counted once a lane.
+    "from registers": Counts(
+        True,
+        {**_EITHER, "global atomic": 36_864, "shared ld": 70_144, "shared st": 16_512},
+        {"softmax": 2588, "load": 300, "reduce": 2976, "mma": 596},
+    ),
+}
+"""By the way that dKV takes."""
+SASS_PER_PTX = 3192 / 3364
 """Instructions of the cubin to those of the PTX, of which the run is counted."""
 
 
@@ -54,6 +82,11 @@ class Reduction(StrEnum):
     BULK = "bulk reduce-add from shared memory (ours)"
     ATOMIC = "red.global.add.f32, thread = dim, from registers"
     ATOMIC_V4 = "red.global.add.v4.f32, turned in shared memory"
+
+
+def counts(reduction: Reduction) -> Counts:
+    """Of the kernel that adds so; of red.v4, which there is not, of the one that is nearest."""
+    return COUNTS["bulk" if reduction is Reduction.BULK else "from registers"]
 
 
 def matmuls(plan: BwdPlan) -> tuple[Matmul, ...]:
@@ -107,36 +140,58 @@ def traffic(plan: BwdPlan, reduction: Reduction = Reduction.BULK) -> Traffic:
         red_bytes=0 if bulk else part_bytes,
         red_width=4 if reduction is Reduction.ATOMIC else 16,
         exps=B_H * B_TOPK,
-        instructions=sum(COUNTED_INSTRUCTIONS.values()) * SASS_PER_PTX,
+        instructions=sum(counts(reduction).instructions.values()) * SASS_PER_PTX,
     )
 
 
-def steps(plan: BwdPlan, machine: GpuModel, reduction: Reduction) -> Iterator[Step]:
+def steps(
+    plan: BwdPlan, machine: GpuModel, reduction: Reduction, *, stays: bool = True
+) -> Iterator[Step]:
     """The roles' order of mma.py, softmax.py, reduce_dkv.py and load.py.
 
     A step of the role mma or reduce that belongs to block b runs in unit b + 1, P and dP in unit b.
+    A pair takes one query after the other: in the last unit of one, Q and dO of the next come.
+
+    Args:
+        stays: what ships. Else a pair takes one query, as the kernel did: the next one's first copy
+            begins behind the last write. How long CTAs take to start is not counted.
     """
     of = {matmul.name: matmul for matmul in matmuls(plan)}
     bar = machine.barrier_latency.value
 
     def mma(name: str, parts: tuple[str, ...], *after: tuple[str, int]) -> Step:
         chosen = tuple(of[part] for part in parts)
-        return mma_step(machine, "mma", name, chosen, *after, wait=False)
+        step = mma_step(machine, "mma", name, chosen, *after, wait=False)
+        return replace(step, part=Part.SCORES if name in ("P", "dP") else Part.RESULTS)
 
-    yield mma("P", ("P", "P RoPE"), ("P read", 1), ("gather", 0))
+    yield mma("P", ("P", "P RoPE"), ("P read", 1), ("gather", 0), ("Q, rest", 1))
     yield mma("dKV0 S", ("dKV0 S",), ("S ready", 1), ("part 2 read", 1))
     yield mma("dKV0 dS", ("dKV0 dS",), ("dS ready", 1))
     yield mma("dQ", ("dQ", "dQ RoPE"))
-    yield mma("dP", ("dP",), ("dQ", 0))
+    yield mma("dP", ("dP",), ("dQ", 0), ("dO -> TMEM", 0))
     yield mma("dKV1", ("dKV1 S", "dKV1 dS"), ("part 0 read", 0))
     yield mma("dKV2", ("dKV2",), ("part 1 read", 0))
 
     gather = l2_cycles(machine, plan.kv_bytes)
     arrives = machine.l2_latency.value + bar
-    yield Step("load", "gather", gather, "gather", 0, (("dQ", 1),), arrives, wait=False)
+    behind = (("dQ", 1),)
+    yield Step("load", "gather", gather, "gather", 0, behind, arrives, wait=False, part=Part.SCORES)
+    half = l2_cycles(machine, plan.q_bytes / 2)
+    rope = l2_cycles(machine, plan.q_rope_bytes)
+    for name, cycles, last_read in (
+        ("Q, first half", half, "dKV0 dS"),
+        ("dO, first half", half, "dKV0 dS"),
+        ("Q, rest", half + rope, "dKV2"),
+        ("dO, rest", half, "dKV2"),
+    ):
+        freed: tuple[tuple[str, int], ...] = (
+            ((last_read, 0),) if stays else (("dQ out", 0), ("part 2 sent", 0))
+        )
+        yield Step("query", name, cycles, "gather", 0, freed, arrives, False, (), Part.LAST)
 
     # A warp of each scheduler: clocks are instructions, or exponentials where those take longer.
-    issue = COUNTED_INSTRUCTIONS["softmax"] * SASS_PER_PTX / 4
+    executed = counts(reduction).instructions
+    issue = executed["softmax"] * SASS_PER_PTX / 4
     send = plan.partial_bytes / machine.dsmem_rate.value
     heard = machine.dsmem_latency.value + bar
     exps = B_TOPK * 128 / machine.exp_rate.value
@@ -145,10 +200,11 @@ def steps(plan: BwdPlan, machine: GpuModel, reduction: Reduction) -> Iterator[St
         name: str, share: float, *after: tuple[str, int], latency: float = 0, least: float = 0
     ) -> Step:
         cycles = max(share * issue, least)
-        return Step("softmax", name, cycles, "", 0, after, latency)
+        return Step("softmax", name, cycles, "", 0, after, latency, part=Part.SCORES)
 
-    def sending(name: str, *after: tuple[str, int]) -> tuple[Step, ...]:
-        return transfer("softmax", name, send, DSMEM, *after, latency=heard)
+    def sending(name: str, *after: tuple[str, int]) -> Iterator[Step]:
+        for step in transfer("softmax", name, send, DSMEM, *after, latency=heard):
+            yield replace(step, part=Part.SCORES)
 
     yield softmax("P read", 0.1, ("P", 0), latency=bar)
     yield from sending("send P", ("P read", 0), ("add dP", 1))
@@ -159,13 +215,25 @@ def steps(plan: BwdPlan, machine: GpuModel, reduction: Reduction) -> Iterator[St
     yield softmax("add dP", 0.25, ("send dP", 0))
     yield softmax("dS ready", 0.05, latency=bar)
 
+    stored = dq_bytes(plan) / machine.store_rate.value
+    yield Step("softmax", "dQ out", stored, "", 0, (("dQ", 0),), part=Part.LAST)
+
+    copied = plan.q_bytes * (1 / machine.operand_rate.value + 1 / machine.tmem_rate.value)
+    came = (("dO, rest", 1),)
+    yield Step("reduce", "dO -> TMEM", copied, "", 0, came, bar, part=Part.FIRST)
     way = BULK if reduction is Reduction.BULK else RED
     leave = reduction_cycles(plan, machine, reduction)
-    issue = COUNTED_INSTRUCTIONS["reduce"] * SASS_PER_PTX / 4
+    issue = executed["reduce"] * SASS_PER_PTX / 4
     for part, mmas, share in ((0, "dKV0 dS", 0.4), (1, "dKV1", 0.4), (2, "dKV2", 0.2)):
-        yield Step("reduce", f"part {part} read", 0.2 * share * issue, "", 0, ((mmas, 0),), bar)
-        own = max(leave * share, 0.8 * share * issue)
-        yield from transfer("reduce", f"part {part} sent", own, way)
+        read, own = 0.2 * share * issue, max(leave * share, 0.8 * share * issue)
+        yield Step("reduce", f"part {part} read", read, "", 0, ((mmas, 0),), bar, part=Part.RESULTS)
+        for step in transfer("reduce", f"part {part} sent", own, way):
+            yield replace(step, part=Part.RESULTS)
+
+
+def dq_bytes(plan: BwdPlan) -> int:
+    """Of a query's dQ in one CTA, bf16."""
+    return B_H * (plan.dims + plan.own_rope_dims) * 2
 
 
 def reduction_cycles(plan: BwdPlan, machine: GpuModel, reduction: Reduction) -> float:
@@ -196,4 +264,5 @@ def work(
         units=float(queries * -(-topk // B_TOPK) * CLUSTER),
         steps=tuple(steps(plan, machine, reduction)),
         footprint=Footprint(reduced=s_kv * GRADIENT_ROW_BYTES, read=s_kv * ROW_BYTES),
+        item_units=-(-topk // B_TOPK),
     )

@@ -42,6 +42,7 @@ class GpuModel:
             bulk reads that are left while MMAs take all that shared memory gives.
         dsmem_rate: of st.async into the peer. tmem_rate: loads and stores of tensor memory.
         red_rate: of `red.global` v4, leaving an SM. red_scalar_rate: one fp32 a lane.
+        store_rate: of stores of 32 bytes a lane.
         issue_rate: warp instructions per clock. exp_rate: ex2 per clock.
         l2_read, l2_reduce: of the chip, resident. reduce_miss: where the row is not resident.
         hbm: of the chip. l2_bytes: capacity.
@@ -69,6 +70,7 @@ class GpuModel:
     tmem_rate: Constant
     red_rate: Constant
     red_scalar_rate: Constant
+    store_rate: Constant
     issue_rate: Constant
     exp_rate: Constant
     l2_read: Constant
@@ -133,6 +135,7 @@ H200 = GpuModel(
     tmem_rate=_published(0, "B/clk/SM", "Hopper has no tensor memory"),
     red_rate=_measured(21, "B/clk/SM", "red.v4, one SM alone; " + _RATES),
     red_scalar_rate=_measured(16, "B/clk/SM", "red.v2, the narrowest measured; " + _RATES),
+    store_rate=_assumed(32, "B/clk/SM", "a sector a clock"),
     issue_rate=_published(4, "warp instructions/clk/SM", _GUIDE),
     exp_rate=_published(16, "1/clk/SM", _GUIDE),
     l2_read=_measured(8.9e12, "B/s", "cp.async of rows, the best measured; " + _RATES),
@@ -179,6 +182,7 @@ B200 = GpuModel(
     tmem_rate=_assumed(512, "B/clk/SM", "four warps of 32 lanes of 4 bytes a clock"),
     red_rate=_assumed(21, "B/clk/SM", _CARRIED),
     red_scalar_rate=_assumed(16, "B/clk/SM", _CARRIED),
+    store_rate=_assumed(32, "B/clk/SM", "a sector a clock"),
     issue_rate=_published(4, "warp instructions/clk/SM", _GUIDE),
     exp_rate=_published(16, "1/clk/SM", _GUIDE),
     l2_read=_assumed(9.32e12, "B/s", "34 B/clk/SM as on the H200"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from flashdsa.analysis.model import backward_sm100, decode_sm90, forward_sm90, indexer_sm100
 from flashdsa.analysis.model.backward_sm100 import BACKWARD_PLAN
+from flashdsa.analysis.model.backward_sm100_budget import budget
 from flashdsa.analysis.model.comparisons import Comparison, all_comparisons
 from flashdsa.analysis.model.machine import B200, H200, MACHINES, GpuModel
 from flashdsa.analysis.model.predict import CHIP, Prediction, predict
@@ -120,7 +121,14 @@ def backward_tables(found: Backward) -> list[Table]:
         (name, f"{cycles:,.0f}", f"{per_clock / cycles:,.0f}") for name, cycles in demands if cycles
     ]
     rows: Rows = [
-        (name, f"{one.cycles:,.0f}", f"{one.seconds * 1e3:.2f}", f"{one.tflops:.0f}", one.bound)
+        (
+            name,
+            f"{one.cycles:,.0f}",
+            f"{one.ends:,.0f}",
+            f"{one.seconds * 1e3:.2f}",
+            f"{one.tflops:.0f}",
+            one.bound,
+        )
         for name, one in [
             *((one.name.partition(", ")[2], one) for one in found.predictions),
             ("ours, were bulk reads as fast as loads", found.fast_bulk),
@@ -141,10 +149,27 @@ def backward_tables(found: Backward) -> list[Table]:
             limits,
         ),
         (
-            "Steady state on B200, by the way dKV takes: without a query's ends and waves",
+            "The same, old against new",
+            [
+                ("resource", "wrap"),
+                ("first", number),
+                ("now", number),
+                ("from registers", number),
+            ],
+            [
+                (
+                    line.resource,
+                    *(f"{one:,.0f}" for one in (line.first, line.now, line.from_registers)),
+                )
+                for line in budget(B200)
+            ],
+        ),
+        (
+            "Predicted on B200, by the way dKV takes: whole queries, one behind the other",
             [
                 ("dKV", "wrap"),
                 ("clk a block", number),
+                ("between queries", number),
                 ("ms", number),
                 ("TFLOPS", number),
                 ("bound", "wrap"),
@@ -163,7 +188,6 @@ def range_tables(found: tuple[Range, ...]) -> list[Table]:
             *(f"{at.tflops:,.0f}" for at in (one.best, one.middle, one.worst)),
             f"{one.best.seconds * 1e3:.2f} to {one.worst.seconds * 1e3:.2f}",
             one.middle.binds,
-            one.kernel.published,
         )
         for one in found
     ]
@@ -189,7 +213,6 @@ def range_tables(found: tuple[Range, ...]) -> list[Table]:
                 ("at worst", number),
                 ("ms", text),
                 ("binds", "wrap"),
-                ("published, B200", "wrap"),
             ],
             times,
         ),
@@ -204,6 +227,13 @@ def range_tables(found: tuple[Range, ...]) -> list[Table]:
             ],
             worth,
         ),
+    ]
+
+
+def published(found: tuple[Range, ...]) -> list[str]:
+    """A sentence for each kernel: what others' take."""
+    return [
+        f"* {one.kernel.name}: published of B200, TFLOPS: {one.kernel.published}" for one in found
     ]
 
 
@@ -349,6 +379,7 @@ def document() -> dict[str, Any]:
     """Everything, for --json."""
     return {
         "backward": backward().to_json_dict(),
+        "backward_budget": [asdict(line) for line in budget(B200)],
         "attention": [
             one.to_json_dict() for one in attention_ranges(QUERIES, TOPK, backward_sm100.S_KV)
         ],

@@ -2,8 +2,9 @@
 
 Every number here has two ends, and nobody here measured it: `benchmarks/first_hour_b200.py` does,
 where it has a probe. A query of our attention kernels takes its blocks' time and, besides, what
-nothing overlaps: its CTAs' start, Q on its way in, the results on their way out. Pairs of CTAs run
-in whole waves.
+nothing overlaps: in the forward its CTAs' start, Q on its way in, the results on their way out; in
+the backward, whose pairs stay for several queries, what the timeline says lies between two of them.
+Pairs of CTAs run in whole waves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from flashdsa.analysis.model import backward_sm100, forward_sm100
 from flashdsa.analysis.model.machine import B200, GpuModel
 from flashdsa.analysis.model.predict import Work, predict
-from flashdsa.analysis.model.timeline import Step
+from flashdsa.analysis.model.timeline import Step, ends
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, D_QK
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BOX_DIMS as BWD_BOX_DIMS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import TILE_KEYS
@@ -90,7 +91,7 @@ UNKNOWNS: Mapping[str, Unknown] = {
         3_500, 8_000, "clk", "Q 1,800 and O 1,300 by themselves; start, first gather, last tile",
         "attention, topk 64 and 2048",
     ),
-    "ends of a query, backward": Unknown(
+    "ends of a launch, backward": Unknown(
         7_000, 12_000, "clk", "Q and dO 4,300 by themselves; start, first blocks, dQ",
         "attention, topk 64 and 2048",
     ),
@@ -104,7 +105,8 @@ class Attention:
     """A kernel whose pairs of CTAs take a query each.
 
     Attributes:
-        block_keys: of a unit. ends: the unknown of its ends.
+        block_keys: of a unit. ends: the unknown of its ends, once a query; once a launch where the
+            work has what lies between two queries.
         released: steps that contain a release of shared memory to the peer.
         issued: clocks a block of the slowest issuing warp.
         published: TFLOPS of others' kernels on B200, for people.
@@ -119,24 +121,33 @@ class Attention:
     published: str
 
 
-def _gathers(keys: int, values: Values) -> float:
-    operations = keys / ROWS_A_GATHER * BOXES / ISSUING_WARPS
-    return operations * values["a gather4, of the issuing warp"]
+def gathers(keys: int) -> float:
+    """Of four rows, that a warp issues for so many keys."""
+    return keys / ROWS_A_GATHER * BOXES / ISSUING_WARPS
 
 
-def _adds(values: Values) -> float:
-    """Parts 0 and 1 of every block of dKV, part 2 of every other one: a copy a key and part."""
-    return 2.5 * B_TOPK / ISSUING_WARPS * values["a bulk add, of the issuing warp"]
+def bulk_adds() -> float:
+    """That a warp issues for a block of the backward: of parts 0 and 1 of dKV in every block, of
+    part 2 in every other one, one a key."""
+    return 2.5 * B_TOPK / ISSUING_WARPS
+
+
+def _gathering(keys: int, values: Values) -> float:
+    return gathers(keys) * values["a gather4, of the issuing warp"]
+
+
+def _adding(values: Values) -> float:
+    return bulk_adds() * values["a bulk add, of the issuing warp"]
 
 
 KERNELS = (
     Attention(
         "forward", TILE_KEYS, forward_sm100.work, "ends of a query, forward", ("P ready",),
-        lambda values: _gathers(TILE_KEYS, values), "FlashMLA 1,450; FlashAttention-4 1,180",
+        lambda values: _gathering(TILE_KEYS, values), "FlashMLA 1,450; FlashAttention-4 1,180",
     ),
     Attention(
-        "backward", B_TOPK, backward_sm100.work, "ends of a query, backward",
-        ("add P", "add dP"), lambda values: max(_gathers(B_TOPK, values), _adds(values)),
+        "backward", B_TOPK, backward_sm100.work, "ends of a launch, backward",
+        ("add P", "add dP"), lambda values: max(_gathering(B_TOPK, values), _adding(values)),
         "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
     ),
 )  # fmt: skip
@@ -179,16 +190,19 @@ def estimate(kernel: Attention, values: Values, *, queries: int, topk: int, s_kv
     machine = machine_with(values)
     work = kernel.work(machine, queries=queries, topk=topk, s_kv=s_kv)
     work = replace(work, steps=tuple(_released(step, kernel, values) for step in work.steps))
-    steady = predict(work, machine)
+    steady = predict(replace(work, item_units=0), machine)
     over = values["clocks of a block over its count"]
     cycles, binds = over * steady.cycles, steady.bound
     if kernel.issued(values) > cycles:
         cycles, binds = kernel.issued(values), "issue of bulk operations"
     blocks = -(-topk // kernel.block_keys)
     waves = -(-queries // PAIRS_AT_ONCE)
-    of_query = values[kernel.ends] + blocks * cycles
-    seconds = waves * of_query / values["clock under load"]
-    if values[kernel.ends] > 0.5 * of_query:
+    between = over * ends(work.steps, work.traffic.other_port_cycles(machine))
+    of_query, of_launch = blocks * cycles, values[kernel.ends]
+    if not work.item_units:
+        between, of_launch = of_launch, 0.0
+    seconds = (waves * (of_query + between) + of_launch) / values["clock under load"]
+    if between > of_query:
         binds = "ends of a query"
     return Estimate(seconds, work.traffic.useful_flop * work.units / seconds / 1e12, binds)
 
