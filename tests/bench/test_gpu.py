@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +37,7 @@ from flashdsa.bench.gpu.peers import (
     TOP_KS,
     TORCH_PAIR,
     Peers,
+    load_peers,
 )
 from flashdsa.bench.gpu.protocol import Call, GpuHangError, GpuTimes
 from flashdsa.bench.gpu.result import (
@@ -228,6 +231,12 @@ class RefusingDeepGemm(FalseDeepGemm):
 
     def fp8_paged_mqa_logits(self, *arguments: Any, clean_logits: bool) -> torch.Tensor:
         raise RuntimeError("no such\nkernel")
+
+
+def test_a_compiled_top_k_of_cudnn_stands_for_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = SimpleNamespace(indexer_top_k_wrapper=lambda *_, **__: {})
+    monkeypatch.setitem(sys.modules, "cudnn_topk", compiled)
+    assert load_peers().cudnn_top_k is compiled.indexer_top_k_wrapper
 
 
 def test_a_peer_that_fails_costs_its_own_times_only() -> None:

@@ -104,18 +104,25 @@ def _of_logits(
 
 
 def load_peers() -> Peers:
-    """Import what is installed. Imports of peers fail in many ways; each becomes a reason."""
+    """Import what is installed. Imports of peers fail in many ways; each becomes a reason.
+
+    cuDNN Frontend's top-k is the one that tools/build_cudnn_topk.py has compiled, if it is there.
+    """
     missing: dict[str, str] = {}
     deep_gemm, top_k, flashinfer = None, None, {}
     try:
         deep_gemm = import_module("deep_gemm")
     except Exception as error:
         missing |= dict.fromkeys(CONTENDERS, f"deep_gemm: {in_a_line(error)}")
-    try:
-        top_k = import_module("cudnn.deepseek_sparse_attention").indexer_top_k_wrapper
-    except Exception as error:
+    for module in ("cudnn_topk", "cudnn.deepseek_sparse_attention"):
+        try:
+            top_k = import_module(module).indexer_top_k_wrapper
+            break
+        except Exception as error:
+            why = f"{module}: {in_a_line(error)}"
+    else:
         for name in (CUDNN_TOP_K, CUDNN_PAIR):
-            missing.setdefault(name, f"cudnn: {in_a_line(error)}")
+            missing.setdefault(name, why)
     try:
         flashinfer = import_module("flashinfer_topk").TOP_KS
     except Exception as error:
