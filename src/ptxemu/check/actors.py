@@ -42,6 +42,7 @@ class Event:
         "kind",
         "proxy",
         "reach",
+        "reads_with",
         "time",
         "write_state",
     )
@@ -65,13 +66,16 @@ class Event:
         """It initialised an mbarrier in these bytes."""
         self.write_state: State | None = None
         """The state of bytes that this event was the last to write and nobody read since."""
+        self.reads_with: dict[tuple[Event, ...], tuple[Event, ...]] = {}
+        """Of an operation's read: by the reads that there were, those to remember now."""
         self.columns: tuple[int, int] | None = None
         """In TMEM: the first column and the one behind the last."""
 
     def cover(self, access: Access) -> None:
         """Note the columns of TMEM that the event is of."""
-        columns = access.starts % TMEM_ROW_BYTES
-        first, end = int(columns.min()) >> 2, int(columns.max()) + access.size >> 2
+        # An access is of the same columns in all its lanes.
+        byte = int(access.starts[0]) % TMEM_ROW_BYTES
+        first, end = byte >> 2, byte + access.size >> 2
         if self.columns is not None:
             first, end = min(first, self.columns[0]), max(end, self.columns[1])
         self.columns = first, end

@@ -11,6 +11,7 @@ from ptxemu.check import proxies, tcgen05_order
 from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
 from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.shadow import Ids, Index, Page, ShadowRegion, State
+from ptxemu.check.tmem_page import TmemPage
 from ptxemu.events import AccessKind, Proxy, Space
 
 MAX_READS = 32
@@ -31,7 +32,7 @@ class Spot:
 
     space: Space
     region: ShadowRegion
-    page: Page
+    page: Page | TmemPage
     granules: Index
     ids: Ids
     """The states before the access."""
@@ -90,20 +91,29 @@ class Races:
                 and only.reach <= event.reach
             ):
                 return state
-        # A write that knows this event knows the reads that this event knows.
-        kept = [read for read in reads if not actor.knows(read)] if reads else []
         hidden = state.hidden
+        now = event.reads_with.get(reads)
+        if now is None:
+            now = self._reads_now(reads, event)
         if event.reach:
-            hidden = _united(hidden, (r for r in reads if r.reach < event.reach and r not in kept))
-        if len(kept) >= MAX_READS:
-            kept = kept[1 - MAX_READS :]
+            hidden = _united(hidden, (r for r in reads if r.reach < event.reach and actor.knows(r)))
         return State(
             state.writes,
-            (*kept, event),
+            now,
             initialised=state.initialised,
             suspects=suspects,
             hidden=hidden,
         )
+
+    def _reads_now(self, reads: tuple[Event, ...], event: Event) -> tuple[Event, ...]:
+        """The reads to remember after the read `event`."""
+        # A write that knows this event knows the reads that this event knows.
+        actor = event.actor
+        kept = [read for read in reads if not actor.knows(read)]
+        now = (*kept[-(MAX_READS - 1) :], event)
+        if not actor.is_warp:  # what an operation knows does not change while it acts
+            event.reads_with[reads] = now
+        return now
 
     def _write(self, state: State, event: Event, spot: Spot) -> State:
         actor, is_atomic = event.actor, event.kind is AccessKind.ATOMIC

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.check.actors import Event
+from ptxemu.check.tmem_page import TmemPage
 
 Ids: TypeAlias = NDArray[np.int32]
 Index: TypeAlias = "slice | NDArray[np.int64] | tuple[slice, slice]"
 
 WORD_SHIFT = 2
 """log2 of the bytes of a granule, unless the page has been refined."""
-TMEM_ROW_WORDS = 512
 
 
 class State:
@@ -84,7 +84,7 @@ class States:
         self._new_numbers[old] = new
         return self._new_numbers.take(ids)
 
-    def compact(self, pages: list[Page]) -> None:
+    def compact(self, pages: list[Page | TmemPage]) -> None:
         """Renumber the states that `pages` still hold and forget the others."""
         old, kept = self.table, {0, 1}
         for page in pages:
@@ -103,15 +103,13 @@ class States:
 class Page:
     """State numbers of a piece of memory, one for every 2**shift bytes."""
 
-    __slots__ = ("base", "grid", "ids", "shift")
+    __slots__ = ("base", "ids", "shift")
 
     def __init__(self, base: int, size: int, state: int) -> None:
         self.base = base
         """First byte."""
         self.shift = WORD_SHIFT
         self.ids: Ids = np.full(size >> WORD_SHIFT, state, dtype=np.int32)
-        self.grid: Ids | None = None
-        """TMEM: the same numbers by lane and column."""
 
     def refine(self, shift: int) -> None:
         """Track granules of 2**shift bytes, if they are larger now."""
@@ -121,13 +119,9 @@ class Page:
 
     def address(self, index: Index, position: int) -> int:
         """The first byte of the granule at `position` of what `index` selects."""
+        assert not isinstance(index, tuple)
         if isinstance(index, slice):
             return self.base + (int(index.start) + position << self.shift)
-        if isinstance(index, tuple):
-            lanes, columns = index
-            lane, column = divmod(position, columns.stop - columns.start)
-            word = (lanes.start + lane) * TMEM_ROW_WORDS + columns.start + column
-            return self.base + (int(word) << self.shift)
         return self.base + (int(index.reshape(-1)[position]) << self.shift)
 
 
@@ -161,15 +155,17 @@ def _count(n: int) -> NDArray[np.int64]:
 class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
-    __slots__ = ("_bits", "_initial", "is_tmem", "name", "pages")
+    __slots__ = ("_bits", "_initial", "_tmem", "name", "pages")
 
     def __init__(self, name: str, page_bits: int, initial: int, *, is_tmem: bool = False) -> None:
         self.name = name
         """For people: "shared memory of cta (0,0,0)"."""
         self._bits = page_bits
         self._initial = initial
-        self.is_tmem = is_tmem
-        self.pages: dict[int, Page] = {}
+        self.pages: dict[int, Page | TmemPage] = {}
+        self._tmem: TmemPage | None = None
+        if is_tmem:
+            self._tmem = self.pages[0] = TmemPage(initial)
 
     def page(self, number: int) -> Page:
         """The page with that number; memory that nobody touched has none yet."""
@@ -177,19 +173,21 @@ class ShadowRegion:
         if page is None:
             size = 1 << self._bits
             page = self.pages[number] = Page(number * size, size, self._initial)
-            if self.is_tmem:
-                page.grid = page.ids.reshape(-1, TMEM_ROW_WORDS)
+        assert isinstance(page, Page)
         return page
 
     def select(
         self, starts: NDArray[np.int64], size: int, *, distinct: bool
-    ) -> list[tuple[Page, Ids, Index]]:
+    ) -> list[tuple[Page | TmemPage, Ids, Index]]:
         """The granules of an access: pages, their arrays, and the indices into these.
 
         Args:
             starts, size: pieces (see `events.Access`).
             distinct: no byte is in two pieces, so that pieces without gaps are one range.
         """
+        if self._tmem is not None:
+            tmem = self._tmem
+            return [(tmem, ids, index) for ids, index in tmem.select(starts, size)]
         count = len(starts)
         if count <= FEW:
             listed = starts.tolist()
@@ -204,18 +202,14 @@ class ShadowRegion:
             shift, low = page.shift, low - page.base
             if distinct and count * size == high - page.base - low:
                 return [(page, page.ids, slice(low >> shift, high - page.base >> shift))]
-            if page.grid is not None and count >= 8 and size & 3 == 0:
-                block = _tmem_block(starts, size, low)
-                if block is not None:
-                    return [(page, page.grid, block)]
             inside = starts - page.base if page.base else starts
             return [(page, page.ids, _granules(inside, size, shift))]
         return self._select_pages(starts, size, range(first, ((high - 1) >> self._bits) + 1))
 
     def _select_pages(
         self, starts: NDArray[np.int64], size: int, numbers: range
-    ) -> list[tuple[Page, Ids, Index]]:
-        selected: list[tuple[Page, Ids, Index]] = []
+    ) -> list[tuple[Page | TmemPage, Ids, Index]]:
+        selected: list[tuple[Page | TmemPage, Ids, Index]] = []
         span = 1 << self._bits
         for number in numbers:
             begin = number * span
@@ -244,17 +238,3 @@ def _granules(starts: NDArray[np.int64], size: int, shift: int) -> NDArray[np.in
     first = starts >> shift
     count = size >> shift
     return first if count == 1 else first[:, None] + _count(count)
-
-
-def _tmem_block(starts: NDArray[np.int64], size: int, low: int) -> tuple[slice, slice] | None:
-    """Consecutive lanes with the same columns as two slices; None for any other shape."""
-    row = TMEM_ROW_WORDS << WORD_SHIFT
-    count = len(starts)
-    if int(starts[-1]) - int(starts[0]) != (count - 1) * row or int(starts[0]) != low:
-        return None
-    if not np.array_equal(starts - starts[0], _count(count) * row):
-        return None
-    lane, byte = divmod(low, row)
-    if byte + size > row:
-        return None
-    return slice(lane, lane + count), slice(byte >> 2, (byte + size) >> 2)

@@ -6,7 +6,7 @@ so that arrays of lanes never change in place there either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -45,13 +45,22 @@ class RegisterLayout:
                     self.places[slot] = (kind, row // _ROWS[kind])
                     row += _ROWS[kind]
         self.spare = row * ROW_BYTES
+        self._indices: dict[tuple[int, ...], NDArray[np.intp]] = {}
         self.rows = -(-(row + SPARE_ROWS) // 4) * 4
+
+    def word_indices(self, slots: tuple[int, ...]) -> NDArray[np.intp]:
+        """Which rows registers of 32 bits are."""
+        found = self._indices.get(slots)
+        if found is None:
+            found = np.array([self.places[slot][1] for slot in slots], np.intp)
+            self._indices[slots] = found
+        return found
 
 
 class RegisterFile:
     """The registers of one warp."""
 
-    __slots__ = ("_arrays", "_bytes", "_places", "address", "num_spare")
+    __slots__ = ("_arrays", "_bytes", "_layout", "_places", "address", "num_spare")
 
     def __init__(self, layout: RegisterLayout) -> None:
         size = layout.rows * ROW_BYTES
@@ -66,6 +75,7 @@ class RegisterFile:
             self._bytes.view(np.uint64).reshape(-1, WARP_SIZE),
             self._bytes.view(np.uint64).reshape(-1, WARP_SIZE, 2),
         )
+        self._layout = layout
         self._places = layout.places
         self.address = int(self._bytes.ctypes.data)
         self.num_spare = 0
@@ -89,16 +99,14 @@ class RegisterFile:
         """Put a spare value where it belongs."""
         self._bytes[offset : offset + lanes.nbytes] = lanes.view(np.uint8)
 
-    def words(self, slots: Iterable[int]) -> NDArray[np.uint32]:
+    def words(self, slots: tuple[int, ...]) -> NDArray[np.uint32]:
         """Registers of 32 bits as rows (n, 32)."""
-        places = self._places
-        found: NDArray[np.uint32] = self._arrays[_32].take([places[s][1] for s in slots], axis=0)
+        found: NDArray[np.uint32] = self._arrays[_32].take(self._layout.word_indices(slots), axis=0)
         return found
 
-    def set_words(self, slots: Iterable[int], words: NDArray[np.uint32]) -> None:
+    def set_words(self, slots: tuple[int, ...], words: NDArray[np.uint32]) -> None:
         """Write registers of 32 bits, given as rows (n, 32)."""
-        places = self._places
-        self._arrays[_32][[places[slot][1] for slot in slots]] = words
+        self._arrays[_32][self._layout.word_indices(slots)] = words
 
     def tobytes(self) -> bytes:
         """All bytes."""
@@ -109,14 +117,14 @@ Registers: TypeAlias = "list[Lanes] | RegisterFile"
 """By slot; in a list arrays are shared and never change in place."""
 
 
-def words_of(registers: Registers, slots: Sequence[int]) -> NDArray[np.uint32]:
+def words_of(registers: Registers, slots: tuple[int, ...]) -> NDArray[np.uint32]:
     """Registers of 32 bits as rows (n, 32)."""
     if isinstance(registers, RegisterFile):
         return registers.words(slots)
     return np.concatenate([registers[slot] for slot in slots]).reshape(-1, WARP_SIZE)
 
 
-def set_words(registers: Registers, slots: Sequence[int], words: NDArray[np.uint32]) -> None:
+def set_words(registers: Registers, slots: tuple[int, ...], words: NDArray[np.uint32]) -> None:
     """Write registers of 32 bits, given as rows (n, 32), which must not change afterwards."""
     if isinstance(registers, RegisterFile):
         registers.set_words(slots, words)

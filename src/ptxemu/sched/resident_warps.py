@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
@@ -56,23 +56,13 @@ class ResidentWarps(Sequence["Warp"]):
         """A warp waits; it is awake again when it is found in `woken`."""
         self._awake[index] = 0
 
-    def awake_from(self, start: int) -> Iterator[int]:
-        """Indices of the warps that are awake, around from `start`, each at most once.
-
-        They may fall asleep meanwhile, but none may start or exit.
-        """
-        awake = self._awake
-        for first, end in ((start, len(awake)), (0, start)):
+    def next_awake(self, first: int, end: int) -> int:
+        """Index of the first warp of [first, end) that is awake; -1 where none is."""
+        if self._woken:
             self._wake()
-            index = awake.find(1, first, end)
-            while index >= 0:
-                yield index
-                self._wake()
-                index = awake.find(1, index + 1, end)
+        return self._awake.find(1, first, end)
 
     def _wake(self) -> None:
-        if not self._woken:
-            return
         for warp in self._woken:
             index = bisect_left(self._ids, warp.agent_id)
             if index < len(self._ids) and self._ids[index] == warp.agent_id:

@@ -163,21 +163,28 @@ class Scheduler:
             start = int(self._random.random() * count)
         else:
             start = self.steps % count
-        for index in self._warps.awake_from(start):
-            warp = self._warps[index]
+        warps, first, end = self._warps, start, count
+        while True:
+            index = warps.next_awake(first, end)
+            if index < 0:
+                if end != count or not start:
+                    return False
+                first, end = 0, start  # around from `start`, each warp at most once
+                continue
+            warp = warps[index]
             status = warp.advance()
             if status is Status.BLOCKED:
                 if warp.sleep():
-                    self._warps.sleep(index)
+                    warps.sleep(index)
+                first = index + 1
                 continue
             self.steps += 1
             if status is Status.EXITED:
                 self._machine.progress += 1
                 self._machine.warp_instructions += warp.instruction_count
-                self._warps.remove(index)
+                warps.remove(index)
                 self._warp_exited(warp)
             return True
-        return False
 
     def _warp_exited(self, warp: Warp) -> None:
         cta = warp.cta
