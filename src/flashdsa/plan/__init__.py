@@ -1,7 +1,7 @@
 """Budgets as data: what kernels allocate from, what `flashdsa plan` prints, what tests check."""
 
 from flashdsa.plan.arrivals import check_arrivals, check_barriers
-from flashdsa.plan.budgets import Sm90Plan
+from flashdsa.plan.budgets import CtaPlan, Sm90Plan, Sm100Plan
 from flashdsa.plan.lifetimes import BudgetError, LiveRange
 from flashdsa.plan.roles import Arrives, Barrier, Role, check_registers, registers_each
 from flashdsa.plan.smem import SmemPlan, SmemRegion, lay_out, plan_smem
@@ -11,9 +11,11 @@ __all__ = [
     "Arrives",
     "Barrier",
     "BudgetError",
+    "CtaPlan",
     "LiveRange",
     "Role",
     "Sm90Plan",
+    "Sm100Plan",
     "SmemPlan",
     "SmemRegion",
     "TmemPlan",

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache
+from typing import ClassVar
 
-from flashdsa.hw import MBARRIER_BYTES, SM90
+from flashdsa.hw import MBARRIER_BYTES, SM90, SM100, ArchSpec
 from flashdsa.plan.arrivals import check_barriers
 from flashdsa.plan.roles import Barrier, Role, check_registers
 from flashdsa.plan.smem import SmemPlan, SmemRegion, plan_smem
+from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 
 
-class Sm90Plan(ABC):
-    """Base of frozen dataclasses, which say what their kernel's CTA consists of."""
+class CtaPlan(ABC):
+    """Base of frozen dataclasses, which say what their kernel's CTA consists of.
+
+    Attributes:
+        arch: whose budgets it has.
+    """
+
+    arch: ClassVar[ArchSpec]
 
     @property
     @abstractmethod
@@ -29,16 +37,21 @@ class Sm90Plan(ABC):
     def buffers(self) -> list[SmemRegion]:
         """What shared memory holds before the mbarriers, in its order."""
 
-    def check(self, registers: int = SM90.registers) -> None:
+    @property
+    def behind_barriers(self) -> list[SmemRegion]:
+        """What it holds behind them."""
+        return []
+
+    def check(self, registers: int | None = None) -> None:
         """Hold the choices against the architecture.
 
         Args:
-            registers: that all threads of the CTA together may have.
+            registers: that all threads of the CTA together may have; None: all.
 
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        check_registers(self.roles, registers)
+        check_registers(self.roles, self.arch.registers if registers is None else registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem
 
@@ -53,9 +66,47 @@ class Sm90Plan(ABC):
         """Shared memory, the only truth about it."""
         bytes_of_barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         barriers = SmemRegion("barriers", bytes_of_barriers, MBARRIER_BYTES, "mbarriers")
-        return plan_smem([*self.buffers, barriers], SM90.smem_bytes)
+        regions = [*self.buffers, barriers, *self.behind_barriers]
+        return plan_smem(regions, self.arch.smem_bytes)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         return self.smem.total
+
+
+class Sm90Plan(CtaPlan):
+    """Of a Hopper kernel."""
+
+    arch = SM90
+
+
+class Sm100Plan(CtaPlan):
+    """Of a Blackwell kernel, which has tensor memory."""
+
+    arch = SM100
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[TmemRegion]:
+        """What tensor memory holds."""
+
+    @property
+    def behind_barriers(self) -> list[SmemRegion]:
+        """Where the allocation of tensor memory is noted."""
+        return [SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation")]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def tmem(self) -> TmemPlan:
+        """Tensor memory, the only truth about it."""
+        return plan_tmem(self.columns, self.arch.tmem_columns)
+
+    def check(self, registers: int | None = None) -> None:
+        """As of any CTA, and tensor memory.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        super().check(registers)
+        _ = self.tmem

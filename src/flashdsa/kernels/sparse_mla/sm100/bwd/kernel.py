@@ -20,10 +20,7 @@ from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl import arena as arenas
-from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import initialise_barriers
-from flashdsa.dsl.cluster import leave_cluster
+from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
@@ -75,17 +72,7 @@ def backward_kernel(
     """One CTA of a pair; arguments as in `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    arena = arenas.allocate(plan)
-    hold = arena.pointer("tmem_start", Int32)
-    if warp == 0:
-        tmem.allocate(hold, plan.tmem.allocated)
-    initialise_barriers(arena, thread)
-    tmem.before_sync()
-    # Both CTAs have initialised their barriers before either arrives at the other's; and every
-    # thread sees the address of the allocation.
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-    tmem.after_sync()
+    arena, hold = enter_pair(plan, thread, warp, 1)
 
     # Each role finds out for itself where it is: what all share would be live in every role, and
     # ptxas would spill it before they part.
@@ -144,12 +131,7 @@ def backward_kernel(
                     turn = next_turn(ctx)
                 wait_until_read(arena, turn)
             cute.arch.sync_warp()
-    tmem.before_sync()
-    # The peer's st.async and arrivals come to this CTA's memory: neither ends before both are done.
-    leave_cluster()
-    tmem.after_sync()
-    if warp == 0:
-        tmem.free(hold.load(), plan.tmem.allocated)
+    leave_pair(plan, hold, warp, 1)
 
 
 @cute.jit

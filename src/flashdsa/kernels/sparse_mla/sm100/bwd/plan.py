@@ -10,20 +10,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
-from flashdsa.hw import MBARRIER_BYTES, SM100, WARPGROUP_SIZE
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import (
     Arrives,
     Barrier,
     LiveRange,
     Role,
-    SmemPlan,
+    Sm100Plan,
     SmemRegion,
-    TmemPlan,
     TmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-    plan_tmem,
 )
 
 B_TOPK = 32
@@ -63,7 +58,7 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True)
-class BwdPlan:
+class BwdPlan(Sm100Plan):
     """One compiled backward: choices first, then what follows from them.
 
     Attributes:
@@ -104,9 +99,7 @@ class BwdPlan:
         if self.kv_stages < 2:
             # P of the next block is issued before dQ of this one, which frees its stage.
             raise ValueError(f"kv_stages: expected at least 2; got {self.kv_stages}")
-        check_registers(self.roles, SM100.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem, self.tmem
+        self.check()
 
     @property
     def name(self) -> str:
@@ -140,11 +133,6 @@ class BwdPlan:
     def own_rope_dims(self) -> int:
         """RoPE dims of the keys, and of dQ, in one CTA."""
         return self.rope_dims // CLUSTER
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
 
     @property
     def q_bytes(self) -> int:
@@ -183,9 +171,8 @@ class BwdPlan:
 
     # -- resources --------------------------------------------------------------------------------
     @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         row_bytes = self.index_stages * B_TOPK * 4
         mask_bytes = self.index_stages * self.mask_words * 4
         ring_slots = 0 if self.from_registers else self.ring_slots
@@ -237,20 +224,7 @@ class BwdPlan:
                 )
                 for size in (mask_bytes,) if size
             ),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
-            SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation"),
         ]  # fmt: skip
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM100.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     def columns(self) -> list[TmemRegion]:
@@ -275,12 +249,6 @@ class BwdPlan:
             TmemRegion("ds", dp, B_TOPK // 2, "dS bf16, two keys a column", ds_live),
             TmemRegion("do", do, self.dims // 2, "dO bf16, two dims a column", do_live),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def tmem(self) -> TmemPlan:
-        """Tensor memory, the only truth about it."""
-        return plan_tmem(self.columns, SM100.tmem_columns)
 
     @property
     @cache  # noqa: B019 - plans are few

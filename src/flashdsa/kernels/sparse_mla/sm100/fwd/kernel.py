@@ -17,9 +17,8 @@ from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
-from flashdsa.dsl.cluster import leave_cluster
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
@@ -64,17 +63,7 @@ def forward_kernel(
     """One CTA of a pair; arguments as in `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    arena = allocate(plan)
-    hold = arena.pointer("tmem_start", Int32)
-    if warp == 0:
-        tmem.allocate(hold, plan.tmem.allocated, CLUSTER)
-    initialise_barriers(arena, thread)
-    tmem.before_sync()
-    # Both CTAs have initialised their barriers before either's are arrived at by the other one; and
-    # every thread sees the address of the allocation.
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-    tmem.after_sync()
+    arena, hold = enter_pair(plan, thread, warp, CLUSTER)
 
     # Each role finds out for itself where it is: what all share would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
@@ -109,13 +98,7 @@ def forward_kernel(
             if prims.elect_sync():
                 issue_all(Issuer(ctx, Static(products_of(plan))))
             cute.arch.sync_warp()
-    tmem.before_sync()
-    # Commits and arrivals come to the other CTA's barriers, and MMAs read its memory: neither ends
-    # before both are done.
-    leave_cluster(relaxed=True)
-    tmem.after_sync()
-    if warp == 0:
-        tmem.free(hold.load(), plan.tmem.allocated, CLUSTER)
+    leave_pair(plan, hold, warp, CLUSTER, relaxed=True)
 
 
 @cute.jit

@@ -9,19 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import MBARRIER_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.plan import (
     Arrives,
     Barrier,
     Role,
-    SmemPlan,
+    Sm100Plan,
     SmemRegion,
-    TmemPlan,
     TmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-    plan_tmem,
 )
 
 CLUSTER = 2
@@ -54,7 +49,7 @@ HEADS = tuple(PAIR_ROWS // group for group in GROUPS)
 
 
 @dataclass(frozen=True)
-class FwdPlan:
+class FwdPlan(Sm100Plan):
     """One compiled forward: choices first, then what follows from them.
 
     Attributes:
@@ -83,19 +78,12 @@ class FwdPlan:
         if self.kv_stages * self.kv_bytes < Q_BOXES * BOX_BYTES or self.kv_stages < 3:
             # Q lies where the last two of the first tiles come, and another tile comes meanwhile.
             raise ValueError(f"kv_stages: expected at least 3; got {self.kv_stages}")
-        check_registers(self.roles, SM100.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem, self.tmem
+        self.check()
 
     @property
     def name(self) -> str:
         """The exported name of its function."""
         return "sm100_mla_fwd" + (f"_group{self.group}" if self.group > 1 else "")
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
 
     @property
     def group_heads(self) -> int:
@@ -119,9 +107,8 @@ class FwdPlan:
 
     # -- resources --------------------------------------------------------------------------------
     @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         masks = self.mask_stages * self.group * MASK_WORDS * 4
         threads = self.softmax.threads
         return [
@@ -137,20 +124,7 @@ class FwdPlan:
             SmemRegion(
                 "masks", masks, 16, "valid keys: a bit each, a query", stages=self.mask_stages
             ),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
-            SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation"),
         ]  # fmt: skip
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM100.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     def columns(self) -> list[TmemRegion]:
@@ -163,12 +137,6 @@ class FwdPlan:
             TmemRegion("q_rope", rope, rope_columns, "Q's RoPE dims; upper lanes the last 32"),
             TmemRegion("s", rope + rope_columns, TILE_KEYS, "scores over the lane's dims, fp32"),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def tmem(self) -> TmemPlan:
-        """Tensor memory, the only truth about it."""
-        return plan_tmem(self.columns, SM100.tmem_columns)
 
     @property
     @cache  # noqa: B019 - plans are few
