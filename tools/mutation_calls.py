@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
+from unittest.mock import patch
 
 if TYPE_CHECKING:
     from flashdsa.backends.emulated.devices import Device
@@ -80,7 +81,9 @@ class Backward:
 
     Attributes:
         alike: queries name the same keys, so that the large groups with a spool are taken.
-        ordered: the deterministic form.
+        ordered: the deterministic form; its groups are one chain. shorter: the second half of the
+            queries names so many keys fewer. repeated: so many slots of each query name its first
+            key again.
     """
 
     num_heads: int = 128
@@ -88,27 +91,37 @@ class Backward:
     topk: int = 100
     alike: bool = False
     ordered: bool = False
+    shorter: int = 0
+    repeated: int = 0
     sms: int = 1
     keys: int = 260
 
     def __call__(self) -> None:
         """Launch delta, lists, scores, dQ and dKV."""
         import flashdsa
+        from flashdsa.backends.sm90 import mla_bwd_spool
+        from flashdsa.kernels.sparse_mla.sm90 import choice
         from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
         from flashdsa.verify.judge_sparse_mla import forward_results
 
         case = SparseMlaCase(
             "backward", self.queries, self.keys, self.num_heads, self.topk, invalid=True,
-            duplicates=self.ordered, topk_length=not self.alike,
+            duplicates=self.ordered and not self.alike, topk_length=not self.alike,
         )  # fmt: skip
         x = make_sparse_mla_inputs(case, 0, "cpu")
         if self.alike:
             x.indices.copy_(x.indices[:1].expand_as(x.indices).clone())
+        if self.shorter:
+            x.indices[self.queries // 2 :, -self.shorter :] = -1
+        x.indices[:, 1 : 1 + self.repeated] = x.indices[:, :1].clone()
         O, lse = forward_results(x)
-        flashdsa.mla_bwd(
-            x.q, x.kv, x.do, lse, O, x.indices, topk_length=x.topk_length,
-            deterministic=self.ordered, backend=HOPPER,
-        )  # fmt: skip
+        # Else lists with rows out of order are not taken, unless there are hundreds.
+        taken = patch.object(choice, "UNORDERED_GROUPS", 0)
+        with patch.object(mla_bwd_spool, "MOST_BUFFERS", 1), taken:
+            flashdsa.mla_bwd(
+                x.q, x.kv, x.do, lse, O, x.indices, topk_length=x.topk_length,
+                deterministic=self.ordered, backend=HOPPER,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)

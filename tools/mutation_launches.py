@@ -67,7 +67,7 @@ class Launches:
     """Which launches of a kernel are repeated with each mutant.
 
     Attributes:
-        entry: the kernel's name begins so.
+        entry: the kernel's name begins so; of a script's launches, a pattern of the files' names.
         origins: make a launch of it each: what one does not need, another one may.
         scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
             them.
@@ -91,13 +91,13 @@ def scripted(arch: str, path: str, *arguments: str, sms: int = 0) -> tuple[Scrip
 _INDEXER = "--fused --topk 512 --stages 8 --list-capacity 2048"
 _SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
 _LARGE = (
-    Backward(queries=4, topk=70, alike=True),
-    Backward(queries=3, topk=130, alike=True, sms=3),
+    Backward(queries=4, topk=130, alike=True, shorter=70),
+    Backward(queries=6, topk=200, alike=True, sms=2),
 )
-"""Two groups of two queries by one CTA; a group and half of one, by three."""
+"""A CTA with a group of two tiles and one of one, and two with three of three tiles."""
 _ORDERED = (
-    Backward(queries=4, topk=70, alike=True, ordered=True, sms=2),
-    Backward(queries=6, topk=40, alike=True, ordered=True, sms=3),
+    Backward(queries=4, topk=130, alike=True, ordered=True, shorter=70, sms=2),
+    Backward(queries=4, topk=110, alike=True, ordered=True, repeated=4, sms=3),
 )
 _SMALL = (
     Backward(queries=2, topk=100),
@@ -147,7 +147,7 @@ KERNELS = {
         (
             Decode(topk=330),
             Decode(num_heads=70, topk=200, sms=2),
-            Decode(topk=600, sms=2),
+            Decode(num_heads=40, topk=600, sms=2),
             Decode(topk=900, sms=4),
         ),
     ),
@@ -156,7 +156,7 @@ KERNELS = {
         (
             Decode("ue8m0", topk=330),
             Decode("ue8m0", num_heads=70, topk=200, sms=2),
-            Decode("fp32", topk=600, sms=2),
+            Decode("fp32", num_heads=40, topk=600, sms=2),
             Decode("ue8m0", topk=900, sms=4),
         ),
     ),
@@ -266,7 +266,7 @@ _PEERS = "tests/ptxemu/peers/scripts"
 _GEMM_SM100 = "--use_tma_store --ab_dtype Float16 --acc_dtype Float32 --skip_ref_check"
 PEERS = {
     "cutlass-gemm-sm_90a": Launches(
-        "kernel_",
+        "Hopper",
         scripted(
             "sm_90a",
             f"{_CUTLASS}/hopper/kernel/dense_gemm/dense_gemm_persistent.py",
@@ -278,7 +278,7 @@ PEERS = {
         ),
     ),
     "cutlass-fmha-sm_90a": Launches(
-        "kernel_",
+        "Hopper",
         scripted(
             "sm_90a",
             f"{_CUTLASS}/hopper/kernel/attention/fmha.py",
@@ -287,7 +287,7 @@ PEERS = {
         ),
     ),
     "cutlass-gemm-1cta-sm_100a": Launches(
-        "kernel_",
+        "Persistent",
         scripted(
             "sm_100a",
             f"{_CUTLASS}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
@@ -296,7 +296,7 @@ PEERS = {
         ),
     ),
     "cutlass-gemm-2cta-sm_100a": Launches(
-        "kernel_",
+        "Persistent",
         scripted(
             "sm_100a",
             f"{_CUTLASS}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
@@ -306,7 +306,7 @@ PEERS = {
         ),
     ),
     "quack-gemm-sm_90a": Launches(
-        "kernel_",
+        "quackgemm",
         scripted(
             "sm_90a",
             f"{_PEERS}/quack_kernel.py",
@@ -317,7 +317,7 @@ PEERS = {
         ),
     ),
     "quack-gemm-sm_100a": Launches(
-        "kernel_",
+        "quackgemm",
         scripted(
             "sm_100a",
             f"{_PEERS}/quack_kernel.py",
@@ -327,7 +327,7 @@ PEERS = {
         ),
     ),
     "cudnn-dsa-backward-sm_90a": Launches(
-        "kernel_cudnn",
+        "cudnn*.1",
         scripted("sm_90a", f"{_PEERS}/dsa_backward.py", "64 2 256 192", sms=2),
     ),
     "cudnn-dsa-backward-h64-sm_100a": Launches(

@@ -44,7 +44,7 @@ def drawn() -> list[str]:
     `equivalent/mla-bwd-sm_100a.txt`, or need the second, longer launch.
     """
     draw = random.Random(SEED)
-    caught = [m for m in SCORE if (m["verdict"], m["launch"]) == (CAUGHT, 0)]
+    caught = [m for m in SCORE if (m["verdict"], m.get("launch")) == (CAUGHT, 0)]
     picked = [
         draw.choice([mutant for mutant in caught if mutant["category"] == category])
         for category in sorted({mutant["category"] for mutant in caught})
