@@ -26,13 +26,10 @@ from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.problem import PAGE_KEY_BYTES
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
+from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0"),
-]
+pytestmark = HOPPER_GPU
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049, 2111, 4096, 4097, 8191, 8192, 8193]
 VALUES = ["random", "equal", "two", "ascending", "descending", "nan"]
 GUARD = 4096

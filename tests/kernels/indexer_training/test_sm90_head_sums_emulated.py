@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm90.head_sums import plan_for
 from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import ScoresPlan, TargetPlan
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerTrainingCase,
@@ -26,25 +24,20 @@ from flashdsa.verify.cases import (
 )
 from flashdsa.verify.compare import failures
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
 
 ONE_SM = Device(1, {1: 1})
 """Every query is the same CTA's, one behind the other."""
-EVERY_FEATURE = IndexerTrainingCase(
+ALL_AT_ONCE = IndexerTrainingCase(
     SparseMlaCase(
         "every feature",
         4,
         60,
         5,
         140,
-        duplicates=True,
-        invalid=True,
-        empty_rows=True,
-        topk_length=True,
         attn_sink="infinite",
-        poison=True,
-        strided=True,
-        kv_3d=True,
-        indices_3d=True,
+        **EVERY_FEATURE,
     ),
     index_heads=13,
 )
@@ -68,7 +61,7 @@ def run(
 @pytest.mark.parametrize("what", CHECKS)
 def test_every_feature(what: str) -> None:
     """Lengths, sinks, gaps, a number of heads that no product has, queries without a valid slot."""
-    run(EVERY_FEATURE, what)
+    run(ALL_AT_ONCE, what)
 
 
 @pytest.mark.parametrize("when", ["eager", "late"])
@@ -129,21 +122,11 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, plan: TargetPlan | ScoresPlan
 ) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     spec = ATTENTION_TARGET if plan.is_target else INDEXER_SCORES
     text = str(compiled(spec, plan).__ptx__).rstrip("\0")
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
     assert products == [f"m64n{plan.num_heads}"] * (4 * plan.chunks)
-    source = tmp_path / "kernel.ptx"
-    source.write_text(text)
-    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    assert spills and set(spills) == {("0", "0")}
-    assert "wgmma" not in done.stderr
+    assert_it_assembles_without_spills(text, tmp_path)
 
 
 @pytest.mark.slow
@@ -152,7 +135,7 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
 def test_the_order_of_warps_does_not_matter(what: str) -> None:
     for seed in range(5):
         run(SEVERAL_STEPS, what, Policy(seed=seed))
-        run(EVERY_FEATURE, what, Policy(seed=seed))
+        run(ALL_AT_ONCE, what, Policy(seed=seed))
 
 
 @pytest.mark.slow

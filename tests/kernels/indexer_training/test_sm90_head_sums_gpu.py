@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.sm90.head_sums import head_sums
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
@@ -21,14 +20,9 @@ from flashdsa.verify.cases import (
 )
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results
+from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = HOPPER_GPU
 CASE = IndexerTrainingCase(
     SparseMlaCase("many queries", 300, 400, 64, 140, invalid=True, topk_length=True),
     index_heads=64,
@@ -103,8 +97,6 @@ def test_targets_are_added_to_what_is_there() -> None:
 FUZZED = 200
 BATCH = 20
 """Shapes of one test."""
-GUARD = 4096
-"""Elements in front of a buffer and behind it."""
 
 
 def drawn(draw: random.Random, number: int) -> IndexerTrainingCase:
@@ -137,34 +129,6 @@ def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int
         assert failures(judge.check_index_scores(inputs, "sm90")) == [], case
         for call in calls(inputs).values():
             assert torch.equal(call(), call()), case
-
-
-class Guarded(Gpu):
-    """Every tensor that it gives lies between guards."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.rooms: list[tuple[Tensor, int]] = []
-
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Of poison, as its guards."""
-        return self.guarded(super().empty(*shape, dtype=dtype))
-
-    def guarded(self, like: Tensor) -> Tensor:
-        """A copy of `like` between guards."""
-        room = torch.empty(2 * GUARD + like.numel(), dtype=like.dtype, device="cuda")
-        room.view(torch.uint8).fill_(0x7F)  # large numbers, NaN, indices far outside
-        self.rooms.append((room, like.numel()))
-        return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
-
-    def touched(self) -> list[int]:
-        """Numbers of the tensors whose guards were written."""
-        return [
-            number
-            for number, (room, size) in enumerate(self.rooms)
-            for guard in (room[:GUARD], room[GUARD + size :])
-            if not bool((guard.view(torch.uint8) == 0x7F).all())
-        ]
 
 
 def test_nothing_outside_of_any_buffer_is_written_or_matters() -> None:

@@ -21,18 +21,9 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_indexer_training import check_index_backward
 from ptxemu import Policy
+from tests.kernels.features import EVERY_FEATURE
 
 ONE_SM, TWO_SMS = Device(1, {1: 1}), Device(2, {1: 2})
-EVERY_FEATURE = {
-    "duplicates": True,
-    "invalid": True,
-    "empty_rows": True,
-    "topk_length": True,
-    "poison": True,
-    "strided": True,
-    "kv_3d": True,
-    "indices_3d": True,
-}
 
 
 def inputs_of(

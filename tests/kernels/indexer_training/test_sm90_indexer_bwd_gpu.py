@@ -12,14 +12,9 @@ from flashdsa.verify.cases import IndexerTrainingCase, SparseMlaCase, make_index
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_indexer_training import check_index_backward
+from tests.kernels.hopper_gpu import HOPPER_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = HOPPER_GPU
 
 
 def fuzzed(seed: int) -> IndexerTrainingCase:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from flashdsa.backends.sm100 import slot_rows
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.operands import MlaBwdOperands
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
@@ -27,6 +25,7 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_backward,
 )
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
 
 needs_dsl = pytest.mark.usefixtures("_dsl")
 FEW_KEYS = SparseMlaCase("two queries on five keys", 2, 5, 128, 32, duplicates=True, invalid=True)
@@ -124,16 +123,7 @@ def test_it_adds_nothing_in_memory_and_spills_nothing(tmp_path: Path) -> None:
     text = str(compiled(MLA_BWD, BwdPlan(deterministic=True)).__ptx__).rstrip("\0")
     assert "cp.async.bulk.global.shared::cta.bulk_group" in text
     assert not re.search(r"cp\.reduce|\b(red|atom)\.\S*global", text)
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
-    source = tmp_path / "backward.ptx"
-    source.write_text(text)
-    command = [str(found.path), "-arch=sm_100a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert run.returncode == 0, run.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
-    assert spills == [("0", "0")] * 3
+    assert_it_assembles_without_spills(text, tmp_path, "sm_100a", functions=3)
 
 
 ROW = 4 * 576

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +24,6 @@ from flashdsa.operands import MlaBwdOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
@@ -35,6 +33,8 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_backward,
 )
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
 
 PLAN = BwdPlan()
 HEADS = 128
@@ -46,21 +46,14 @@ CASES = [
     SparseMlaCase("fewer keys than slots", 1, 20, HEADS, 64, invalid=True, poison=True),
     SparseMlaCase("one key", 1, 1, HEADS, 32, duplicates=True, cancels=True),
 ]
-EVERY_FEATURE = SparseMlaCase(
+ALL_AT_ONCE = SparseMlaCase(
     "every feature",
     3,
     60,
     HEADS,
     40,
-    duplicates=True,
-    invalid=True,
-    empty_rows=True,
-    topk_length=True,
     attn_sink="infinite",
-    poison=True,
-    strided=True,
-    kv_3d=True,
-    indices_3d=True,
+    **EVERY_FEATURE,
 )
 
 
@@ -117,7 +110,7 @@ def test_pairs_share_queries_of_any_length_out() -> None:
 def test_the_public_operation_takes_every_feature() -> None:
     """Lengths, sinks, gaps, a width not of 32; only the last of three queries has valid slots, and
     one pair takes them all."""
-    inputs = make_sparse_mla_inputs(EVERY_FEATURE, 0, "cpu")
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
     assert empty_queries(inputs).tolist() == [True, True, False]
     with emulation(ONE_PAIR):
         assert failures(check_backward(inputs, "emulate-sm100")) == []
@@ -260,16 +253,8 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     plan: BwdPlan, tmp_path: Path
 ) -> None:
     """Nor in the kernels before it: of delta and, for a group, of the union."""
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
-    source = tmp_path / "backward.ptx"
-    source.write_text(ptx(plan))
-    command = [str(found.path), "-arch=sm_100a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert run.returncode == 0, run.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", run.stderr)
-    assert spills == [("0", "0")] * (3 if plan.group > 1 else 2)
+    functions = 3 if plan.group > 1 else 2
+    assert_it_assembles_without_spills(ptx(plan), tmp_path, "sm_100a", functions)
 
 
 MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)

@@ -27,6 +27,7 @@ from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from ptxemu import Policy
+from tests.kernels.features import EVERY_FEATURE
 
 PLAN = FwdPlan()
 HEADS = 128
@@ -37,22 +38,15 @@ SEVEN_TILES = SparseMlaCase(
 PAIRS = SparseMlaCase(
     "a pair and a half", 3, 90, 64, 70, invalid=True, attn_sink="finite", max_logits=True
 )
-EVERY_FEATURE = SparseMlaCase(
+ALL_AT_ONCE = SparseMlaCase(
     "every feature",
     3,
     60,
     HEADS,
     70,
-    duplicates=True,
-    invalid=True,
-    empty_rows=True,
-    topk_length=True,
     attn_sink="infinite",
-    poison=True,
-    strided=True,
-    kv_3d=True,
-    indices_3d=True,
     max_logits=True,
+    **EVERY_FEATURE,
 )
 
 
@@ -87,7 +81,7 @@ def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
 
 def test_the_public_operation_takes_every_feature() -> None:
     """Lengths, sinks, gaps; queries without a valid slot."""
-    inputs = make_sparse_mla_inputs(EVERY_FEATURE, 0, "cpu")
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
     assert failures(check_forward(inputs, "emulate-sm100")) == []
 
 

@@ -12,14 +12,9 @@ from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
+from tests.kernels.hopper_gpu import HOPPER_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = HOPPER_GPU
 
 
 def fuzzed(seed: int) -> SparseMlaCase:

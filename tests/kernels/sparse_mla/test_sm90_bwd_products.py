@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +27,8 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
 )
 from flashdsa.kernels.sparse_mla.sm90.union_memory import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.toolchain.ptxas import find_assembler
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
 
 CAPACITY = 192
 NUM_KEYS = 90
@@ -291,14 +290,4 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, spec: KernelSpec, plan: Any
 ) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
-    source = tmp_path / "kernel.ptx"
-    source.write_text(ptx(spec, plan))
-    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    assert spills and set(spills) == {("0", "0")}
-    assert "wgmma" not in done.stderr
+    assert_it_assembles_without_spills(ptx(spec, plan), tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,11 +24,11 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
 )
 from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 from flashdsa.reference import valid_slots
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
 
 CAPACITY_BEYOND = 64
 """Of the lists, more than the slots need: it is an argument."""
@@ -165,15 +163,7 @@ def test_p_and_ds_of_every_tile(case: SparseMlaCase, queries: int) -> None:
 @pytest.mark.parametrize("queries", [2, 16])
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path, queries: int) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     plan = ScoresPlan(queries, split_warps=queries == 16)
-    source = tmp_path / "scores.ptx"
-    source.write_text(str(compiled(MLA_BWD_SCORES, plan).__ptx__).rstrip("\0"))
-    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    assert spills and set(spills) == {("0", "0")}
-    assert "wgmma" not in done.stderr
+    assert_it_assembles_without_spills(
+        str(compiled(MLA_BWD_SCORES, plan).__ptx__).rstrip("\0"), tmp_path
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,27 +19,16 @@ from flashdsa.backends.sm90.sparse_mla_decode import launch, plan_for
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
 from flashdsa.operands import SparseMlaOperands
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
 
 TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 200, duplicates=True, invalid=True, poison=True)
-EVERY_FEATURE = SparseMlaCase(
-    "every feature",
-    3,
-    60,
-    20,
-    140,
-    duplicates=True,
-    invalid=True,
-    empty_rows=True,
-    topk_length=True,
-    attn_sink="infinite",
-    poison=True,
-    strided=True,
-    indices_3d=True,
+ALL_AT_ONCE = SparseMlaCase(
+    "every feature", 3, 60, 20, 140, attn_sink="infinite", **EVERY_FEATURE | {"kv_3d": False}
 )
 
 
@@ -78,7 +66,7 @@ def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...])
 @pytest.mark.parametrize("packed", ["", "ue8m0"])
 def test_the_public_operation_takes_every_feature(packed: str) -> None:
     """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
-    inputs = make_sparse_mla_inputs(replace(EVERY_FEATURE, packed=packed), 0, "cpu")
+    inputs = make_sparse_mla_inputs(replace(ALL_AT_ONCE, packed=packed), 0, "cpu")
     assert failures(check_forward(inputs, "emulate-sm90")) == []
 
 
@@ -125,18 +113,8 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, packed: bool) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     plan = DecodePlan(packed=packed)
     text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
     kinds = {"bf16", "f16"} if packed else {"bf16"}
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
-    source = tmp_path / "decode.ptx"
-    source.write_text(text)
-    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    spills = re.findall(r"(\d+) bytes spill stores", done.stderr)
-    assert spills and all(int(stored) == 0 for stored in spills)
-    assert "wgmma" not in done.stderr
+    assert_it_assembles_without_spills(text, tmp_path)

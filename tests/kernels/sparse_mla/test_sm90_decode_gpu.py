@@ -10,14 +10,9 @@ from flashdsa import reference
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
+from tests.kernels.hopper_gpu import HOPPER_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = HOPPER_GPU
 
 
 @pytest.mark.parametrize("packed", ["", "ue8m0"])

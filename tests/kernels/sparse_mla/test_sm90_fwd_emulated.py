@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,32 +17,26 @@ from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
 from flashdsa.operands import SparseMlaOutOperands
 from flashdsa.plan import Barrier
-from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
 
 TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
 GROUP = SparseMlaCase(
     "a group and a half", 5, 300, 16, 70, invalid=True, topk_length=True, max_logits=True
 )
-EVERY_FEATURE = SparseMlaCase(
+ALL_AT_ONCE = SparseMlaCase(
     "every feature",
     3,
     60,
     20,
     140,
-    duplicates=True,
-    invalid=True,
-    empty_rows=True,
-    topk_length=True,
     attn_sink="infinite",
-    poison=True,
-    strided=True,
-    kv_3d=True,
-    indices_3d=True,
     max_logits=True,
+    **EVERY_FEATURE,
 )
 
 
@@ -79,7 +72,7 @@ def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
 
 def test_every_feature() -> None:
     """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
-    run(EVERY_FEATURE, FwdPlan())
+    run(ALL_AT_ONCE, FwdPlan())
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.05])
@@ -164,17 +157,7 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, plan: FwdPlan
 ) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    found = find_assembler()
-    if found is None:
-        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
-    source = tmp_path / "forward.ptx"
-    source.write_text(ptx(plan))
-    command = [str(found.path), "-arch=sm_90a", "-v", str(source), "-o", str(tmp_path / "cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-    assert spills and set(spills) == {("0", "0")}
-    assert "wgmma" not in done.stderr
+    assert_it_assembles_without_spills(ptx(plan), tmp_path)
 
 
 @pytest.mark.slow

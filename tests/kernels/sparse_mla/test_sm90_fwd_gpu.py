@@ -9,21 +9,15 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.sm90.sparse_mla import plan_for, prepare_plan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.operands import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs a Hopper GPU",
-    ),
-]
+pytestmark = HOPPER_GPU
 
 GROUPED = [
     # name, S, S_kv, H, topk: more queries than (group - 1) times the SMs
@@ -117,8 +111,6 @@ def test_results_in_buffers_are_those_without() -> None:
 FUZZED = 500
 BATCH = 50
 """Shapes of one test."""
-GUARD = 4096
-"""Elements in front of a buffer and behind it."""
 
 
 def drawn(draw: random.Random, number: int) -> SparseMlaCase:
@@ -156,34 +148,6 @@ def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int
             for _ in range(2)
         ]
         assert all(torch.equal(x, y) for x, y in zip(*results, strict=True)), case
-
-
-class Guarded(Gpu):
-    """Every tensor that it gives lies between guards."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.rooms: list[tuple[Tensor, int]] = []
-
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Of poison, as its guards."""
-        return self.guarded(super().empty(*shape, dtype=dtype))
-
-    def guarded(self, like: Tensor) -> Tensor:
-        """A copy of `like` between guards."""
-        room = torch.empty(2 * GUARD + like.numel(), dtype=like.dtype, device="cuda")
-        room.view(torch.uint8).fill_(0x7F)  # large numbers, NaN, indices far outside
-        self.rooms.append((room, like.numel()))
-        return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
-
-    def touched(self) -> list[int]:
-        """Numbers of the tensors whose guards were written."""
-        return [
-            number
-            for number, (room, size) in enumerate(self.rooms)
-            for guard in (room[:GUARD], room[GUARD + size :])
-            if not bool((guard.view(torch.uint8) == 0x7F).all())
-        ]
 
 
 @pytest.mark.parametrize(

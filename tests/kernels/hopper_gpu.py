@@ -1,0 +1,52 @@
+"""What tests on a Hopper GPU share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdsa.backends.gpu.runner import Gpu
+
+HOPPER_GPU: Final = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+]
+"""Marks of a module of such tests."""
+GUARD: Final = 4096
+"""Elements in front of a buffer and behind it."""
+POISON: Final = 0x7F
+"""Of a guard's bytes: large numbers, NaN, indices far outside."""
+
+
+class Guarded(Gpu):
+    """Every tensor that it gives lies between guards."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.rooms: list[tuple[Tensor, int]] = []
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Of poison, as its guards."""
+        return self.guarded(super().empty(*shape, dtype=dtype))
+
+    def guarded(self, like: Tensor) -> Tensor:
+        """A copy of `like` between guards."""
+        room = torch.empty(2 * GUARD + like.numel(), dtype=like.dtype, device="cuda")
+        room.view(torch.uint8).fill_(POISON)
+        self.rooms.append((room, like.numel()))
+        return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
+
+    def touched(self) -> list[int]:
+        """Numbers of the tensors whose guards were written."""
+        return [
+            number
+            for number, (room, size) in enumerate(self.rooms)
+            for guard in (room[:GUARD], room[GUARD + size :])
+            if not bool((guard.view(torch.uint8) == POISON).all())
+        ]
