@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashdsa.analysis.model import published
+from flashdsa.analysis.model import probes, published
 from flashdsa.analysis.model.forward_sm90 import Prefill, predict_forward
 from flashdsa.analysis.model.indexer_sm90 import predict_indexer, shapes
 from flashdsa.analysis.model.machine import B200, H200
@@ -120,6 +120,25 @@ def forward() -> list[Comparison]:
     return found
 
 
+def probe() -> list[Comparison]:
+    """The structure of our Blackwell backward, as a loop that was timed on Hopper."""
+    prediction = predict(probes.dims_split_backward(), H200)
+    return [
+        Comparison(
+            "probe, H200",
+            prediction.name,
+            "clk a unit",
+            prediction.cycles,
+            probes.CLOCKS,
+            prediction.bound,
+            HOPPER_AIM,
+            probes.SOURCE,
+            "it was not tuned, and overlapped little: its products, exchange, gather and adds one "
+            "behind the other are 11,788 clocks; a bound knows no waiting",
+        )
+    ]
+
+
 _L2_OF_B200 = (
     "its adds alone run at 4.3 TB/s; 3.9 is assumed of B200's L2 (the H200's bytes a clock and SM)"
 )
@@ -153,4 +172,4 @@ def blackwell() -> list[Comparison]:
 
 def all_comparisons() -> list[Comparison]:
     """Every one, in the order of the report."""
-    return [*indexer(), *forward(), *blackwell()]
+    return [*indexer(), *forward(), *probe(), *blackwell()]
