@@ -4,8 +4,8 @@
     python benchmarks/transformers_generate.py --dry-run --out dry.json  # tiny, on the CPU
 
 Two layers with the model's head sizes (H = 128, 512 + 64, 64 index heads, topk 2048), batch 1,
-bf16. A row has a prefill and 32 decoded tokens: the shorter time of two calls, behind one of each
-for warm-up.
+bf16. A row has a prefill and 32 decoded tokens: the shortest times of four rounds, in which the
+implementations take turns, behind a call of each for warm-up.
 `peak_GiB_above_weights` is what torch allocated beyond what was there. What runs out of memory says
 so in its row. `draw_transformers.py` draws the result.
 """
@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from flashdsa.integrations.transformers import disable, enable
 
 SCHEMA = "flashdsa-transformers/1"
 DECODED = 32
+ROUNDS = 4
 VOCABULARY = 1024
 SIZES = {"hidden_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128}
 TINY = {
@@ -57,6 +60,8 @@ class Clock:
 
     def __init__(self, model: Any, length: int) -> None:
         self.model = model
+        self.prefill = self.whole = math.inf
+        self.tokens_found: list[int] = []
         self.on_gpu = model.device.type == "cuda"
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(1, VOCABULARY, (1, length), generator=generator)
@@ -75,8 +80,8 @@ class Clock:
         new: list[int] = found[0, self.tokens.shape[1] :].tolist()  # waits for the device
         return time.perf_counter() - start, new
 
-    def row(self) -> dict[str, Any]:
-        """Numbers of one row."""
+    def warm_up(self) -> float:
+        """Generate once; GiB that torch allocated beyond what was there."""
         base = 0
         if self.on_gpu:
             gc.collect()
@@ -84,35 +89,65 @@ class Clock:
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
         self.generate(1)
-        prefill = min(self.generate(1)[0] for _ in range(2))
-        self.generate(1 + DECODED)
-        whole, new = min(self.generate(1 + DECODED) for _ in range(2))
+        self.tokens_found = self.generate(1 + DECODED)[1]
         peak = torch.cuda.max_memory_allocated() - base if self.on_gpu else 0
+        return peak / 2**30
+
+    def take_turn(self) -> None:
+        """Shorten the times, if this round's are shorter."""
+        self.prefill = min(self.prefill, self.generate(1)[0])
+        self.whole = min(self.whole, self.generate(1 + DECODED)[0])
+
+    def times(self) -> dict[str, Any]:
+        """A row's numbers, from the rounds so far."""
         return {
-            "prefill_ms": 1e3 * prefill,
-            "prefill_tokens_per_s": self.tokens.shape[1] / prefill,
-            "decode_ms_a_token": 1e3 * (whole - prefill) / DECODED,
-            "peak_GiB_above_weights": peak / 2**30,
-            "tokens": new,
+            "prefill_ms": 1e3 * self.prefill,
+            "prefill_tokens_per_s": self.tokens.shape[1] / self.prefill,
+            "decode_ms_a_token": 1e3 * (self.whole - self.prefill) / DECODED,
         }
 
 
-def measure(model: Any, name: str, length: int) -> dict[str, Any]:
-    """A row: what `name` takes for a prompt of `length` tokens."""
-    row: dict[str, Any] = {"implementation": name, "length": length}
-    try:
-        with torch.no_grad():
-            return row | Clock(model, length).row()
-    except torch.cuda.OutOfMemoryError as error:
-        return row | {"error": f"out of memory: {str(error).splitlines()[0][:90]}"}
+def choose(model: Any, name: str) -> None:
+    """Have the model's attention computed by `name`."""
+    disable(model)
+    flashdsa, _, indexer = name.partition(", indexer=")
+    if indexer:
+        enable(model, indexer=indexer)
+    else:
+        model.set_attn_implementation(flashdsa)
+
+
+def measure(model: Any, names: list[str], length: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """A row of each name: what it takes for a prompt of `length` tokens."""
+    rows: dict[str, dict[str, Any]] = {}
+    clocks: dict[str, Clock] = {}
+    for name in names:
+        choose(model, name)
+        rows[name] = {"implementation": name, "length": length}
+        clock = Clock(model, length)
+        try:
+            rows[name]["peak_GiB_above_weights"] = clock.warm_up()
+            rows[name]["tokens"] = clock.tokens_found
+            clocks[name] = clock
+        except torch.cuda.OutOfMemoryError as error:
+            rows[name]["error"] = f"out of memory: {str(error).splitlines()[0][:90]}"
+    for _ in range(rounds):
+        for name, clock in clocks.items():
+            choose(model, name)
+            clock.take_turn()
+    disable(model)
+    for name in names:
+        yield rows[name] | (clocks[name].times() if name in clocks else {})
 
 
 def main() -> None:
-    """Measure every implementation at every length; write the JSON after each row."""
+    """Measure every implementation at every length; write the JSON after each length."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("transformers.json"))
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536])
-    parser.add_argument("--dry-run", action="store_true", help="CPU, a tiny model, 128 tokens")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="CPU, a tiny model, 128 tokens, a round"
+    )
     chosen = parser.parse_args()
     device = "cpu" if chosen.dry_run else "cuda"
     lengths = [128] if chosen.dry_run else chosen.lengths
@@ -128,17 +163,11 @@ def main() -> None:
     }
     names = [f"flashdsa, indexer={indexer}" for indexer in INDEXERS] + ["sdpa", "eager"]
     for length in lengths:
-        for name in names:
-            flashdsa, _, indexer = name.partition(", indexer=")
-            if indexer:
-                enable(model, indexer=indexer)
-            else:
-                model.set_attn_implementation(flashdsa)
-            document["rows"].append(measure(model, name, length))
-            if indexer:
-                disable(model)
-            print(json.dumps(document["rows"][-1]), flush=True)
-            chosen.out.write_text(json.dumps(document, indent=1) + "\n")
+        with torch.no_grad():
+            for row in measure(model, names, length, 1 if chosen.dry_run else ROUNDS):
+                document["rows"].append(row)
+                print(json.dumps(row), flush=True)
+        chosen.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
