@@ -14,8 +14,14 @@ from ptxemu.machine.stretches import Stretch, StretchMaker
 
 CORES = ("numpy", "llvm")
 COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
-"""Instructions of a kernel that NumPy does before it becomes threaded code: in a process that has
-made no machine code yet, and later, when most routines are there already."""
+"""Instructions of blocks that NumPy does before a kernel becomes threaded code: in a process, which
+makes the routines once, and of the kernel."""
+
+
+class _Executed:
+    """How many instructions NumPy has done that could have been threaded code."""
+
+    in_process = 0
 
 
 def accelerator() -> Accelerator | None:
@@ -61,11 +67,14 @@ def threaded_maker() -> ThreadedMaker | None:
     return make_threaded if os.environ.get("PTXEMU_CORE", "") != "numpy" and _is_there() else None
 
 
-def make_threaded(program: Program, executed: int) -> ThreadedBlocks | None:
-    """Threaded code of a kernel; None without llvmlite, or as long as it does not pay."""
-    if executed < (
-        COLD_INSTRUCTIONS if _compiled.cache_info().currsize == 0 else WARM_INSTRUCTIONS
-    ):
+def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
+    """Threaded code of a kernel; None without llvmlite, or as long as it does not pay.
+
+    Args:
+        more: instructions that NumPy does if it gets None.
+    """
+    _Executed.in_process += more
+    if program.executed < WARM_INSTRUCTIONS or _Executed.in_process < COLD_INSTRUCTIONS:
         return None
     compiled = _compiled()
     return None if compiled is None else compiled.ThreadedCode(program)

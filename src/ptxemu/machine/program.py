@@ -77,7 +77,7 @@ class ThreadedBlocks(Protocol):
 
 
 ThreadedMaker: TypeAlias = "Callable[[Program, int], ThreadedBlocks | None]"
-"""Gives it from so many executed instructions on that it pays."""
+"""Told how many instructions NumPy is about to do, gives it from when it pays on."""
 Node: TypeAlias = Block | StepNode | BranchNode | SwitchNode | ExitNode
 
 
@@ -114,7 +114,7 @@ class Program:
             self.layout = RegisterLayout([register.type for register in by_slot])
         self._make_threaded = make_threaded
         self._threaded: ThreadedBlocks | None = None
-        self._executed = 0
+        self.executed = 0
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
@@ -137,8 +137,8 @@ class Program:
         """Threaded code of a block that is about to run, from when it pays on."""
         if self._threaded is None:
             assert self._make_threaded is not None
-            self._executed += block.count
-            self._threaded = self._make_threaded(self, self._executed)
+            self.executed += block.count
+            self._threaded = self._make_threaded(self, block.count)
             if self._threaded is None:
                 return None
         block.make_threaded = None
