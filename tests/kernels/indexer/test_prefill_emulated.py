@@ -38,7 +38,7 @@ def assert_exact(case: PrefillCase, seed: int = 0) -> None:
             x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
         )
         plan = prefill.plan_of(operands.inputs)
-        short = replace(plan, segment_scores=CHUNK * plan.tile_queries)
+        short = replace(plan, segment_keys=CHUNK)
         prefill.launch(runner, short, operands)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk))
     assert runner.findings == []
@@ -98,7 +98,7 @@ def test_plans_refuse_what_cannot_be() -> None:
         PrefillPlan(8)
     with pytest.raises(ValueError, match="dtype: expected one of"):
         PrefillPlan(64, "float16")
-    with pytest.raises(ValueError, match="segment_scores: a query has 100"):
-        PrefillPlan(64, segment_scores=400)
+    with pytest.raises(ValueError, match="segment_keys: 100 is no multiple"):
+        PrefillPlan(64, segment_keys=100)
     with pytest.raises(BudgetError, match="registers"):
         PrefillPlan(score_registers=248)

@@ -1,8 +1,6 @@
-"""The winners of a query in ascending row: to the output, and to the next segment's entries.
+"""Marked entries in their order: their rows to the output, or they to the log.
 
-Two warps of a team share a query: one writes from the front on, the other from the back, so that
-neither needs to know how many winners the other one has. Where equal keys are cut, one warp does
-all, in order.
+Every warp knows from the masks how many come before its own, so none waits for another.
 """
 
 from typing import Any, NamedTuple
@@ -10,39 +8,26 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.dsl.smem import load4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
     INVALID,
-    VECTOR,
-    VECTORS,
-    key_of,
+    WORDS_EACH,
+    Entries,
     load_chunk,
+    load_words,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, MAX_TOPK
-from flashdsa.kernels.indexer.sm90.prefill.rank import Team, Threshold, team_sync
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS
+from flashdsa.kernels.indexer.sm90.prefill.team import Team, number_of_ones
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 
-BEST_CHUNKS = MAX_TOPK // CHUNK
-"""Of a query's best entries so far, before those of the segment."""
 
+class Source(NamedTuple):
+    """Entries, and which rows they are of."""
 
-class Winners(NamedTuple):
-    """Where they come from and go to."""
-
-    words: Any  # pointer to the query's entries
-    rows: Any  # pointer to the query's row of the output
-    first_row: Int32  # of the key whose entry is the segment's first
-    count: Int32
-    topk: Int32
-    last: cutlass.Boolean  # no segment follows
-    threshold: Threshold
-
-
-class Place(NamedTuple):
-    """How far a warp is."""
-
-    to: Int32  # winners before the next block; from the back: behind it
-    equal: Int32  # entries with the threshold's key that may still win
+    entries: Entries
+    rows: Any  # pointer to Int32: rows of the log's entries
+    first_row: Int32  # of the segment's first entry
 
 
 def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
@@ -54,101 +39,115 @@ def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
 
 
 @cute.jit
-def emit_chunk(
-    winners: Winners,
-    chunk: Int32,
-    place: Place,
-    lane: Int32,
-    of_best: cutlass.Constexpr,
-    backward: cutlass.Constexpr,
-) -> Place:
-    """The winners of 512 entries.
+def write_rows(
+    team: Team, source: Source, to: Any, topk: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Rows of all marked entries, topk at most, then -1. Ends not synced.
 
     Args:
-        of_best: the entries are best ones of earlier segments: their rows are in the output, which
-            is overwritten behind what has been read. backward: from the last entry to the first.
+        to: pointer to the query's row of the output.
     """
-    below = Int32(cute.arch.lanemask_lt())
-    to, equal = place
-    key = winners.threshold.key
-    mine = load_chunk(winners.words, chunk, lane)
-    for turn in cutlass.range_constexpr(VECTORS):
-        v = VECTORS - 1 - turn if backward else turn
-        entry = chunk * CHUNK + v * (VECTOR * WARP_SIZE) + VECTOR * lane
-        row = winners.first_row + (entry - MAX_TOPK)
-        rows = [row + i for i in range(VECTOR)]
-        if cutlass.const_expr(of_best):
-            rows = [Int32(0) for _ in range(VECTOR)]
-            for i in cutlass.range_constexpr(VECTOR):
-                if entry + i < winners.topk:
-                    rows[i] = (winners.rows + (entry + i)).load()
-            cute.arch.sync_warp()  # all lanes have read what is overwritten from here on
-        takes = [key_of(mine[VECTOR * v + i]) >= key for i in range(VECTOR)]
-        if winners.threshold.cuts:
-            for i in cutlass.range_constexpr(VECTOR):
-                takes[i] = key_of(mine[VECTOR * v + i]) > key
-            ties = [key_of(mine[VECTOR * v + i]) == key for i in range(VECTOR)]
-            votes = [Int32(cute.arch.vote_ballot_sync(ties[i])) for i in range(VECTOR)]
-            before = Int32(0)
-            for i in cutlass.range_constexpr(VECTOR):
-                before += Int32(cute.arch.popc(votes[i] & below))
-            for i in cutlass.range_constexpr(VECTOR):
-                if ties[i]:
-                    takes[i] = before < equal
-                    before += 1
-            for i in cutlass.range_constexpr(VECTOR):
-                equal -= Int32(cute.arch.popc(votes[i]))
-        chosen = [Int32(cute.arch.vote_ballot_sync(takes[i])) for i in range(VECTOR)]
-        total, at = Int32(0), Int32(0)
-        for i in cutlass.range_constexpr(VECTOR):
-            total += Int32(cute.arch.popc(chosen[i]))
-            at += Int32(cute.arch.popc(chosen[i] & below))
-        if cutlass.const_expr(backward):
-            to -= total
-        at += to
-        for i in cutlass.range_constexpr(VECTOR):
-            taken = Int32(1) if takes[i] else Int32(0)
-            store_if(taken, winners.rows + at, rows[i])
-            if not winners.last:
-                store_if(taken, winners.words + at, mine[VECTOR * v + i])
-            at += taken
-        if cutlass.const_expr(not backward):
-            to += total
-    return Place(to, equal)
+    entries = source.entries
+    share = (entries.count + plan.team_warps - 1) // plan.team_warps
+    begin = team.member * share
+    end = cutlass.min(begin + share, entries.count)
+    at = number_of_ones(team, Int32(0), begin * CHUNK_MASKS)
+    of_log = cutlass.min(cutlass.max(entries.logged, begin), end)
+    at = write_chunks(team, source, to, begin, of_log, at, True)
+    at = write_chunks(team, source, to, of_log, end, at, False)
+    if team.member == plan.team_warps - 1:
+        for i in cutlass.range(at + team.lane, topk, WARP_SIZE, unroll=1):
+            (to + i).store(Int32(-1))
 
 
 @cute.jit
-def emit(
-    team: Team, winners: Winners, end_chunk: Int32, first: cutlass.Boolean, plan: cutlass.Constexpr
-) -> None:
-    """All winners; then -1, or entries that never win, in the places behind them.
+def write_chunks(
+    team: Team,
+    source: Source,
+    to: Any,
+    begin: Int32,
+    end: Int32,
+    at: Int32,
+    of_log: cutlass.Constexpr,
+) -> Int32:
+    """The same of some chunks, the first row to place `at`; the place behind the last one."""
+    lane, below = team.lane, Int32(cute.arch.lanemask_lt())
+    for chunk in cutlass.range(begin, end, unroll=1):
+        row = source.first_row + (chunk - source.entries.logged) * CHUNK + lane
+        rows = cute.make_rmem_tensor(WORDS_EACH, Int32)
+        if cutlass.const_expr(of_log):
+            rows = load_words(source.rows + (chunk * CHUNK + lane))
+        else:
+            for i in cutlass.range_constexpr(WORDS_EACH):
+                rows[i] = row + WARP_SIZE * i
+        for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
+            masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
+            for i in cutlass.range_constexpr(4):
+                mask = masks[i]
+                before = at + Int32(cute.arch.popc(mask & below))
+                store_if((mask >> lane) & 1, to + before, rows[4 * four + i])
+                at += Int32(cute.arch.popc(mask))
+    return at
 
-    Args:
-        end_chunk: behind the segment's last chunk. first: there are no best entries yet.
-    """
-    lane = team.lane
-    place = Place(Int32(0), winners.threshold.equal)
-    if not first:
-        if team.member == 0:
-            for chunk in cutlass.range(BEST_CHUNKS, unroll=1):
-                place = emit_chunk(winners, chunk, place, lane, True, False)
-        team_sync(team, plan)  # the best entries have been read: their places may be written
-    middle = end_chunk
-    if cutlass.const_expr(plan.team_warps > 1):
-        if not winners.threshold.cuts:
-            middle = BEST_CHUNKS + (end_chunk - BEST_CHUNKS) // 2
+
+@cute.jit
+def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The segment's marked entries behind the first `logged` of the log, which has room, and no
+    scores behind them up to a chunk's end; how many there are then. Ends not synced."""
+    entries = source.entries
+    of_segment = entries.count - entries.logged
+    share = (of_segment + plan.team_warps - 1) // plan.team_warps
+    first = entries.logged + team.member * share
+    at = logged + number_of_ones(
+        team, entries.logged * CHUNK_MASKS, first * CHUNK_MASKS
+    )
+    end = cutlass.min(first + share, entries.count)
+    for chunk in cutlass.range(first, end, unroll=1):
+        words = load_chunk(entries, chunk, team.lane)
+        row = source.first_row + (chunk - entries.logged) * CHUNK + team.lane
+        rows = cute.make_rmem_tensor(WORDS_EACH, Int32)
+        for i in cutlass.range_constexpr(WORDS_EACH):
+            rows[i] = row + WARP_SIZE * i
+        at = keep_chunk(team, source, chunk, words, rows, at)
+    total = logged + number_of_ones(
+        team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS
+    )
+    if team.member == plan.team_warps - 1:
+        padded = (total + CHUNK - 1) // CHUNK * CHUNK
+        for i in cutlass.range(total + team.lane, padded, WARP_SIZE, unroll=1):
+            (entries.words + i).store(Int32(INVALID))
+    return total
+
+
+@cute.jit
+def compact(team: Team, source: Source) -> None:
+    """Only the log's marked entries stay, by the team's first warp. Ends not synced."""
     if team.member == 0:
-        for chunk in cutlass.range(Int32(BEST_CHUNKS), middle, unroll=1):
-            place = emit_chunk(winners, chunk, place, lane, False, False)
-        for i in cutlass.range(winners.count + lane, winners.topk, WARP_SIZE, unroll=1):
-            (winners.rows + i).store(Int32(-1))
-        if not winners.last:
-            for i in cutlass.range(winners.count + lane, MAX_TOPK, WARP_SIZE, unroll=1):
-                (winners.words + i).store(Int32(INVALID))
-    else:
-        place = Place(winners.count, Int32(0))
-        for turn in cutlass.range(end_chunk - middle, unroll=1):
-            place = emit_chunk(winners, end_chunk - 1 - turn, place, lane, False, True)
+        at = Int32(0)
+        for chunk in cutlass.range(source.entries.logged, unroll=1):
+            words = load_chunk(source.entries, chunk, team.lane)
+            rows = load_words(source.rows + (chunk * CHUNK + team.lane))
+            cute.arch.sync_warp()  # all lanes have read what is overwritten from here on
+            at = keep_chunk(team, source, chunk, words, rows, at)
+            cute.arch.sync_warp()
+
+
+@cute.jit
+def keep_chunk(
+    team: Team, source: Source, chunk: Int32, words: cute.Tensor, rows: cute.Tensor, at: Int32
+) -> Int32:
+    """A chunk's marked entries to the log, from place `at` on; the place behind the last one."""
+    lane, below = team.lane, Int32(cute.arch.lanemask_lt())
+    for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
+        masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
+        for i in cutlass.range_constexpr(4):
+            mask = masks[i]
+            before = at + Int32(cute.arch.popc(mask & below))
+            taken = (mask >> lane) & 1
+            store_if(taken, source.entries.words + before, words[4 * four + i])
+            store_if(taken, source.rows + before, rows[4 * four + i])
+            at += Int32(cute.arch.popc(mask))
+    return at
 
 
 @cute.jit

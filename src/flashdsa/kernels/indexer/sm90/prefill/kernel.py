@@ -15,13 +15,12 @@ from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
 from flashdsa.kernels.indexer.sm90.prefill.load import LoadContext, load_all
 from flashdsa.kernels.indexer.sm90.prefill.maps import key_map, query_map, scale_map
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.rank import team_of
 from flashdsa.kernels.indexer.sm90.prefill.score import (
     ScoreContext,
     prepare,
@@ -29,6 +28,7 @@ from flashdsa.kernels.indexer.sm90.prefill.score import (
     score_segment,
 )
 from flashdsa.kernels.indexer.sm90.prefill.select import SelectContext, select_segment
+from flashdsa.kernels.indexer.sm90.prefill.team import clear, part, team_of
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
@@ -36,9 +36,7 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     tile_at,
     tile_number,
 )
-
-SCORE_BARRIER = 1
-"""The named barrier of the warps that score."""
+from flashdsa.kernels.indexer.sm90.prefill.window import score_sync
 
 
 @cute.kernel
@@ -95,6 +93,8 @@ def score_all(
 ) -> None:
     """Every tile of this CTA."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    if cutlass.const_expr(not plan.scores_only):
+        clear_histograms(ctx.arena, thread, plan)
     scored, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
     for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
         place = tile_number(ctx.ranges, turn, plan)
@@ -106,6 +106,15 @@ def score_all(
                 number += tile.key_tiles
             elif cutlass.const_expr(not plan.scores_only):
                 emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
+
+
+@cute.jit
+def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """Of all queries of a tile, by all warps that score."""
+    team = team_of(arena, thread, plan)
+    for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
+        clear(team, part(arena, "histogram", query, plan.bins), plan.bins, plan)
+    score_sync(plan)
 
 
 @cute.jit
@@ -137,11 +146,6 @@ def score_tile(
             select_segment(select, team, tile, begin, end, plan)
             # They have been read, so that the next ones may be written.
             score_sync(plan)
-
-
-def score_sync(plan: Any) -> None:
-    """All warps that score wait for each other; their accesses to memory are ordered by it."""
-    cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=plan.select_warps * WARP_SIZE)
 
 
 @cute.jit

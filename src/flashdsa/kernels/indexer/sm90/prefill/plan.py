@@ -28,14 +28,23 @@ SPAN_BYTES = 128
 QUERY_GROUP = 4
 """Queries that neighbouring columns belong to, one for each lane of a quad."""
 MAX_TOPK = 2048
-CHUNK = 512
+CHUNK = 1024
 """Scores that a warp reads at once."""
-CANDIDATES = 512
-"""Scores of the cut-off bin that a team keeps in shared memory."""
+CHUNK_MASKS = CHUNK // WARP_SIZE
+"""Words of a bit for each of them."""
+CANDIDATES = 128
+"""Scores about the cut-off that a team compares one by one."""
 HISTOGRAM_BINS = 8192
-"""Of all teams."""
+"""Of all queries of a tile."""
+ROUND_BINS = 256
+"""Of a team, for an exact search."""
 SCRATCH_WORDS = 4
 """Of a team."""
+SEGMENTS = {64: 16_384, 32: 8192, 16: 2048}
+"""Scores of a query that are kept until they are ranked, by heads of a query."""
+LOGS = {64: 6144, 32: 3072, 16: 2304}
+"""Places for scores of earlier segments that may be among the best, by heads of a query. With the
+segments they fill less than 64 MB for 132 CTAs."""
 DTYPES = ("float8_e4m3fn", "bfloat16")
 WORD = 4
 
@@ -49,14 +58,16 @@ class PrefillPlan:
     Attributes:
         num_heads: 16, 32 or 64. dtype: of queries and keys.
         scores_only: write the scores, rank nothing.
-        segment_scores: of a tile, that are kept until they are ranked.
+        segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.
+        log_keys: scores of a query that are kept of earlier segments; 0: as many as fit.
         load_registers, score_registers: of a thread.
     """
 
     num_heads: int = 64
     dtype: str = "float8_e4m3fn"
     scores_only: bool = False
-    segment_scores: int = 65_536
+    segment_keys: int = 0
+    log_keys: int = 0
     load_registers: int = 40
     score_registers: int = 232
 
@@ -71,7 +82,7 @@ class PrefillPlan:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {DTYPES}; got {self.dtype}")
         if self.segment % CHUNK:
-            raise ValueError(f"segment_scores: a query has {self.segment}, no multiple of {CHUNK}")
+            raise ValueError(f"segment_keys: {self.segment_keys} is no multiple of {CHUNK}")
         check_registers(self.roles, SM90.registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem
@@ -109,18 +120,33 @@ class PrefillPlan:
 
     @property
     def bins(self) -> int:
-        """Of a team's histogram."""
-        return HISTOGRAM_BINS // self.teams
+        """Of a query's histogram."""
+        return HISTOGRAM_BINS // self.tile_queries
 
     @property
     def segment(self) -> int:
         """Scores of a query that are kept until they are ranked."""
-        return self.segment_scores // self.tile_queries
+        return self.segment_keys or SEGMENTS[self.num_heads]
+
+    @property
+    def log(self) -> int:
+        """Places of a query's log: scores of earlier segments, and their rows."""
+        return self.log_keys or LOGS[self.num_heads]
+
+    @property
+    def log_chunks(self) -> int:
+        """Chunks of the log's scores."""
+        return -(-self.log // CHUNK)
 
     @property
     def row_words(self) -> int:
-        """Of a query in the workspace: its best scores so far, then a segment's."""
-        return MAX_TOPK + self.segment
+        """Of a query in the workspace: rows of the log, its scores, a segment's."""
+        return self.log + self.log_chunks * CHUNK + self.segment
+
+    @property
+    def masks(self) -> int:
+        """Words of bits of a team: of all scores of a query in the workspace."""
+        return (self.log_chunks * CHUNK + self.segment) // WARP_SIZE
 
     @property
     def workspace_words(self) -> int:
@@ -169,9 +195,14 @@ class PrefillPlan:
         queries = self.query_stages * self.chunks * self.query_chunk_bytes
         barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         rank = [
-            SmemRegion("histogram", HISTOGRAM_BINS * WORD, 16, "bins, of every team"),
-            SmemRegion("candidates", self.teams * CANDIDATES * WORD, 16, "keys of a cut-off bin"),
+            SmemRegion("histogram", HISTOGRAM_BINS * WORD, 16, "bins, of every query"),
+            SmemRegion("rounds", self.teams * ROUND_BINS * WORD, 16, "bins, of every team"),
+            SmemRegion("masks", self.teams * self.masks * WORD, 16, "a bit a score: it wins"),
+            SmemRegion("candidates", 2 * self.teams * CANDIDATES * WORD, 16, "keys and places"),
             SmemRegion("scratch", self.teams * SCRATCH_WORDS * WORD, 16, "counts of the teams"),
+            SmemRegion("samples", 2 * self.select_warps * self.tile_queries * WORD, 16, "extremes"),
+            SmemRegion("windows", 2 * self.tile_queries * WORD, 16, "scores to bins"),
+            SmemRegion("logged", self.tile_queries * WORD, 16, "scores in the logs"),
         ]
         scales = [SmemRegion("scales", self.stages * TILE_KEYS * WORD, 128, "fp32, of keys")]
         return [

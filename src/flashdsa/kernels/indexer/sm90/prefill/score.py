@@ -19,9 +19,15 @@ from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.relu import doubled_relu
 from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
-from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, MAX_TOPK, QUERY_GROUP, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, QUERY_GROUP, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.products import OF_TILE, low_word, multiply
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
+from flashdsa.kernels.indexer.sm90.prefill.window import (
+    FIRST_BIN_OFFSET,
+    count_words,
+    sample_nothing,
+    take_sample,
+)
 
 CHAINS = 8
 """Sums of a score that are added up at the end: of heads with the same remainder."""
@@ -48,6 +54,7 @@ class Prepared(NamedTuple):
     starts: list[Int32]  # of its queries' ranges
     lengths: list[Int32]
     queries: Int32  # low word of the columns' descriptor
+    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see window.py
 
 
 @cute.jit
@@ -75,7 +82,8 @@ def prepare(
     ring.wait(state)
     stage_bytes = plan.chunks * plan.query_chunk_bytes
     queries = low_word(ctx.arena.address("queries") + state.stage * stage_bytes)
-    return Prepared(weights, starts, lengths, queries)
+    window = cute.make_rmem_tensor(2 * plan.groups, Float32)
+    return Prepared(weights, starts, lengths, queries, window)
 
 
 @cute.jit
@@ -111,6 +119,12 @@ def score_segment(
     accumulator = cute.make_rmem_tensor(OF_TILE, Float32)
     keys = low_word(ctx.arena.address("keys"))
     target = target_of(ctx, tile, begin, lane, plan)
+    bins = Int32(0)
+    if cutlass.const_expr(not plan.scores_only):
+        own = lane % QUERY_GROUP * (4 * plan.bins)
+        bins = ctx.arena.address("histogram") + own - Int32(FIRST_BIN_OFFSET)
+        if begin == 0 and first >= end:
+            sample_nothing(ctx.arena, thread // WARP_SIZE, lane, plan)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = cute.arch.make_warp_uniform(state.stage)
         # key_full[stage], the round's phase: TMA has brought keys and scales.
@@ -131,6 +145,7 @@ def score_segment(
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scales))
         state = advanced(state, 2, ring.stages)
+        words = []
         for group in cutlass.range_constexpr(plan.groups):
             for half in cutlass.range_constexpr(2):
                 key = i * TILE_KEYS + row + half * ROWS_APART
@@ -139,7 +154,11 @@ def score_segment(
                     prepared.lengths[group]
                 )
                 to = target + (Int64(group) * group_words(ctx, plan) + key)
-                store(to, score, seen, plan)
+                words.append(store(to, score, seen, plan))
+        if cutlass.const_expr(not plan.scores_only):
+            if begin == 0 and i == first:
+                take_sample(ctx.arena, words, prepared.window, thread // WARP_SIZE, lane, plan)
+            count_words(words, prepared.window, bins, plan)
 
 
 def nothing_when_loaded(scales: list[Float32]) -> Int32:
@@ -181,7 +200,8 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: An
     if plan.scores_only:
         row = Int64(tile.first_query + query) * ctx.ranges.num_keys
         return ctx.scores + (row + tile.first_key)
-    return ctx.scores + (query * plan.row_words + MAX_TOPK - begin * TILE_KEYS)
+    before = plan.row_words - plan.segment
+    return ctx.scores + (query * plan.row_words + before - begin * TILE_KEYS)
 
 
 def group_words(ctx: ScoreContext, plan: Any) -> Any:
@@ -190,11 +210,12 @@ def group_words(ctx: ScoreContext, plan: Any) -> Any:
 
 
 @cute.jit
-def store(to: Any, score: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr) -> None:
-    """A score as it is, if its query sees the key; or its bits as they are ranked."""
+def store(to: Any, score: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr) -> Int32:
+    """A score as it is, if its query sees the key; or its bits as they are ranked. The bits."""
+    bits = score.bitcast(Int32)
     if cutlass.const_expr(plan.scores_only):
         if seen:
-            to.store(score.bitcast(Int32))
+            to.store(bits)
     else:
         bits = (score + Float32(0.0)).bitcast(Int32)  # -0 counts as +0
         if score != score:
@@ -202,3 +223,4 @@ def store(to: Any, score: Float32, seen: cutlass.Boolean, plan: cutlass.Constexp
         if not seen:
             bits = Int32(INVALID)
         to.store(bits)
+    return bits

@@ -1,4 +1,8 @@
-"""What happens between segments: every team ranks its queries and writes their winners."""
+"""What happens behind a segment: every team ranks its queries.
+
+Of the last segment, and of the log, the best are written out. Of another one what may be among the
+best goes to the log: no score that is below topk others.
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +10,28 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.emit import BEST_CHUNKS, Winners, emit, row_of
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, LOWEST, Entries
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, MAX_TOPK, TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.rank import Team, Threshold, find_threshold, team_sync
+from flashdsa.kernels.indexer.sm90.prefill.bounds import mark_bounds, mark_candidates
+from flashdsa.kernels.indexer.sm90.prefill.emit import (
+    Source,
+    append,
+    compact,
+    row_of,
+    write_rows,
+)
+from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, Entries
+from flashdsa.kernels.indexer.sm90.prefill.exact import mark_exactly
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.team import (
+    SCRATCH_COUNT,
+    Team,
+    clear,
+    find_bin,
+    number_of_ones,
+    part,
+    team_sync,
+)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
+from flashdsa.kernels.indexer.sm90.prefill.window import Bounds, bounds_of
 
 
 class SelectContext(NamedTuple):
@@ -36,6 +57,10 @@ def select_segment(
         query = turn * plan.teams + team.number
         if tile.first_query + query < ctx.ranges.num_queries:
             select_query(ctx, team, tile, query, begin, end, plan)
+        if end == tile.key_tiles:
+            # The next tile's scores are counted behind a barrier of all warps that score.
+            team_sync(team, plan)
+            clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins, plan)
 
 
 @cute.jit
@@ -49,38 +74,118 @@ def select_query(
     plan: cutlass.Constexpr,
 ) -> None:
     """The same of a query of the tile."""
-    words = ctx.workspace + query * plan.row_words
+    rows = ctx.workspace + query * plan.row_words
     start, stop = range_of(ctx.ranges, tile.first_query + query)
     first_row = tile.first_key + begin * TILE_KEYS
-    behind = tile.first_key + end * TILE_KEYS
-    seen = cutlass.max(cutlass.min(stop, behind) - start, Int32(0))
-    seen_before = cutlass.max(cutlass.min(stop, first_row) - start, Int32(0))
+    seen = cutlass.max(cutlass.min(stop, tile.first_key + end * TILE_KEYS) - start, Int32(0))
     written = (end - begin) * TILE_KEYS
-    end_chunk = BEST_CHUNKS + (written + CHUNK - 1) // CHUNK
+    logs = part(team.arena, "logged", Int32(0), plan.tile_queries)
+    logged = Int32(0)
+    if begin > 0:
+        logged = logs[query]
+    log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
+    words = rows + plan.log
+    entries = Entries(words, plan.log_chunks * CHUNK, log_chunks, log_chunks + own_chunks)
+    source = Source(entries, rows, first_row)
     if team.member == 0:
-        padded = (end_chunk - BEST_CHUNKS) * CHUNK
-        for i in cutlass.range(written + team.lane, padded, WARP_SIZE, unroll=1):
-            (words + (MAX_TOPK + i)).store(Int32(INVALID))
-    team_sync(team, plan)
+        own = words + plan.log_chunks * CHUNK
+        for i in cutlass.range(written + team.lane, own_chunks * CHUNK, WARP_SIZE, unroll=1):
+            (own + i).store(Int32(INVALID))
+        if team.lane == 0:
+            team.scratch[SCRATCH_COUNT] = Int32(0)
     topk = ctx.ranges.topk
-    threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
-    first = begin == 0
-    if seen > topk:
-        first_chunk = Int32(0)
-        if first:
-            first_chunk = Int32(BEST_CHUNKS)
-        entries = Entries(words, first_chunk, end_chunk)
-        sampled = end_chunk
-        if seen_before >= topk:
-            sampled = Int32(MAX_TOPK // CHUNK)
-        threshold = find_threshold(team, entries, Entries(words, first_chunk, sampled), topk, plan)
-    winners = Winners(
-        words,
-        row_of(ctx.topk_indices, tile.first_query + query, topk),
-        first_row,
-        cutlass.min(seen, topk),
-        topk,
-        end == tile.key_tiles,
-        threshold,
+    histogram = part(team.arena, "histogram", query, plan.bins)
+    bounds = bounds_of(
+        team.arena, query, find_bin(histogram, plan.bins, topk, team.lane).bin, plan
     )
-    emit(team, winners, end_chunk, first, plan)
+    known = bounds.known and seen > topk
+    team_sync(team, plan)
+    if end == tile.key_tiles:
+        mark_best(team, entries, bounds, known, seen, topk, plan)
+        to = row_of(ctx.topk_indices, tile.first_query + query, topk)
+        write_rows(team, source, to, topk, plan)
+    else:
+        keep = mark_kept(team, source, bounds, known, logged, seen, topk, plan)
+        total = append(team, source, keep, plan)
+        if team.member == 0 and team.lane == 0:
+            logs[query] = total
+    team_sync(team, plan)
+
+
+def chunks_of(entries: Int32) -> Int32:
+    """That hold so many entries."""
+    return (entries + CHUNK - 1) // CHUNK
+
+
+@cute.jit
+def mark_share(
+    team: Team, entries: Entries, bounds: Bounds, begin: Int32, end: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Mark this warp's share of some chunks."""
+    share = (end - begin + plan.team_warps - 1) // plan.team_warps
+    first = begin + team.member * share
+    mark_bounds(team, entries, bounds, first, cutlass.min(first + share, end), plan)
+
+
+@cute.jit
+def mark_best(
+    team: Team,
+    entries: Entries,
+    bounds: Bounds,
+    known: cutlass.Boolean,
+    seen: Int32,
+    topk: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Masks of the best of log and segment. Starts and ends synced."""
+    right = known
+    if known:
+        mark_share(team, entries, bounds, Int32(0), entries.count, plan)
+        team_sync(team, plan)
+        listed = team.scratch[SCRATCH_COUNT]
+        wanted = topk - number_of_ones(team, Int32(0), entries.count * CHUNK_MASKS)
+        right = listed <= CANDIDATES
+        team_sync(team, plan)  # everyone has counted the bits
+        if right:
+            mark_candidates(team, listed, wanted, plan)
+            team_sync(team, plan)
+    if not right:
+        mark_exactly(team, entries, seen, topk, plan)
+
+
+@cute.jit
+def mark_kept(
+    team: Team,
+    source: Source,
+    bounds: Bounds,
+    known: cutlass.Boolean,
+    logged: Int32,
+    seen: Int32,
+    topk: Int32,
+    plan: cutlass.Constexpr,
+) -> Int32:
+    """Masks of what of the segment goes to the log, for which there is room then; how many of the
+    log stay. Starts and ends synced."""
+    entries = source.entries
+    keep, fits = logged, cutlass.Boolean(False)
+    if known:
+        floor = Bounds(bounds.maybe, bounds.maybe, bounds.known)
+        mark_share(team, entries, floor, entries.logged, entries.count, plan)
+        team_sync(team, plan)
+        fresh = number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
+        fits = logged + fresh <= plan.log
+        if not fits:
+            mark_share(team, entries, floor, Int32(0), entries.logged, plan)
+            team_sync(team, plan)
+            of_log = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
+            if of_log + fresh <= plan.log:
+                fits = cutlass.Boolean(True)
+                compact(team, source)
+                keep = of_log
+    if not fits:
+        team_sync(team, plan)
+        mark_exactly(team, entries, seen, topk, plan)
+        keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
+        compact(team, source)
+    team_sync(team, plan)
+    return keep

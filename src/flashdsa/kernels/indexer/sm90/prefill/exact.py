@@ -1,0 +1,142 @@
+"""The threshold of a query by its scores alone: the key of its topk-th best, however many tie.
+
+Rounds over all entries narrow a range of keys to one of its bins. Slow, and always right: for where
+the bins of `window.py` leave too much about the cut-off.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.smem import store_words
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.prefill.entries import (
+    LOWEST,
+    MAGNITUDE,
+    WORDS_EACH,
+    Entries,
+    KeyRange,
+    Turns,
+    count_range,
+    extremes,
+    key_of,
+    load_chunk,
+)
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK_MASKS, ROUND_BINS
+from flashdsa.kernels.indexer.sm90.prefill.team import (
+    SCRATCH_HIGH,
+    SCRATCH_LOW,
+    Team,
+    find_bin,
+    masks_address,
+    team_sync,
+)
+
+
+class Threshold(NamedTuple):
+    """Entries with a greater key win; of those with this one the first `equal`."""
+
+    key: Int32
+    equal: Int32
+    cuts: cutlass.Boolean  # there are more of them
+
+
+@cute.jit
+def mark_exactly(
+    team: Team, entries: Entries, seen: Int32, topk: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Masks of the best topk of the entries, or of all scores if the query has seen no more. Starts
+    and ends synced."""
+    threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
+    if seen > topk:
+        threshold = find_threshold(team, entries, topk, plan)
+    mark(team, entries, threshold, plan)
+    team_sync(team, plan)
+
+
+@cute.jit
+def find_threshold(
+    team: Team, entries: Entries, k: Int32, plan: cutlass.Constexpr
+) -> Threshold:
+    """Of the k-th best of the entries, of which at least k are scores. Ends synced."""
+    turns = Turns(team.member, plan.team_warps)
+    range_ = extremes(entries, turns, team.lane)
+    if cutlass.const_expr(plan.team_warps > 1):
+        if team.member == 0 and team.lane == 0:
+            team.scratch[SCRATCH_LOW] = Int32(MAGNITUDE)
+            team.scratch[SCRATCH_HIGH] = Int32(-MAGNITUDE - 1)
+        team_sync(team, plan)
+        if team.lane == 0:
+            low, high = team.scratch.iterator + SCRATCH_LOW, team.scratch.iterator + SCRATCH_HIGH
+            cute.arch.atomic_min(low, range_.low, sem="relaxed", scope="cta")
+            cute.arch.atomic_max(high, range_.high, sem="relaxed", scope="cta")
+        team_sync(team, plan)
+        range_ = KeyRange(team.scratch[SCRATCH_LOW], team.scratch[SCRATCH_HIGH])
+    address = Int32(team.rounds.iterator.toint())
+    left, within = k, Int32(MAGNITUDE)  # the k among the entries of the range
+    while within != left and range_.low != range_.high:
+        shift = bin_shift(range_)
+        team_sync(team, plan)  # everyone has read what the round before counted
+        clear_rounds(team)
+        team_sync(team, plan)
+        count_range(entries, range_, shift, address, turns, team.lane)
+        team_sync(team, plan)
+        found = find_bin(team.rounds, ROUND_BINS, left, team.lane)
+        left -= found.above
+        within = found.within
+        range_ = narrowed(range_, shift, found.bin)
+    team_sync(team, plan)
+    return Threshold(range_.low, left, within != left)
+
+
+@cute.jit
+def clear_rounds(team: Team) -> None:
+    """The bins of a round, by the team's first warp."""
+    if team.member == 0:
+        for i in cutlass.range_constexpr(ROUND_BINS // WARP_SIZE):
+            team.rounds[i * WARP_SIZE + team.lane] = Int32(0)
+
+
+@cute.jit
+def bin_shift(range_: KeyRange) -> Int32:
+    """By how much to shift what is above the range's low end so that it names a bin."""
+    bits = Int32(32) - Int32(cute.arch.clz(range_.high - range_.low))
+    return cutlass.max(bits - (ROUND_BINS.bit_length() - 1), Int32(0))
+
+
+@cute.jit
+def narrowed(range_: KeyRange, shift: Int32, bin_index: Int32) -> KeyRange:
+    """The range's keys in one of its bins."""
+    low = range_.low + (bin_index << shift)
+    behind = Uint32(low - range_.low) + (Uint32(1) << Uint32(shift)) - Uint32(1)
+    width = Uint32(range_.high - range_.low)
+    last = cutlass.min(behind, width)
+    return KeyRange(low, range_.low + Int32(last))
+
+
+@cute.jit
+def mark(team: Team, entries: Entries, threshold: Threshold, plan: cutlass.Constexpr) -> None:
+    """Masks of the entries that win. Where equal keys are cut, one warp goes through all in order."""
+    key, equal, cuts = threshold
+    below = Int32(cute.arch.lanemask_lt())
+    first, step = team.member, Int32(plan.team_warps)
+    if cuts:
+        first, step = team.member * entries.count, Int32(1)
+    for chunk in cutlass.range(first, entries.count, step, unroll=1):
+        mine = load_chunk(entries, chunk, team.lane)
+        masks = []
+        for i in cutlass.range_constexpr(WORDS_EACH):
+            own = key_of(mine[i])
+            takes = own >= key
+            if cuts:
+                tie = own == key
+                ties = Int32(cute.arch.vote_ballot_sync(tie))
+                before = Int32(cute.arch.popc(ties & below))
+                takes = own > key or (tie and before < equal)
+                equal -= Int32(cute.arch.popc(ties))
+            masks.append(Int32(cute.arch.vote_ballot_sync(takes)))
+        if team.lane == 0:
+            for four in cutlass.range_constexpr(WORDS_EACH // 4):
+                to = masks_address(team) + 4 * (CHUNK_MASKS * chunk + 4 * four)
+                store_words(to, masks[4 * four : 4 * four + 4])

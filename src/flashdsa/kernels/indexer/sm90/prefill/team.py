@@ -1,0 +1,135 @@
+"""The warps that rank a query together, the shared memory that they have, and searches in bins."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.smem import load4, store4
+from flashdsa.dsl.warp import lowest_bit, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS, SCRATCH_WORDS
+
+FIRST_TEAM = 2
+"""The named barrier of the first team."""
+SCRATCH_COUNT, SCRATCH_LOW, SCRATCH_HIGH = range(3)
+BINS_READ = 4 * WARP_SIZE
+"""Bins that a warp reads at once."""
+
+
+class Team(NamedTuple):
+    """As one of its warps sees it."""
+
+    arena: Arena
+    number: Int32
+    member: Int32  # the calling warp
+    lane: Int32
+    rounds: cute.Tensor  # (ROUND_BINS,) Int32
+    masks: cute.Tensor  # (plan.masks,) Int32: a bit for each entry
+    keys: cute.Tensor  # (CANDIDATES,) Int32
+    places: cute.Tensor  # (CANDIDATES,) Int32
+    scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32
+
+
+@cute.jit
+def team_of(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> Team:
+    """The calling warp's team."""
+    warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
+    number = warp // plan.team_warps
+    return Team(
+        arena,
+        number,
+        warp % plan.team_warps,
+        thread % WARP_SIZE,
+        part(arena, "rounds", number, ROUND_BINS),
+        part(arena, "masks", number, plan.masks),
+        part(arena, "candidates", number, CANDIDATES),
+        part(arena, "candidates", number + plan.teams, CANDIDATES),
+        part(arena, "scratch", number, SCRATCH_WORDS),
+    )
+
+
+def part(arena: Arena, name: str, number: Int32, words: int) -> cute.Tensor:
+    """Of a region of equal parts of Int32, one."""
+    pointer = arena.pointer(name, Int32) + number * words
+    return cute.make_tensor(pointer, cute.make_layout(words))
+
+
+@cute.jit
+def team_sync(team: Team, plan: cutlass.Constexpr) -> None:
+    """The team's warps wait for each other; their accesses to memory are ordered by it."""
+    if cutlass.const_expr(plan.team_warps == 1):
+        cute.arch.sync_warp()
+    else:
+        cute.arch.barrier(
+            barrier_id=FIRST_TEAM + team.number, number_of_threads=plan.team_warps * WARP_SIZE
+        )
+
+
+@cute.jit
+def clear(
+    team: Team, histogram: cute.Tensor, bins: cutlass.Constexpr, plan: cutlass.Constexpr
+) -> None:
+    """All bins 0, by all warps of the team; the caller syncs before and behind."""
+    nothing = cute.make_rmem_tensor(4, Int32)
+    nothing.fill(0)
+    for i in cutlass.range_constexpr(bins // BINS_READ // plan.team_warps):
+        at = (team.member + i * plan.team_warps) * WARP_SIZE + team.lane
+        store4(histogram, at, nothing.load())
+
+
+class Found(NamedTuple):
+    """The bin that has the k-th best entry."""
+
+    bin: Int32
+    above: Int32  # entries in the bins above
+    within: Int32  # entries in it
+
+
+@cute.jit
+def find_bin(
+    histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: Int32
+) -> Found:
+    """Of a histogram of at least k entries, the bin of the k-th best; all lanes get it."""
+    totals = []
+    for row in cutlass.range_constexpr(bins // BINS_READ):
+        counts = load4(histogram, row * WARP_SIZE + lane)
+        mine = counts[0] + counts[1] + counts[2] + counts[3]
+        totals.append(Int32(cute.arch.warp_redux_sync(mine, "add")))
+    row, above, so_far = Int32(0), Int32(0), Int32(0)
+    for back in cutlass.range_constexpr(bins // BINS_READ - 1):
+        so_far += totals[bins // BINS_READ - 1 - back]
+        row += Int32(1) if so_far >= k else Int32(0)
+        above = so_far if so_far < k else above
+    counts = load4(histogram, row * WARP_SIZE + lane)
+    mine = counts[0] + counts[1] + counts[2] + counts[3]
+    # Entries above this lane's bins: those of the lanes behind it.
+    through = prefix_sum(mine, lane)
+    above += cute.arch.shuffle_sync(through, WARP_SIZE - 1) - through
+    crosses = above < k and above + mine >= k
+    place, within = Int32(3), counts[3]
+    for i in cutlass.range_constexpr(3):
+        if above + within < k:
+            above += within
+            place, within = Int32(2 - i), counts[2 - i]
+    source = lowest_bit(Int32(cute.arch.vote_ballot_sync(crosses)))
+    return Found(
+        cute.arch.shuffle_sync(row * BINS_READ + 4 * lane + place, source),
+        cute.arch.shuffle_sync(above, source),
+        cute.arch.shuffle_sync(within, source),
+    )
+
+
+@cute.jit
+def number_of_ones(team: Team, begin: Int32, end: Int32) -> Int32:
+    """In the masks of so many words; every warp counts them itself."""
+    ones = Int32(0)
+    for i in cutlass.range(begin + team.lane, end, WARP_SIZE, unroll=4):
+        ones += Int32(cute.arch.popc(team.masks[i]))
+    return Int32(cute.arch.warp_redux_sync(ones, "add"))
+
+
+def masks_address(team: Team) -> Any:
+    """Shared memory address of the masks."""
+    return Int32(team.masks.iterator.toint())

@@ -1,0 +1,156 @@
+"""Scores counted in bins while they are made: the map to bins, of a sample, and the counts.
+
+A window is linear and monotone: what lies outside falls into the end bins. It is taken once a tile
+from the first 128 keys, and any window is right: a bad one leaves more to the exact search.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.prefill.entries import MAGNITUDE, count
+from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
+
+SCORE_BARRIER = 1
+"""The named barrier of the warps that score."""
+FIRST_BIN = 0x4B000000
+"""Bits of 2**23, at which fp32 counts in steps of 1."""
+FIRST_BIN_OFFSET = FIRST_BIN * 4 % 2**32
+"""Four times that, as far as 32 bits hold it."""
+FARTHEST = 1024.0
+"""Window widths between 0 and a window, up to which rounding stays far below a bin."""
+
+
+class Bounds(NamedTuple):
+    """Scores from `sure` on win; those from `maybe` on may. Only where `known`."""
+
+    maybe: Float32
+    sure: Float32
+    known: cutlass.Boolean
+
+
+def score_sync(plan: Any) -> None:
+    """All warps that score wait for each other; their accesses to memory are ordered by it."""
+    cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=plan.select_warps * WARP_SIZE)
+
+
+@cute.jit
+def take_sample(
+    arena: Arena,
+    words: list[Int32],
+    window: cute.Tensor,
+    warp: Int32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """A window of each of this lane's queries, from the extremes that each warp has seen. The
+    second ones, so that a few neighbouring scores do not stretch it. All warps that score call.
+
+    Args:
+        words: of two keys for each group of queries. window: (2 groups,) fp32, written.
+        warp: among those that score.
+    """
+    slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
+    for group in cutlass.range_constexpr(plan.groups):
+        least, most = Float32.inf, -Float32.inf
+        for half in cutlass.range_constexpr(2):
+            word = words[2 * group + half]
+            score = word.bitcast(Float32)
+            if (word & MAGNITUDE).bitcast(Float32) < Float32.inf:
+                least = cutlass.min(least, score)
+                most = cutlass.max(most, score)
+        for step in cutlass.range_constexpr(3):
+            other = QUERY_GROUP << step
+            least = cutlass.min(least, cute.arch.shuffle_sync_bfly(least, other))
+            most = cutlass.max(most, cute.arch.shuffle_sync_bfly(most, other))
+        if lane < QUERY_GROUP:
+            slot = 2 * (warp * plan.tile_queries + group * QUERY_GROUP + lane)
+            slots[slot] = least
+            slots[slot + 1] = most
+    # The extremes of all warps are in their slots. They are overwritten behind the barrier at the
+    # segment's end at the earliest.
+    score_sync(plan)
+    windows = arena.array("windows", Float32, 2 * plan.tile_queries)
+    for group in cutlass.range_constexpr(plan.groups):
+        query = group * QUERY_GROUP + lane % QUERY_GROUP
+        factor, offset = window_of(slots, query, plan)
+        window[2 * group] = factor
+        window[2 * group + 1] = offset
+        if warp == 0 and lane < QUERY_GROUP:
+            windows[2 * query] = factor
+            windows[2 * query + 1] = offset
+
+
+@cute.jit
+def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """The same of a warp that has no keys of the sample."""
+    slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
+    if lane < plan.tile_queries:
+        slots[2 * (warp * plan.tile_queries + lane)] = Float32.inf
+        slots[2 * (warp * plan.tile_queries + lane) + 1] = -Float32.inf
+    score_sync(plan)
+
+
+@cute.jit
+def window_of(
+    slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr
+) -> tuple[Float32, Float32]:
+    """(factor, offset): score * factor + offset is 0 to 1 in the window. Twice as wide as what the
+    sample spans without its extremes."""
+    least, least2, most, most2 = Float32.inf, Float32.inf, -Float32.inf, -Float32.inf
+    for warp in cutlass.range_constexpr(plan.select_warps):
+        slot = 2 * (warp * plan.tile_queries + query)
+        low, high = slots[slot], slots[slot + 1]
+        least2 = cutlass.min(least2, cutlass.max(least, low))
+        least = cutlass.min(least, low)
+        most2 = cutlass.max(most2, cutlass.min(most, high))
+        most = cutlass.max(most, high)
+    factor = Float32(0.5) / (most2 - least2)
+    offset = Float32(0.25) - least2 * factor
+    right = factor > Float32(0.0) and factor < Float32.inf
+    if not (right and offset > Float32(-FARTHEST) and offset < Float32(FARTHEST)):
+        factor, offset = Float32(0.0), Float32(0.0)
+    return factor, offset
+
+
+@cute.jit
+def count_words(
+    words: list[Int32], window: cute.Tensor, first: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Count scores in their bins; NaN, and what is no score, in the first one.
+
+    Args:
+        first: shared memory address of the first bin of the lane's first query, less
+            FIRST_BIN_OFFSET.
+    """
+    for group in cutlass.range_constexpr(plan.groups):
+        for half in cutlass.range_constexpr(2):
+            bits = cute.arch.inline_ptx(
+                "{ .reg .f32 t; mov.b32 t, {$r0}; fma.rn.sat.f32 t, t, {$r1}, {$r2}; "
+                "fma.rn.f32 t, t, {$r3}, 0f4B000000; mov.b32 {$w0}, t; }",
+                write_only_types=[Int32],
+                read_only_args=[
+                    words[2 * group + half],
+                    window[2 * group],
+                    window[2 * group + 1],
+                    Float32(plan.bins - 1),
+                ],
+            )
+            count(first + (bits << 2), 4 * QUERY_GROUP * plan.bins * group)
+
+
+@cute.jit
+def bounds_of(arena: Arena, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
+    """Of the bin `cut`, which has the score that cuts: half a bin more on either side than it has,
+    so that no rounding matters."""
+    windows = arena.array("windows", Float32, 2 * plan.tile_queries)
+    factor, offset = windows[2 * query], windows[2 * query + 1]
+    width = Float32(1.0 / (plan.bins - 1))
+    maybe = (Float32(cut - 1) * width - offset) / factor
+    sure = (Float32(cut + 1) * width - offset) / factor
+    if cut == plan.bins - 1:
+        sure = Float32.nan  # nothing is above
+    return Bounds(maybe, sure, cut > 0 and factor > Float32(0.0))
