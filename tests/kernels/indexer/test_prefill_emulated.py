@@ -27,7 +27,7 @@ ONE_SM = replace(SMALL, num_sms=1)
 LATER = pytest.mark.slow
 
 
-def assert_exact(case: PrefillCase, seed: int = 0) -> None:
+def assert_exact(case: PrefillCase, seed: int = 0, log_keys: int = 0) -> None:
     """Scores within the contract; of them the best, in ascending row, chosen in two segments."""
     x = make_prefill_inputs(case, seed)
     with emulation(ONE_SM, policy=Policy(seed=seed)) as runner:
@@ -38,7 +38,7 @@ def assert_exact(case: PrefillCase, seed: int = 0) -> None:
             x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
         )
         plan = prefill.plan_of(operands.inputs)
-        short = replace(plan, segment_keys=CHUNK)
+        short = replace(plan, segment_keys=CHUNK, log_keys=log_keys)
         prefill.launch(runner, short, operands)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk))
     assert runner.findings == []
@@ -62,6 +62,15 @@ def assert_exact(case: PrefillCase, seed: int = 0) -> None:
 )
 def test_rows_are_those_of_the_best_of_its_own_scores(case: PrefillCase) -> None:
     assert_exact(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plateaus", [False, True])
+def test_a_full_log_is_cut(plateaus: bool) -> None:
+    """Three segments of random scores leave more than 350 of the first two that may be among the
+    best 300; of equal ones an exact search chooses."""
+    case = PrefillCase("full log", causal(2, 2500), 300, 64, plateaus=plateaus)
+    assert_exact(case, log_keys=350)
 
 
 @pytest.mark.slow

@@ -105,14 +105,14 @@ def count_range(
 
 
 @cute.jit
-def extremes(entries: Entries, turns: Turns, lane: Int32) -> KeyRange:
-    """The least and the greatest key of the scores among the chunks that this warp takes."""
+def extremes(entries: Entries, within: KeyRange, turns: Turns, lane: Int32) -> KeyRange:
+    """The least and the greatest key of a range among the chunks that this warp takes."""
     low, high = Int32(MAGNITUDE), Int32(-MAGNITUDE - 1)
     for chunk in cutlass.range(turns.first, entries.count, turns.step, unroll=1):
         mine = load_chunk(entries, chunk, lane)
         for i in cutlass.range_constexpr(WORDS_EACH):
             key = key_of(mine[i])
-            high = cutlass.max(high, key)
-            if mine[i] != INVALID:
+            if inside(within, key):
                 low = cutlass.min(low, key)
+                high = cutlass.max(high, key)
     return KeyRange(cute.arch.warp_redux_sync(low, "min"), cute.arch.warp_redux_sync(high, "max"))

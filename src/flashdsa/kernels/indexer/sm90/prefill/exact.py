@@ -44,24 +44,29 @@ class Threshold(NamedTuple):
 
 @cute.jit
 def mark_exactly(
-    team: Team, entries: Entries, seen: Int32, topk: Int32, plan: cutlass.Constexpr
+    team: Team,
+    entries: Entries,
+    within: KeyRange,
+    wanted: Int32,
+    cuts: cutlass.Boolean,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Masks of the best topk of the entries, or of all scores if the query has seen no more. Starts
-    and ends synced."""
+    """Masks of all entries above a range of keys, and of the best `wanted` in it; where nothing is
+    to be cut, of all scores. Starts and ends synced."""
     threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
-    if seen > topk:
-        threshold = find_threshold(team, entries, topk, plan)
+    if cuts:
+        threshold = find_threshold(team, entries, within, wanted, plan)
     mark(team, entries, threshold, plan)
     team_sync(team, plan)
 
 
 @cute.jit
 def find_threshold(
-    team: Team, entries: Entries, k: Int32, plan: cutlass.Constexpr
+    team: Team, entries: Entries, allowed: KeyRange, k: Int32, plan: cutlass.Constexpr
 ) -> Threshold:
-    """Of the k-th best of the entries, of which at least k are scores. Ends synced."""
+    """Of the k-th best of the entries of a range of keys, which has at least k. Ends synced."""
     turns = Turns(team.member, plan.team_warps)
-    range_ = extremes(entries, turns, team.lane)
+    range_ = extremes(entries, allowed, turns, team.lane)
     if cutlass.const_expr(plan.team_warps > 1):
         if team.member == 0 and team.lane == 0:
             team.scratch[SCRATCH_LOW] = Int32(MAGNITUDE)

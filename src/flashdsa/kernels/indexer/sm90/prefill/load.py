@@ -12,6 +12,7 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, 
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
+    key_tile_at,
     num_turns,
     tile_at,
     tile_number,
@@ -40,7 +41,8 @@ def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
                 if lane == 0:
                     load_queries(ctx, tile, loaded, plan)
                     for i in cutlass.range(tile.key_tiles, unroll=1):
-                        load_keys(ctx, tile.first_key + i * TILE_KEYS, number + i, plan)
+                        first_key = tile.first_key + key_tile_at(tile, i, plan) * TILE_KEYS
+                        load_keys(ctx, first_key, number + i, plan)
                 number += tile.key_tiles
                 loaded += 1
 

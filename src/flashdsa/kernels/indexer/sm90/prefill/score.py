@@ -21,7 +21,7 @@ from flashdsa.kernels.indexer.relu import doubled_relu
 from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
 from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, QUERY_GROUP, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.products import OF_TILE, low_word, multiply
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, key_tile_at, range_of
 from flashdsa.kernels.indexer.sm90.prefill.window import (
     FIRST_BIN_OFFSET,
     count_words,
@@ -145,10 +145,10 @@ def score_segment(
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scales))
         state = advanced(state, 2, ring.stages)
-        words = []
+        words, first_key = [], key_tile_at(tile, i, plan) * TILE_KEYS
         for group in cutlass.range_constexpr(plan.groups):
             for half in cutlass.range_constexpr(2):
-                key = i * TILE_KEYS + row + half * ROWS_APART
+                key = first_key + row + half * ROWS_APART
                 score = sum_heads(accumulator, prepared.weights, group, half, plan) * scales[half]
                 seen = Uint32(tile.first_key + key - prepared.starts[group]) < Uint32(
                     prepared.lengths[group]

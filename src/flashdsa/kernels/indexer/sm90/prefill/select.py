@@ -18,7 +18,14 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     row_of,
     write_rows,
 )
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, Entries
+from flashdsa.kernels.indexer.sm90.prefill.entries import (
+    INVALID,
+    LOWEST,
+    MAGNITUDE,
+    Entries,
+    KeyRange,
+    key_of,
+)
 from flashdsa.kernels.indexer.sm90.prefill.exact import mark_exactly
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.team import (
@@ -138,19 +145,29 @@ def mark_best(
     plan: cutlass.Constexpr,
 ) -> None:
     """Masks of the best of log and segment. Starts and ends synced."""
-    right = known
+    right, range_, wanted = known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if known:
         mark_share(team, entries, bounds, Int32(0), entries.count, plan)
         team_sync(team, plan)
         listed = team.scratch[SCRATCH_COUNT]
         wanted = topk - number_of_ones(team, Int32(0), entries.count * CHUNK_MASKS)
+        range_ = keys_between(bounds)
         right = listed <= CANDIDATES
         team_sync(team, plan)  # everyone has counted the bits
         if right:
             mark_candidates(team, listed, wanted, plan)
             team_sync(team, plan)
     if not right:
-        mark_exactly(team, entries, seen, topk, plan)
+        mark_exactly(team, entries, range_, wanted, seen > topk, plan)
+
+
+@cute.jit
+def keys_between(bounds: Bounds) -> KeyRange:
+    """Of the scores that may win and are not sure to."""
+    high = key_of(bounds.sure.bitcast(Int32)) - 1
+    if bounds.sure != bounds.sure:
+        high = Int32(MAGNITUDE)
+    return KeyRange(key_of(bounds.maybe.bitcast(Int32)), high)
 
 
 @cute.jit
@@ -184,7 +201,8 @@ def mark_kept(
                 keep = of_log
     if not fits:
         team_sync(team, plan)
-        mark_exactly(team, entries, seen, topk, plan)
+        all_keys = KeyRange(Int32(LOWEST), Int32(MAGNITUDE))
+        mark_exactly(team, entries, all_keys, topk, seen > topk, plan)
         keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
         compact(team, source)
     team_sync(team, plan)

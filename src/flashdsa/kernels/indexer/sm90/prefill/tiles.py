@@ -66,6 +66,20 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
     return Tile(first_query, first_key, key_tiles)
 
 
+@cute.jit
+def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The key tile that is scored in a turn. Of the first segment one of the last ones is the
+    second, so that the sample of the first two (window.py) spans scores that rise or fall."""
+    place = turn
+    if cutlass.const_expr(not plan.scores_only):
+        late = cutlass.min(tile.key_tiles, plan.segment // TILE_KEYS) * 3 // 4
+        if turn >= 1 and turn <= late:
+            place = turn - 1
+            if turn == 1:
+                place = late
+    return place
+
+
 def unscored_length(ranges: Ranges, plan: Any) -> Any:
     """Rows up to which a query needs no scores: all of them are among the best."""
     return Int32(0) if plan.scores_only else ranges.topk
