@@ -81,7 +81,9 @@ def prefill_kernel(
         to = cute.recast_ptr(scores.iterator, dtype=Int32)
         if cutlass.const_expr(not plan.scores_only):
             to = to + Int64(cta) * plan.workspace_words
-        group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
+        # A reduction's result is in a uniform register, and so is what follows from it: stages and
+        # descriptors of products among them.
+        group = Int32(cute.arch.warp_redux_sync(thread // WARPGROUP_SIZE, "max"))
         score_ctx = ScoreContext(arena, ranges, weights, to, group)
         select_ctx = SelectContext(ranges, to, topk_indices)
         score_all(score_ctx, select_ctx, thread, plan)

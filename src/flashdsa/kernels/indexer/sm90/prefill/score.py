@@ -126,7 +126,7 @@ def score_segment(
         if begin == 0 and first >= end:
             sample_nothing(ctx.arena, thread // WARP_SIZE, lane, plan)
     for i in cutlass.range(first, end, 2, unroll=1):
-        stage = cute.arch.make_warp_uniform(state.stage)
+        stage = state.stage
         # key_full[stage], the round's phase: TMA has brought keys and scales.
         ring.wait(PipelineState(stage, state.phase))
         multiply(

@@ -20,7 +20,7 @@ FIRST_BIN = 0x4B000000
 """Bits of 2**23, at which fp32 counts in steps of 1."""
 FIRST_BIN_OFFSET = FIRST_BIN * 4 % 2**32
 """Four times that, as far as 32 bits hold it."""
-FARTHEST = 1024.0
+FARTHEST = 256.0
 """Window widths between 0 and a window, up to which rounding stays far below a bin."""
 
 
@@ -108,7 +108,7 @@ def window_of(
         least = cutlass.min(least, low)
         most2 = cutlass.max(most2, cutlass.min(most, high))
         most = cutlass.max(most, high)
-    factor = Float32(0.5) / (most2 - least2)
+    factor = Float32(0.5) * cute.arch.rcp_approx(most2 - least2)
     offset = Float32(0.25) - least2 * factor
     right = factor > Float32(0.0) and factor < Float32.inf
     if not (right and offset > Float32(-FARTHEST) and offset < Float32(FARTHEST)):
@@ -149,8 +149,9 @@ def bounds_of(arena: Arena, query: Int32, cut: Int32, plan: cutlass.Constexpr) -
     windows = arena.array("windows", Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     width = Float32(1.0 / (plan.bins - 1))
-    maybe = (Float32(cut - 1) * width - offset) / factor
-    sure = (Float32(cut + 1) * width - offset) / factor
+    width_of_score = cute.arch.rcp_approx(factor)
+    maybe = (Float32(cut - 1) * width - offset) * width_of_score
+    sure = (Float32(cut + 1) * width - offset) * width_of_score
     if cut == plan.bins - 1:
         sure = Float32.nan  # nothing is above
     return Bounds(maybe, sure, cut > 0 and factor > Float32(0.0))
