@@ -7,72 +7,82 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.smem import store_words
+from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
     WORDS_EACH,
     Entries,
+    first_word,
     key_of,
     load_chunk,
 )
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS
-from flashdsa.kernels.indexer.sm90.prefill.team import SCRATCH_COUNT, Team, masks_address
+from flashdsa.kernels.indexer.sm90.prefill.team import (
+    SCRATCH_COUNT,
+    SCRATCH_SURE,
+    Team,
+    address_of,
+)
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
 
-BLOCK = 8
-"""Words of a lane between two looks whether any is about the cut-off."""
-
-
 @cute.jit
-def mark_bounds(
-    team: Team, entries: Entries, bounds: Bounds, begin: Int32, end: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Masks of what is at least `bounds.sure`, of the chunks `begin` to `end` - 1. What is at least
-    `bounds.maybe` besides is counted, and put among the candidates while they have room."""
+def mark_bounds(team: Team, entries: Entries, bounds: Bounds, begin: Int32, end: Int32) -> None:
+    """Bits of what is at least `bounds.sure`, and of what is at least `bounds.maybe`, of the chunks
+    `begin` to `end` - 1."""
     last = entries.count - 1
     mine = load_chunk(entries, cutlass.min(begin, last), team.lane)
     for chunk in cutlass.range(begin, end, unroll=1):
         following = load_chunk(entries, cutlass.min(chunk + 1, last), team.lane)
-        for block in cutlass.range_constexpr(WORDS_EACH // BLOCK):
-            masks, differ = [], Int32(0)
-            for i in cutlass.range_constexpr(BLOCK):
-                score = mine[BLOCK * block + i].bitcast(Float32)
-                sure = Int32(cute.arch.vote_ballot_sync(score >= bounds.sure))
-                differ |= sure ^ Int32(cute.arch.vote_ballot_sync(score >= bounds.maybe))
-                masks.append(sure)
+        for four in cutlass.range_constexpr(WORDS_EACH // 4):
+            sures, maybes = [], []
+            for i in cutlass.range_constexpr(4):
+                score = mine[4 * four + i].bitcast(Float32)
+                sures.append(Int32(cute.arch.vote_ballot_sync(score >= bounds.sure)))
+                maybes.append(Int32(cute.arch.vote_ballot_sync(score >= bounds.maybe)))
             if team.lane == 0:
-                for four in cutlass.range_constexpr(BLOCK // 4):
-                    words = CHUNK_MASKS * chunk + BLOCK * block + 4 * four
-                    store_words(masks_address(team) + 4 * words, masks[4 * four : 4 * four + 4])
-            if differ != 0:
-                for i in cutlass.range_constexpr(BLOCK):
-                    word = mine[BLOCK * block + i]
-                    score = word.bitcast(Float32)
-                    if score >= bounds.maybe and not score >= bounds.sure:
-                        place = chunk * CHUNK + (BLOCK * block + i) * WARP_SIZE + team.lane
-                        add_candidate(team, key_of(word), place)
+                at = 4 * (CHUNK_MASKS * chunk + 4 * four)
+                store_words(address_of(team.masks) + at, sures)
+                store_words(address_of(team.maybes) + at, maybes)
         for i in cutlass.range_constexpr(WORDS_EACH):
             mine[i] = following[i]
+    cute.arch.sync_warp()
 
 
 @cute.jit
-def add_candidate(team: Team, key: Int32, place: Int32) -> None:
-    """Counts it; keeps it while there is room."""
+def collect(team: Team, entries: Entries, begin: Int32, end: Int32) -> None:
+    """Count this warp's sure entries among its chunks, and those about the cut-off, which become
+    candidates while these have room."""
+    sure = Int32(0)
     counter = team.scratch.iterator + SCRATCH_COUNT
-    index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="cta")
-    if index < CANDIDATES:
-        team.keys[index] = key
-        team.places[index] = place
+    for word in cutlass.range(
+        begin * CHUNK_MASKS + team.lane, end * CHUNK_MASKS, WARP_SIZE, unroll=1
+    ):
+        mask = team.masks[word]
+        sure += Int32(cute.arch.popc(mask))
+        rest = team.maybes[word] ^ mask
+        while rest != 0:
+            place = word * WARP_SIZE + lowest_bit(rest)
+            rest = rest & (rest - 1)
+            index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="cta")
+            if index < CANDIDATES:
+                of_chunk = first_word(entries, place // CHUNK) + place % CHUNK
+                team.keys[index] = key_of((entries.words + of_chunk).load())
+                team.places[index] = place
+    sure = Int32(cute.arch.warp_redux_sync(sure, "add"))
+    if team.lane == 0:
+        total = team.scratch.iterator + SCRATCH_SURE
+        cute.arch.atomic_add(total, sure, sem="relaxed", scope="cta")
 
 
 @cute.jit
 def mark_candidates(team: Team, listed: Int32, wanted: Int32, plan: cutlass.Constexpr) -> None:
     """Set the bits of the best `wanted` candidates; of equal ones, of the first."""
-    masks = masks_address(team)
+    masks = address_of(team.masks)
     begin = team.member * WARP_SIZE + team.lane
     for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
         key, place = team.keys[own], team.places[own]
         better = Int32(0)
-        for other in cutlass.range(listed, unroll=2):
+        for other in cutlass.range(listed, unroll=8):
             ahead = team.keys[other] > key
             tie = team.keys[other] == key and team.places[other] < place
             better += Int32(1) if Boolean(ahead or tie) else Int32(0)

@@ -28,8 +28,8 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     SCRATCH_HIGH,
     SCRATCH_LOW,
     Team,
+    address_of,
     find_bin,
-    masks_address,
     team_sync,
 )
 
@@ -78,7 +78,7 @@ def find_threshold(
             cute.arch.atomic_max(high, range_.high, sem="relaxed", scope="cta")
         team_sync(team, plan)
         range_ = KeyRange(team.scratch[SCRATCH_LOW], team.scratch[SCRATCH_HIGH])
-    address = Int32(team.rounds.iterator.toint())
+    address = address_of(team.rounds)
     left, within = k, Int32(MAGNITUDE)  # the k among the entries of the range
     while within != left and range_.low != range_.high:
         shift = bin_shift(range_)
@@ -143,5 +143,5 @@ def mark(team: Team, entries: Entries, threshold: Threshold, plan: cutlass.Const
             masks.append(Int32(cute.arch.vote_ballot_sync(takes)))
         if team.lane == 0:
             for four in cutlass.range_constexpr(WORDS_EACH // 4):
-                to = masks_address(team) + 4 * (CHUNK_MASKS * chunk + 4 * four)
+                to = address_of(team.masks) + 4 * (CHUNK_MASKS * chunk + 4 * four)
                 store_words(to, masks[4 * four : 4 * four + 4])

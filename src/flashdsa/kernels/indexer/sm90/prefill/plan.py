@@ -36,8 +36,8 @@ CANDIDATES = 128
 """Scores about the cut-off that a team compares one by one."""
 HISTOGRAM_BINS = 8192
 """Of all queries of a tile."""
-ROUND_BINS = 256
-"""Of a team, for an exact search."""
+ROUND_BINS = 2 * CANDIDATES
+"""Of a team, for an exact search; where candidates lay, which were too many."""
 SCRATCH_WORDS = 4
 """Of a team."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 2048}
@@ -196,9 +196,9 @@ class PrefillPlan:
         barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         rank = [
             SmemRegion("histogram", HISTOGRAM_BINS * WORD, 16, "bins, of every query"),
-            SmemRegion("rounds", self.teams * ROUND_BINS * WORD, 16, "bins, of every team"),
             SmemRegion("masks", self.teams * self.masks * WORD, 16, "a bit a score: it wins"),
-            SmemRegion("candidates", 2 * self.teams * CANDIDATES * WORD, 16, "keys and places"),
+            SmemRegion("maybes", self.teams * self.masks * WORD, 16, "a bit a score: it may"),
+            SmemRegion("candidates", self.teams * ROUND_BINS * WORD, 16, "keys and places, or bins"),
             SmemRegion("scratch", self.teams * SCRATCH_WORDS * WORD, 16, "counts of the teams"),
             SmemRegion("samples", 2 * self.select_warps * self.tile_queries * WORD, 16, "extremes"),
             SmemRegion("windows", 2 * self.tile_queries * WORD, 16, "scores to bins"),

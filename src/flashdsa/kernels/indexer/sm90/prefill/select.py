@@ -10,7 +10,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.bounds import mark_bounds, mark_candidates
+from flashdsa.kernels.indexer.sm90.prefill.bounds import collect, mark_bounds, mark_candidates
 from flashdsa.kernels.indexer.sm90.prefill.emit import (
     Source,
     append,
@@ -30,6 +30,7 @@ from flashdsa.kernels.indexer.sm90.prefill.exact import mark_exactly
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.team import (
     SCRATCH_COUNT,
+    SCRATCH_SURE,
     Team,
     clear,
     find_bin,
@@ -100,6 +101,7 @@ def select_query(
             (own + i).store(Int32(INVALID))
         if team.lane == 0:
             team.scratch[SCRATCH_COUNT] = Int32(0)
+            team.scratch[SCRATCH_SURE] = Int32(0)
     topk = ctx.ranges.topk
     histogram = part(team.arena, "histogram", query, plan.bins)
     bounds = bounds_of(
@@ -124,14 +126,11 @@ def chunks_of(entries: Int32) -> Int32:
     return (entries + CHUNK - 1) // CHUNK
 
 
-@cute.jit
-def mark_share(
-    team: Team, entries: Entries, bounds: Bounds, begin: Int32, end: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Mark this warp's share of some chunks."""
+def share_of(team: Team, begin: Int32, end: Int32, plan: Any) -> tuple[Int32, Int32]:
+    """(first chunk, behind the last one) of this warp, of some chunks."""
     share = (end - begin + plan.team_warps - 1) // plan.team_warps
     first = begin + team.member * share
-    mark_bounds(team, entries, bounds, first, cutlass.min(first + share, end), plan)
+    return first, cutlass.min(first + share, end)
 
 
 @cute.jit
@@ -147,13 +146,14 @@ def mark_best(
     """Masks of the best of log and segment. Starts and ends synced."""
     right, range_, wanted = known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if known:
-        mark_share(team, entries, bounds, Int32(0), entries.count, plan)
+        first, end = share_of(team, Int32(0), entries.count, plan)
+        mark_bounds(team, entries, bounds, first, end)
+        collect(team, entries, first, end)
         team_sync(team, plan)
-        listed = team.scratch[SCRATCH_COUNT]
-        wanted = topk - number_of_ones(team, Int32(0), entries.count * CHUNK_MASKS)
+        listed, sure = team.scratch[SCRATCH_COUNT], team.scratch[SCRATCH_SURE]
+        wanted = topk - sure
         range_ = keys_between(bounds)
         right = listed <= CANDIDATES
-        team_sync(team, plan)  # everyone has counted the bits
         if right:
             mark_candidates(team, listed, wanted, plan)
             team_sync(team, plan)
@@ -187,12 +187,14 @@ def mark_kept(
     keep, fits = logged, cutlass.Boolean(False)
     if known:
         floor = Bounds(bounds.maybe, bounds.maybe, bounds.known)
-        mark_share(team, entries, floor, entries.logged, entries.count, plan)
+        first, end = share_of(team, entries.logged, entries.count, plan)
+        mark_bounds(team, entries, floor, first, end)
         team_sync(team, plan)
         fresh = number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
         fits = logged + fresh <= plan.log
         if not fits:
-            mark_share(team, entries, floor, Int32(0), entries.logged, plan)
+            first, end = share_of(team, Int32(0), entries.logged, plan)
+            mark_bounds(team, entries, floor, first, end)
             team_sync(team, plan)
             of_log = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
             if of_log + fresh <= plan.log:

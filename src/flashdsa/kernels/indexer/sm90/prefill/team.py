@@ -13,7 +13,7 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS, S
 
 FIRST_TEAM = 2
 """The named barrier of the first team."""
-SCRATCH_COUNT, SCRATCH_LOW, SCRATCH_HIGH = range(3)
+SCRATCH_COUNT, SCRATCH_SURE, SCRATCH_LOW, SCRATCH_HIGH = range(4)
 BINS_READ = 4 * WARP_SIZE
 """Bins that a warp reads at once."""
 
@@ -25,10 +25,11 @@ class Team(NamedTuple):
     number: Int32
     member: Int32  # the calling warp
     lane: Int32
-    rounds: cute.Tensor  # (ROUND_BINS,) Int32
     masks: cute.Tensor  # (plan.masks,) Int32: a bit for each entry
-    keys: cute.Tensor  # (CANDIDATES,) Int32
-    places: cute.Tensor  # (CANDIDATES,) Int32
+    maybes: cute.Tensor  # likewise
+    rounds: cute.Tensor  # (ROUND_BINS,) Int32
+    keys: cute.Tensor  # (CANDIDATES,) Int32, the first half of the same
+    places: cute.Tensor  # (CANDIDATES,) Int32, the second one
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32
 
 
@@ -42,10 +43,11 @@ def team_of(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> Team:
         number,
         warp % plan.team_warps,
         thread % WARP_SIZE,
-        part(arena, "rounds", number, ROUND_BINS),
         part(arena, "masks", number, plan.masks),
-        part(arena, "candidates", number, CANDIDATES),
-        part(arena, "candidates", number + plan.teams, CANDIDATES),
+        part(arena, "maybes", number, plan.masks),
+        part(arena, "candidates", number, ROUND_BINS),
+        part(arena, "candidates", 2 * number, CANDIDATES),
+        part(arena, "candidates", 2 * number + 1, CANDIDATES),
         part(arena, "scratch", number, SCRATCH_WORDS),
     )
 
@@ -130,6 +132,6 @@ def number_of_ones(team: Team, begin: Int32, end: Int32) -> Int32:
     return Int32(cute.arch.warp_redux_sync(ones, "add"))
 
 
-def masks_address(team: Team) -> Any:
-    """Shared memory address of the masks."""
-    return Int32(team.masks.iterator.toint())
+def address_of(array: cute.Tensor) -> Int32:
+    """In shared memory."""
+    return Int32(array.iterator.toint())
