@@ -9,6 +9,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.smem import load4
+from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
     INVALID,
@@ -61,6 +62,19 @@ def write_rows(
 
 
 @cute.jit
+def number_chunk(team: Team, chunk: Int32, at: Int32) -> Int32:
+    """Where the first marked entry of each word of a chunk goes, into the place of its maybes, if
+    the chunk's first one goes to `at`; the place behind the last one. A lane a word, as counting
+    bits is slow."""
+    word = chunk * CHUNK_MASKS + team.lane
+    ones = Int32(cute.arch.popc(team.masks[word]))
+    through = prefix_sum(ones, team.lane)
+    team.maybes[word] = at + through - ones
+    cute.arch.sync_warp()  # all lanes read all of them
+    return at + cute.arch.shuffle_sync(through, WARP_SIZE - 1)
+
+
+@cute.jit
 def write_chunks(
     team: Team,
     source: Source,
@@ -72,7 +86,9 @@ def write_chunks(
 ) -> Int32:
     """The same of some chunks, the first row to place `at`; the place behind the last one."""
     lane, below = team.lane, Int32(cute.arch.lanemask_lt())
+    own = Int32(1) << lane
     for chunk in cutlass.range(begin, end, unroll=1):
+        at = number_chunk(team, chunk, at)
         row = source.first_row + (chunk - source.entries.logged) * CHUNK + lane
         rows = cute.make_rmem_tensor(WORDS_EACH, Int32)
         if cutlass.const_expr(of_log):
@@ -82,11 +98,10 @@ def write_chunks(
                 rows[i] = row + WARP_SIZE * i
         for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
             masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
+            firsts = load4(team.maybes, chunk * (CHUNK_MASKS // 4) + four)
             for i in cutlass.range_constexpr(4):
-                mask = masks[i]
-                before = at + Int32(cute.arch.popc(mask & below))
-                store_if((mask >> lane) & 1, to + before, rows[4 * four + i])
-                at += Int32(cute.arch.popc(mask))
+                place = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
+                store_if(masks[i] & own, to + place, rows[4 * four + i])
     return at
 
 
@@ -137,17 +152,17 @@ def keep_chunk(
     team: Team, source: Source, chunk: Int32, words: cute.Tensor, rows: cute.Tensor, at: Int32
 ) -> Int32:
     """A chunk's marked entries to the log, from place `at` on; the place behind the last one."""
-    lane, below = team.lane, Int32(cute.arch.lanemask_lt())
+    below, own = Int32(cute.arch.lanemask_lt()), Int32(1) << team.lane
+    behind = number_chunk(team, chunk, at)
     for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
         masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
+        firsts = load4(team.maybes, chunk * (CHUNK_MASKS // 4) + four)
         for i in cutlass.range_constexpr(4):
-            mask = masks[i]
-            before = at + Int32(cute.arch.popc(mask & below))
-            taken = (mask >> lane) & 1
-            store_if(taken, source.entries.words + before, words[4 * four + i])
-            store_if(taken, source.rows + before, rows[4 * four + i])
-            at += Int32(cute.arch.popc(mask))
-    return at
+            place = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
+            taken = masks[i] & own
+            store_if(taken, source.entries.words + place, words[4 * four + i])
+            store_if(taken, source.rows + place, rows[4 * four + i])
+    return behind
 
 
 @cute.jit
