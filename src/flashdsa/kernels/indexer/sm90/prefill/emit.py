@@ -15,6 +15,7 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     INVALID,
     WORDS_EACH,
     Entries,
+    first_word,
     load_chunk,
     load_words,
 )
@@ -36,6 +37,16 @@ def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
     cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; @p st.global.b32 [{$r1}], {$r2}; }",
         read_only_args=[taken, pointer, value],
+    )
+
+
+def load_if(taken: Int32, pointer: Any) -> Int32:
+    """A word if `taken` is not 0, else 0."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
+        "@p ld.global.b32 {$w0}, [{$r1}]; }",
+        write_only_types=[Int32],
+        read_only_args=[taken, pointer],
     )
 
 
@@ -118,7 +129,14 @@ def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -
     )
     end = cutlass.min(first + share, entries.count)
     for chunk in cutlass.range(first, end, unroll=1):
-        words = load_chunk(entries, chunk, team.lane)
+        from_ = entries.words + (first_word(entries, chunk) + team.lane)
+        words = cute.make_rmem_tensor(WORDS_EACH, Int32)
+        own = Int32(1) << team.lane
+        for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
+            masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
+            for i in cutlass.range_constexpr(4):
+                at_word = from_ + (4 * four + i) * WARP_SIZE
+                words[4 * four + i] = load_if(masks[i] & own, at_word)
         row = source.first_row + (chunk - entries.logged) * CHUNK + team.lane
         rows = cute.make_rmem_tensor(WORDS_EACH, Int32)
         for i in cutlass.range_constexpr(WORDS_EACH):

@@ -28,7 +28,7 @@ class Entries(NamedTuple):
     """
 
     words: Any  # pointer to Int32, device memory: the log's first word
-    segment: int  # words from there to the segment's first
+    segment: Int32  # words from there to the segment's first
     logged: Int32
     count: Int32  # of all chunks
 

@@ -32,6 +32,7 @@ from flashdsa.kernels.indexer.sm90.prefill.team import clear, part, team_of
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
+    first_segment,
     num_turns,
     tile_at,
     tile_number,
@@ -137,9 +138,8 @@ def score_tile(
         release_queries(ctx, scored, lane)
     else:
         team = team_of(ctx.arena, thread, plan)
-        segment_tiles = plan.segment // TILE_KEYS
-        for begin in cutlass.range(0, tile.key_tiles, segment_tiles, unroll=1):
-            end = cutlass.min(begin + segment_tiles, tile.key_tiles)
+        begin, end = Int32(0), first_segment(tile, plan)
+        while begin < tile.key_tiles:
             score_segment(ctx, prepared, tile, number, begin, end, thread, plan)
             if end == tile.key_tiles:
                 release_queries(ctx, scored, lane)
@@ -148,6 +148,8 @@ def score_tile(
             select_segment(select, team, tile, begin, end, plan)
             # They have been read, so that the next ones may be written.
             score_sync(plan)
+            begin = end
+            end = cutlass.min(begin + plan.segment // TILE_KEYS, tile.key_tiles)
 
 
 @cute.jit

@@ -42,6 +42,8 @@ SCRATCH_WORDS = 4
 """Of a team."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 2048}
 """Scores of a query that are kept until they are ranked, by heads of a query."""
+WHOLE = {64: 28_672, 32: 12_288, 16: 7168}
+"""Scores of a query that fit where none are left of earlier segments, by heads of a query."""
 LOGS = {64: 6144, 32: 3072, 16: 2304}
 """Places for scores of earlier segments that may be among the best, by heads of a query. With the
 segments they fill less than 64 MB for 132 CTAs."""
@@ -129,6 +131,11 @@ class PrefillPlan:
         return self.segment_keys or SEGMENTS[self.num_heads]
 
     @property
+    def whole(self) -> int:
+        """Keys of a tile up to which it has one segment."""
+        return self.segment_keys or WHOLE[self.num_heads]
+
+    @property
     def log(self) -> int:
         """Places of a query's log: scores of earlier segments, and their rows."""
         return self.log_keys or LOGS[self.num_heads]
@@ -140,13 +147,13 @@ class PrefillPlan:
 
     @property
     def row_words(self) -> int:
-        """Of a query in the workspace: rows of the log, its scores, a segment's."""
+        """Of a query in the workspace: rows of the log, its scores, a segment's; or one segment."""
         return self.log + self.log_chunks * CHUNK + self.segment
 
     @property
     def masks(self) -> int:
         """Words of bits of a team: of all scores of a query in the workspace."""
-        return (self.log_chunks * CHUNK + self.segment) // WARP_SIZE
+        return max(self.log_chunks * CHUNK + self.segment, self.whole) // WARP_SIZE
 
     @property
     def workspace_words(self) -> int:

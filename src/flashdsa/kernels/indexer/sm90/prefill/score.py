@@ -21,7 +21,7 @@ from flashdsa.kernels.indexer.relu import doubled_relu
 from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
 from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, QUERY_GROUP, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.products import OF_TILE, low_word, multiply
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, key_tile_at, range_of
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, key_tile_at, range_of, scores_at
 from flashdsa.kernels.indexer.sm90.prefill.window import (
     FIRST_BIN_OFFSET,
     count_words,
@@ -200,8 +200,8 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: An
     if plan.scores_only:
         row = Int64(tile.first_query + query) * ctx.ranges.num_keys
         return ctx.scores + (row + tile.first_key)
-    before = plan.row_words - plan.segment
-    return ctx.scores + (query * plan.row_words + before - begin * TILE_KEYS)
+    words = scores_at(tile, plan)
+    return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)
 
 
 def group_words(ctx: ScoreContext, plan: Any) -> Any:

@@ -38,7 +38,7 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     part,
     team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of, scores_at
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds, bounds_of
 
 
@@ -92,11 +92,11 @@ def select_query(
     if begin > 0:
         logged = logs[query]
     log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
-    words = rows + plan.log
-    entries = Entries(words, plan.log_chunks * CHUNK, log_chunks, log_chunks + own_chunks)
+    words, segment = rows + plan.log, scores_at(tile, plan)
+    entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
     source = Source(entries, rows, first_row)
     if team.member == 0:
-        own = words + plan.log_chunks * CHUNK
+        own = rows + segment
         for i in cutlass.range(written + team.lane, own_chunks * CHUNK, WARP_SIZE, unroll=1):
             (own + i).store(Int32(INVALID))
         if team.lane == 0:

@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, TILE_KEYS
 
 NOWHERE = 0x7FFFFFFF
 """The start of an empty range."""
 SCALES_ALIGNED = 4
 """A tile's first key is a multiple of it: TMA brings scales by 16 bytes."""
+
+STARTS = 8
+"""Lengths of a first segment."""
 
 
 class Ranges(NamedTuple):
@@ -67,12 +70,34 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
 
 
 @cute.jit
+def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
+    """Key tiles of the first segment: all that there are, or, of several segments, fewer in one CTA
+    than in the next, so that not all of them read their scores at once."""
+    tiles = tile.key_tiles
+    if cutlass.const_expr(not plan.scores_only):
+        if tiles > plan.whole // TILE_KEYS:
+            cta, _, _ = cute.arch.block_idx()
+            segment = plan.segment // TILE_KEYS
+            tiles = segment - cta % STARTS * (segment // STARTS)
+    return tiles
+
+
+@cute.jit
+def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
+    """Where a query's words of the workspace hold the segment: behind the log, if there is one."""
+    words = Int32(0)
+    if tile.key_tiles > plan.whole // TILE_KEYS:
+        words = Int32(plan.log + plan.log_chunks * CHUNK)
+    return words
+
+
+@cute.jit
 def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The key tile that is scored in a turn. Of the first segment one of the last ones is the
     second, so that the sample of the first two (window.py) spans scores that rise or fall."""
     place = turn
     if cutlass.const_expr(not plan.scores_only):
-        late = cutlass.min(tile.key_tiles, plan.segment // TILE_KEYS) * 3 // 4
+        late = first_segment(tile, plan) * 3 // 4
         if turn >= 1 and turn <= late:
             place = turn - 1
             if turn == 1:
