@@ -25,6 +25,7 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
 
+
 @cute.jit
 def mark_bounds(team: Team, entries: Entries, bounds: Bounds, begin: Int32, end: Int32) -> None:
     """Bits of what is at least `bounds.sure`, and of what is at least `bounds.maybe`, of the chunks

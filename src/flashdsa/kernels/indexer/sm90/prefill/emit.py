@@ -51,9 +51,7 @@ def load_if(taken: Int32, pointer: Any) -> Int32:
 
 
 @cute.jit
-def write_rows(
-    team: Team, source: Source, to: Any, topk: Int32, plan: cutlass.Constexpr
-) -> None:
+def write_rows(team: Team, source: Source, to: Any, topk: Int32, plan: cutlass.Constexpr) -> None:
     """Rows of all marked entries, topk at most, then -1. Ends not synced.
 
     Args:
@@ -124,9 +122,7 @@ def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -
     of_segment = entries.count - entries.logged
     share = (of_segment + plan.team_warps - 1) // plan.team_warps
     first = entries.logged + team.member * share
-    at = logged + number_of_ones(
-        team, entries.logged * CHUNK_MASKS, first * CHUNK_MASKS
-    )
+    at = logged + number_of_ones(team, entries.logged * CHUNK_MASKS, first * CHUNK_MASKS)
     end = cutlass.min(first + share, entries.count)
     for chunk in cutlass.range(first, end, unroll=1):
         from_ = entries.words + (first_word(entries, chunk) + team.lane)
@@ -142,9 +138,7 @@ def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -
         for i in cutlass.range_constexpr(WORDS_EACH):
             rows[i] = row + WARP_SIZE * i
         at = keep_chunk(team, source, chunk, words, rows, at)
-    total = logged + number_of_ones(
-        team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS
-    )
+    total = logged + number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
     if team.member == plan.team_warps - 1:
         padded = (total + CHUNK - 1) // CHUNK * CHUNK
         for i in cutlass.range(total + team.lane, padded, WARP_SIZE, unroll=1):

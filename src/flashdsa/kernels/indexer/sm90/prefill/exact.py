@@ -122,7 +122,7 @@ def narrowed(range_: KeyRange, shift: Int32, bin_index: Int32) -> KeyRange:
 
 @cute.jit
 def mark(team: Team, entries: Entries, threshold: Threshold, plan: cutlass.Constexpr) -> None:
-    """Masks of the entries that win. Where equal keys are cut, one warp goes through all in order."""
+    """Masks of the entries that win. Where equal keys are cut, one warp does all, in order."""
     key, equal, cuts = threshold
     below = Int32(cute.arch.lanemask_lt())
     first, step = team.member, Int32(plan.team_warps)

@@ -3,7 +3,7 @@
 load                      | score, two warpgroups
 ------------------------- | -----------------------------------------------------------
 a tile's queries          | weights and ranges
-64 keys, up to 8 in flight| 64 keys x 256 columns, relu, head sums -> workspace (in L2)
+64 keys, up to 8 in flight| 64 keys x 256 columns, relu, head sums -> workspace (in L2), bins
 ...                       | behind a segment: every team of warps ranks its queries
 the next tile's           | rows of the best
 """

@@ -205,7 +205,9 @@ class PrefillPlan:
             SmemRegion("histogram", HISTOGRAM_BINS * WORD, 16, "bins, of every query"),
             SmemRegion("masks", self.teams * self.masks * WORD, 16, "a bit a score: it wins"),
             SmemRegion("maybes", self.teams * self.masks * WORD, 16, "a bit a score: it may"),
-            SmemRegion("candidates", self.teams * ROUND_BINS * WORD, 16, "keys and places, or bins"),
+            SmemRegion(
+                "candidates", self.teams * ROUND_BINS * WORD, 16, "keys and places, or bins"
+            ),
             SmemRegion("scratch", self.teams * SCRATCH_WORDS * WORD, 16, "counts of the teams"),
             SmemRegion("samples", 2 * self.select_warps * self.tile_queries * WORD, 16, "extremes"),
             SmemRegion("windows", 2 * self.tile_queries * WORD, 16, "scores to bins"),

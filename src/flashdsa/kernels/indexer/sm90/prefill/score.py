@@ -21,7 +21,13 @@ from flashdsa.kernels.indexer.relu import doubled_relu
 from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
 from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, QUERY_GROUP, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.products import OF_TILE, low_word, multiply
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, key_tile_at, range_of, scores_at
+from flashdsa.kernels.indexer.sm90.prefill.tiles import (
+    Ranges,
+    Tile,
+    key_tile_at,
+    range_of,
+    scores_at,
+)
 from flashdsa.kernels.indexer.sm90.prefill.window import (
     FIRST_BIN_OFFSET,
     count_words,

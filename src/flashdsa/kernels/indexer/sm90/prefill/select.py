@@ -104,9 +104,7 @@ def select_query(
             team.scratch[SCRATCH_SURE] = Int32(0)
     topk = ctx.ranges.topk
     histogram = part(team.arena, "histogram", query, plan.bins)
-    bounds = bounds_of(
-        team.arena, query, find_bin(histogram, plan.bins, topk, team.lane).bin, plan
-    )
+    bounds = bounds_of(team.arena, query, find_bin(histogram, plan.bins, topk, team.lane).bin, plan)
     known = bounds.known and seen > topk
     team_sync(team, plan)
     if end == tile.key_tiles:

@@ -1,6 +1,6 @@
 """The warps that rank a query together, the shared memory that they have, and searches in bins."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, cute
@@ -90,9 +90,7 @@ class Found(NamedTuple):
 
 
 @cute.jit
-def find_bin(
-    histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: Int32
-) -> Found:
+def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: Int32) -> Found:
     """Of a histogram of at least k entries, the bin of the k-th best; all lanes get it."""
     totals = []
     for row in cutlass.range_constexpr(bins // BINS_READ):

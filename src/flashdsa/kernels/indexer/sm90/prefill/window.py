@@ -95,9 +95,7 @@ def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constex
 
 
 @cute.jit
-def window_of(
-    slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr
-) -> tuple[Float32, Float32]:
+def window_of(slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr) -> tuple[Float32, Float32]:
     """(factor, offset): score * factor + offset is 0 to 1 in the window. Twice as wide as what the
     sample spans without its extremes."""
     least, least2, most, most2 = Float32.inf, Float32.inf, -Float32.inf, -Float32.inf
