@@ -12,9 +12,6 @@ NOWHERE = 0x7FFFFFFF
 SCALES_ALIGNED = 4
 """A tile's first key is a multiple of it: TMA brings scales by 16 bytes."""
 
-STARTS = 8
-"""Lengths of a first segment."""
-
 
 class Ranges(NamedTuple):
     """Which key rows each query sees, clamped to the rows that there are."""
@@ -71,14 +68,11 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
 
 @cute.jit
 def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
-    """Key tiles of the first segment: all that there are, or, of several segments, fewer in one CTA
-    than in the next, so that not all of them read their scores at once."""
+    """Key tiles of the first segment: all that there are, if they have one."""
     tiles = tile.key_tiles
     if cutlass.const_expr(not plan.scores_only):
         if tiles > plan.whole // TILE_KEYS:
-            cta, _, _ = cute.arch.block_idx()
-            segment = plan.segment // TILE_KEYS
-            tiles = segment - cta % STARTS * (segment // STARTS)
+            tiles = Int32(plan.segment // TILE_KEYS)
     return tiles
 
 
