@@ -189,6 +189,27 @@ def test_anything_over_an_all_zero_reference_fails():
     assert not compare("x", torch.full((2, 2), 1e-9), ref, norm_tolerance=1e-3).passed
 
 
+def test_the_norm_of_what_cancels_is_a_share_of_what_was_summed():
+    ref, size = torch.zeros(2, 2, dtype=torch.float64), torch.ones(2, 2)
+    for out, passes in ((4e-6, True), (4.1e-6, False)):
+        verdict = compare("x", torch.full((2, 2), out), ref, norm_tolerance=1e-3, magnitude=size)
+        assert verdict.passed == passes and verdict.row_error < verdict.row_limit
+    # ||ref|| is larger than 4e-3 of 100: judged as without a magnitude
+    assert not compare("x", ref + 1.0011, ref + 1, norm_tolerance=1e-3, magnitude=100 * size).passed
+
+
+def test_dq_of_queries_with_a_single_key():
+    """It is 0 but for P (dP - delta), whose rounding in fp32 passes, and nothing larger."""
+    one_key = SparseMlaCase("one key a query", 3, 40, 4, 5, d_qk=40, d_v=32, topk_length=True)
+    inputs = make_sparse_mla_inputs(one_key, 0)
+    inputs.topk_length.fill_(1)
+    O, lse, gradients = reference_gradients(inputs, inputs.indices[:, :1])
+    for error, passes in ((1e-6, True), (1e-3, False)):
+        gradients["dQ"] = torch.full_like(gradients["dQ"], error)
+        verdict = judge_sparse_mla.judge_backward(inputs, O, lse, gradients)[0]
+        assert verdict.passed == passes
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4)])
 def test_empty_outputs_pass(shape):
     empty = torch.zeros(shape, dtype=torch.float64)

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashdsa.verify.tolerances import ROW_CANCELLATION, ROW_FLOOR, ROW_TOLERANCE, UNDERFLOW
+from flashdsa.verify.tolerances import (
+    NORM_CANCELLATION,
+    ROW_CANCELLATION,
+    ROW_FLOOR,
+    ROW_TOLERANCE,
+    UNDERFLOW,
+)
 
 Coordinate = tuple[int, ...]
 
@@ -18,7 +24,8 @@ Coordinate = tuple[int, ...]
 class Comparison:
     """The verdict on one output.
 
-    `norm_error` is `||out - ref|| / ||ref||` (its limit is None where the norm is not judged);
+    `norm_error` is `||out - ref|| / ||ref||` (its limit is None where the norm is not judged; where
+    all cancels, ||ref|| counts as a share of what was summed);
     `row_error` is the worst row's error relative to that row's size, or the worst element's for
     element-wise rules; `first_bad` is the coordinate to look at first.
     """
@@ -120,9 +127,14 @@ def _row_errors(
     return _ratio(_norms(_rows(difference, ndim)), size)
 
 
-def _norm_error(difference: Tensor, ref: Tensor) -> float:
-    """`||difference|| / ||ref||` over all elements."""
-    return float(_ratio(_norms(difference.reshape(1, -1)), _norms(ref.reshape(1, -1)))[0])
+def _norm_error(difference: Tensor, ref: Tensor, magnitude: Tensor | None = None) -> float:
+    """`||difference|| / ||ref||` over all elements; ||ref|| counts as NORM_CANCELLATION of the
+    magnitude's norm at least."""
+    size = _norms(ref.reshape(1, -1))
+    if magnitude is not None:
+        summed = _norms(_finite(magnitude.double()).reshape(1, -1))
+        size = torch.maximum(size, NORM_CANCELLATION * summed)
+    return float(_ratio(_norms(difference.reshape(1, -1)), size)[0])
 
 
 def compare(
@@ -156,7 +168,7 @@ def compare(
 
     problems: list[str] = []
     first_bad: Coordinate | None = None
-    norm_error = _norm_error(difference, ref64)
+    norm_error = _norm_error(difference, ref64, magnitude)
     if norm_tolerance is not None and not norm_error <= norm_tolerance:
         problems.append(f"norm error {norm_error:.3e} > {norm_tolerance:.1e}")
 

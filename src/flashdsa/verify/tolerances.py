@@ -11,7 +11,10 @@ Where the numbers come from
             d_sink is a sum over queries of terms of both signs: 1e-2.
     fp32    2^-24 per operation, times the growth of sums of a few thousand terms: 1e-5.
     fp64    2^-53 per operation, likewise: 1e-11.
-    norms   hold on standard-normal data with the default scale only: other data may cancel.
+    norms   hold on standard-normal data with the default scale only: other data may cancel. An
+            output that all but cancels there (dQ of queries with one key each is exactly 0) counts
+            as 4e-3 of the norm of what was summed: bf16's limit is then 1e-5 of that. dQ of n like
+            keys is 1 / sqrt(n) of it, so up to 60,000 keys nothing is looser for it.
     rows    on any data, `||row error|| <= 1e-2 * max(||row||, 1e-2 * ||magnitude row||,
             1e-6 * largest ||magnitude row||)`.  One lost contribution among n like ones moves a
             row by about 1/sqrt(n) of itself: 1e-2 sees one among ten thousand.  The second term is
@@ -50,6 +53,8 @@ import torch
 ROW_TOLERANCE = 1e-2
 ROW_CANCELLATION = 1e-2
 """Share of the magnitude row that counts as the row's own size."""
+NORM_CANCELLATION = 4e-3
+"""Share of the magnitude's norm that counts as an output's norm at least."""
 ROW_FLOOR = 1e-6
 """Share of the largest magnitude row that counts as any row's size."""
 CHAIN_TOLERANCE = 3e-2
