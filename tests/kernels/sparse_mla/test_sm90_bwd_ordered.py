@@ -58,7 +58,7 @@ def test_bits_do_not_depend_on_what_runs_first(
     """Two groups of two queries with the same keys, in one chain and in two."""
     monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", buffers)
     monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: 8.0})
-    monkeypatch.setattr(mla_bwd_spool, "MOST_ORDERED_LENGTH", 4.0)
+    monkeypatch.setattr(mla_bwd_spool, "MOST_LENGTH", 4.0)
     case = SparseMlaCase("ordered", 4, 90, 128, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
 
@@ -69,7 +69,7 @@ def test_bits_of_slots_do_not_depend_on_what_runs_first(
     heads: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of 64 rows, and queries of two row blocks, in parts of four row blocks or fewer."""
-    monkeypatch.setattr(mla_bwd_slots, "MOST_SLOT_BYTES", 4 * 128 * 1152)
+    monkeypatch.setattr(mla_bwd_slots, "MOST_SLOT_BYTES", 4 * 128 * 864)
     monkeypatch.setattr(mla_bwd_slots, "WAVE", 4)
     mla_bwd_slots.sizes_of.cache_clear()
     case = SparseMlaCase("slots", queries, 90, heads, 24, topk_length=True, invalid=True)
@@ -94,7 +94,7 @@ def test_lists_with_rows_out_of_order(
     monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", 2)
     monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: ratio, 64: ratio})
     monkeypatch.setattr(mla_bwd_spool, "ORDERED_RATIO", ratio)
-    monkeypatch.setattr(mla_bwd_spool, "MOST_ORDERED_LENGTH", 4.0)
+    monkeypatch.setattr(mla_bwd_spool, "MOST_LENGTH", 4.0)
     case = SparseMlaCase("repeats", queries, 60, heads, 90, duplicates=True, empty_rows=True)
     assert are_equal(gradients_of(case))
 
@@ -113,7 +113,7 @@ def test_lists_with_rows_out_of_order(
 def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) -> None:
     """In as many parts as are launched, whatever the lengths of the lists; as the device splits."""
     room, unit_groups, parts, words = mla_bwd_slots.sizes_of(groups, capacity, blocks)
-    assert room * blocks * 1152 <= max(1 << 31, capacity * blocks * 1152)
+    assert room * blocks * 864 <= max(1 << 31, capacity * blocks * 864)
     least = -(-room // 1024)
     units = [min(unit_groups, groups - first) for first in range(0, groups, unit_groups)]
     for length in (0, capacity // 3, capacity):

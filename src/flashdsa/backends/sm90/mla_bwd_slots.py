@@ -17,6 +17,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
     CURSORS,
     KEY_WORDS,
     MOST_PART_GROUPS,
+    PAIR,
     ROW_WORDS,
     WORD_BITS,
 )
@@ -119,12 +120,11 @@ def allocate_slots(
 ) -> tuple[Tensor, ...]:
     """The slots and what `Places` names."""
     num_keys = kv.shape[0]
-    count = num_keys * sizes.words
+    count = num_keys * sizes.words * PAIR
     zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=kv.device)
     return (
         runner.empty(sizes.room * blocks, ROW_WORDS, dtype=torch.int32),
-        zeros[:count].view(num_keys, sizes.words),
-        runner.empty(num_keys, sizes.words, dtype=torch.int32),
+        zeros[:count].view(num_keys, sizes.words, PAIR),
         zeros[count:].view(sizes.parts, CURSORS),
         runner.empty(sizes.parts + 1, dtype=torch.int32),
         runner.empty(num_keys, KEY_WORDS, dtype=torch.int32),

@@ -30,9 +30,9 @@ MOST_BUFFER_BYTES = 1 << 30
 RATIO = {128: 1.16, 64: 1.16}
 """By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
 Where it is longer the fused kernel is faster; with fewer heads it always is."""
-ORDERED_RATIO = 1.4
+ORDERED_RATIO = 1.25
 """Instead, where additions are in order: then the fused kernel loses more."""
-MOST_LENGTH, MOST_ORDERED_LENGTH = 1.5, 2.0
+MOST_LENGTH = 1.5
 """The same of a single list. The spool has room for so much; where one list is longer the fused
 kernel is taken."""
 BLOCKS = max(ROW_BLOCKS)
@@ -109,7 +109,7 @@ def grouping_for(
     if num_heads not in RATIO or -(-num_queries // queries) * DKV_SLICES < num_sms:
         return None
     if deterministic:
-        return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_ORDERED_LENGTH)
+        return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_LENGTH)
     return Grouping(queries, topk, RATIO[num_heads], MOST_LENGTH)
 
 

@@ -20,6 +20,20 @@ def load_unit(tensor: cute.Tensor, row: Int32, unit: Int32) -> Any:
     return words.bitcast(BFloat16).to(Float32)
 
 
+@cute.jit
+def delta_of(do: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32) -> Float32:
+    """delta of a row, in all lanes of a warp."""
+    total = Float32(0)
+    for step in cutlass.range_constexpr(do.shape[1] // (UNIT * WARP_SIZE)):
+        left = load_unit(do, row, step * WARP_SIZE + lane)
+        right = load_unit(out, row, step * WARP_SIZE + lane)
+        for i in cutlass.range_constexpr(UNIT):
+            total += left[i] * right[i]
+    for step in cutlass.range_constexpr(5):
+        total += cute.arch.shuffle_sync_bfly(total, 1 << step)
+    return total
+
+
 @cute.kernel
 def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     """do, out: (rows, dims) bf16; delta: rows in all, fp32."""
@@ -28,14 +42,7 @@ def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE
     if row < do.shape[0]:
-        total = Float32(0)
-        for step in cutlass.range_constexpr(do.shape[1] // (UNIT * WARP_SIZE)):
-            left = load_unit(do, row, step * WARP_SIZE + lane)
-            right = load_unit(out, row, step * WARP_SIZE + lane)
-            for i in cutlass.range_constexpr(UNIT):
-                total += left[i] * right[i]
-        for step in cutlass.range_constexpr(5):
-            total += cute.arch.shuffle_sync_bfly(total, 1 << step)
+        total = delta_of(do, out, row, lane)
         if lane == 0:
             (delta.iterator + row).store(total)
 

@@ -7,7 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.kernel import launch_dkv, launch_dkv_in_order
+from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.kernel import launch_dkv
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WORDS, DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V
@@ -17,7 +17,7 @@ def compile_dkv(plan: DkvPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
-    num_ctas), see `launch_dkv`; in order (..., num_ctas, words, first), see `launch_dkv_in_order`.
+    num_ctas); in order (..., num_ctas, words, first). See `launch_dkv`.
     """
     blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
     dkv = (cute.sym_int32(), keys, D_QK) if plan.ordered else (keys, D_QK)
@@ -25,7 +25,9 @@ def compile_dkv(plan: DkvPlan) -> Any:
     if plan.ordered:
         order = [fake_tensor(Int32, (cute.sym_int32(), SLICES * WORDS)), Int32(0)]
     return cute.compile(
-        launch_dkv_in_order if plan.ordered else launch_dkv,
+        launch_dkv,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
         fake_tensor(Uint8, (blocks, block_bytes)),
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
@@ -40,7 +42,5 @@ def compile_dkv(plan: DkvPlan) -> Any:
         Int32(0),
         Int32(1),
         *order,
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",
     )

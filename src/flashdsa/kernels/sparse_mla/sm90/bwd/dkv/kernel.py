@@ -11,7 +11,7 @@ Q and dO, in parts  | dS, P of tile 0    |                           |
 next item's parts   |                    | last tile frees the parts | ...
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, cute
@@ -79,95 +79,43 @@ def locate(
     return Context(arena, work, Lists(ids, counts), heads, thread % WARPGROUP_SIZE)
 
 
-@cute.jit
-def launch_dkv(
-    spool: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    q: cute.Tensor,
-    do: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    group_begin: Int32,
-    group_end: Int32,
-    choice: cute.Tensor,
-    number: Int32,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`. What the tensors hold is said in spool.py.
+class Operands(NamedTuple):
+    """What every launch has, in the order of its arguments; see spool.py."""
 
-    Args:
-        spool: (row blocks, bytes) uint8: images of the groups from group_begin to group_end, which
-            is not one.
-        ids: (groups, capacity) int32. counts, present: (groups,) int32.
-        q: (S * H, 576) bf16. do: (S * H, 512) bf16. dkv: (S_kv, 576) fp32, added to.
-        heads: H, one of spool.HEADS.
-        choice, number: see `choice.is_taken`.
-        num_ctas: at most the work items, SLICES a group; best so many as run at once.
-    """
-    dkv_kernel(
-        spool,
-        ids,
-        counts,
-        present,
-        q,
-        do,
-        dkv,
-        heads,
-        Groups(group_begin, group_end, choice, number),
-        None,
-        plan,
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
+    ids: cute.Tensor  # (groups, capacity) int32
+    counts: cute.Tensor  # (groups,) int32
+    present: cute.Tensor  # (groups,) int32
+    q: cute.Tensor  # (S * H, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    dkv: cute.Tensor  # (S_kv, 576) fp32, added to; in order (buffers, S_kv, 576)
+    heads: Int32  # H, one of spool.HEADS
 
 
 @cute.jit
-def launch_dkv_in_order(
-    spool: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    q: cute.Tensor,
-    do: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    group_begin: Int32,
-    group_end: Int32,
-    choice: cute.Tensor,
-    number: Int32,
-    num_ctas: Int32,
-    words: cute.Tensor,
-    first: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`, cooperatively.
+def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`; in order cooperatively.
 
     Args:
-        As for `launch_dkv`, and
-        dkv: (buffers, S_kv, 576) fp32, added to; group g of the call to buffer g % buffers.
-        num_ctas: at most so many as run at once.
-        words: (groups, order.SLICES * order.WORDS) int32, 0. first: number in the call of the group
-            group_begin.
+        arguments: those of `Operands`, those of `Groups`, and
+            num_ctas: at most the work items, SLICES a group; best so many as run at once, and in
+                order at most so many.
+        in order, where group g of the call is added to buffer g % buffers, then
+            words: (groups, order.SLICES * order.WORDS) int32, 0.
+            first: number in the call of the launch's first group.
     """
-    dkv_kernel(
-        spool,
-        ids,
-        counts,
-        present,
-        q,
-        do,
-        dkv,
-        heads,
-        Groups(group_begin, group_end, choice, number),
-        Order(words, present, first, Int32(dkv.shape[0])),
-        plan,
-    ).launch(
+    last = len(Operands._fields)
+    behind = last + len(Groups._fields)
+    x, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    num_ctas, *in_order = arguments[behind:]
+    order = None
+    if cutlass.const_expr(plan.ordered):
+        words, first = in_order
+        order = Order(words, x.present, first, Int32(x.dkv.shape[0]))
+    dkv_kernel(*x, groups, order, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
-        cooperative=True,
+        cooperative=plan.ordered,
     )

@@ -8,23 +8,10 @@ from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_tensor
-from flashdsa.kernels.sparse_mla.sm90.bwd.fused.kernel import (
-    launch_fused,
-    launch_fused_or_choose,
-    launch_fused_slots,
-    launch_fused_slots_or_choose,
-)
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.kernel import launch_backward
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import FusedPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import CURSORS, KEY_WORDS, ROW_WORDS
+from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import CURSORS, KEY_WORDS, PAIR, ROW_WORDS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V
-
-LAUNCHES = {
-    (False, False): launch_fused,
-    (False, True): launch_fused_or_choose,
-    (True, False): launch_fused_slots,
-    (True, True): launch_fused_slots_or_choose,
-}
-"""By whether the plan has slots, and more."""
 
 
 def compile_fused(plan: FusedPlan) -> Any:
@@ -33,17 +20,18 @@ def compile_fused(plan: FusedPlan) -> Any:
     (q, kv, copy, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named,
     dq, dkv, heads, sm_scale, spread, num_ctas). Where plan.more is not 0 follow (more_rows,
     more_members, more_counts, more_present, more_named, choice, ratio, most_keys). With slots there
-    is no spread, and (num_sms, slots, bits, firsts, cursors, begins, keys, unordered, again,
-    row_of_key, unit_groups) follow num_ctas. See `launch_fused`, and the others of LAUNCHES.
+    is no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again, row_of_key,
+    unit_groups) follow num_ctas. See `launch_backward`.
     """
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
-    launch = LAUNCHES[plan.slots, plan.more > 0]
     slots = fake_slots(keys) if plan.slots else []
     more = []
     if plan.more:
         more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
     return cute.compile(
-        launch,
+        launch_backward,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
         fake_tensor(BFloat16, (rows, D_QK)),
         fake_tensor(BFloat16, (keys, D_QK)),
         fake_tensor(BFloat16, (keys, D_QK)),
@@ -63,8 +51,6 @@ def compile_fused(plan: FusedPlan) -> Any:
         Int32(1),
         *slots,
         *more,
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",
     )
 
@@ -74,8 +60,7 @@ def fake_slots(keys: Any) -> list[Any]:
     groups, capacity, slots, words, parts, begins, room = (cute.sym_int32() for _ in range(7))
     return [
         fake_tensor(Int32, (slots, ROW_WORDS)),
-        fake_tensor(Int32, (keys, words), 4),
-        fake_tensor(Int32, (keys, words), 4),
+        fake_tensor(Int32, (keys, words, PAIR)),
         fake_tensor(Int32, (parts, CURSORS), 4),
         fake_tensor(Int32, (begins,), 4),
         fake_tensor(Int32, (keys, KEY_WORDS)),

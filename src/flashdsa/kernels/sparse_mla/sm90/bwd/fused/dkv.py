@@ -28,8 +28,8 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import (
     V_CHUNKS,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import arrive_warp
-from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import LINE_UNITS, ROW_WORDS, UNIT_WORDS
-from flashdsa.kernels.sparse_mla.sm90.bwd.slots.quads import pack_four
+from flashdsa.kernels.sparse_mla.sm90.bwd.slots.octets import pack_eight
+from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import LAST_WORDS, LINE_UNITS, ROW_WORDS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_n, descriptor
@@ -46,6 +46,8 @@ LINES = D_QK // LINE_DIMS
 V_LINES = V_CHUNKS * CHUNK // LINE_DIMS
 KEYS = 2
 """Of a thread, 8 apart."""
+PAIR_WORDS, PAIR_LASTS = 4 * LINE_UNITS, 2 * LINE_UNITS
+"""Of a row of the slots: from words 0 and 1, and words 2, of a pair of lines to the next pair's."""
 
 
 class Dkv(NamedTuple):
@@ -130,20 +132,29 @@ def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None
         add_four(at + Int64(next_key) * D_QK, of_next, next_key)
 
 
+def pack_line(acc: Any, h: int) -> list[Any]:
+    """The words of this thread's unit of a line, for its key h."""
+    return pack_eight([*four_dims(acc, 0, h), *four_dims(acc, 1, h)])
+
+
 @cute.jit
-def store_line(acc: Any, rows: list[cute.Pointer], keys: list[Int32], line: int) -> None:
-    """The accumulators to this thread's rows of the slots; a negative key has none.
+def store_pair(
+    words: list[Any], row: list[cute.Pointer], key: Int32, pair: cutlass.Constexpr
+) -> None:
+    """This thread's units of two lines to its row of the slots; a negative key has none.
 
     Args:
-        rows: where each of them has this lane's part of line 0.
+        words: of both units. row: where this lane's words 0 and 1, and words 2, of pair 0 are.
     """
-    for h in cutlass.range_constexpr(KEYS):
-        words = [word for pair in range(2) for word in pack_four(four_dims(acc, pair, h))]
-        cute.arch.inline_ptx(
-            "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
-            "@some st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",
-            read_only_args=[rows[h] + line * LINE_UNITS * UNIT_WORDS, *words, keys[h]],
-        )
+    firsts = row[0] + pair * PAIR_WORDS
+    lasts = row[1] + pair * PAIR_LASTS
+    left, right = words[:3], words[3:]
+    cute.arch.inline_ptx(
+        "{ .reg .pred some; setp.ge.s32 some, {$r8}, 0; "
+        "@some st.global.v4.b32 [{$r0}], {{$r2}, {$r3}, {$r4}, {$r5}}; "
+        "@some st.global.v2.b32 [{$r1}], {{$r6}, {$r7}}; }",
+        read_only_args=[firsts, lasts, *left[:2], *right[:2], left[2], right[2], key],
+    )
 
 
 @cute.jit
@@ -199,16 +210,24 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
 def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     """A tile's dS^T Q + P^T dO to the slots; keys: this thread's rows there."""
     rows = role.ctx.arena.address("rows")
-    unit = role.ctx.thread % LINE_UNITS * UNIT_WORDS
-    to = [role.dkv.iterator + (Int64(key) * ROW_WORDS + unit) for key in keys]
+    unit = role.ctx.thread % LINE_UNITS
+    to = []
+    for key in keys:
+        row = role.dkv.iterator + Int64(key) * ROW_WORDS
+        to.append([row + unit * 4, row + (LAST_WORDS + unit * 2)])
     lines = [line_at(rows + i // 2 * ROWS_CHUNK_BYTES, i % 2) for i in range(V_LINES)]
     lines += [line_at(rows + ROPE_PLACE, i, False) for i in range(LINES - V_LINES)]
     issue_line(accs[0], p, ds, lines[0])
+    words: list[list[Any]] = [[] for _ in range(KEYS)]
     for i in cutlass.range_constexpr(LINES):
         if cutlass.const_expr(i + 1 < LINES):
             issue_line(accs[(i + 1) % 2], p, ds, lines[i + 1])
         warpgroup.wait_group(1 if i + 1 < LINES else 0)
-        store_line(accs[i % 2], to, keys, i)
+        for h in cutlass.range_constexpr(KEYS):
+            packed = pack_line(accs[i % 2], h)
+            words[h] = [*words[h], *packed] if i % 2 else list(packed)
+            if cutlass.const_expr(i % 2 == 1):
+                store_pair(words[h], to[h], keys[h], i // 2)
 
 
 @cute.jit

@@ -17,11 +17,10 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.delta import launch_delta
-from flashdsa.kernels.sparse_mla.sm90.bwd.fused.columns import launch_permute
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.dkv import Dkv, dkv_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.gather import Gatherer, gather_all
+from flashdsa.kernels.sparse_mla.sm90.bwd.fused.prepare import launch_prepare
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.right import Right, right_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.score import Scorer, score_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.places import (
@@ -31,9 +30,9 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.places import (
     part_of,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.sums import launch_sums
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken, launch_choice
-from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
+from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken
+from flashdsa.kernels.sparse_mla.sm90.union import Lists
 
 
 class Work(NamedTuple):
@@ -65,7 +64,7 @@ def fused_kernel(
     number: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_fused`. operands: q, the copy of kv, do. choice: None: it is
+    """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do. choice: None: it is
     taken. With slots dkv is these, and places and number are of the part; else None."""
     q, kv, do = operands
     thread, _, _ = cute.arch.thread_idx()
@@ -121,239 +120,88 @@ def locate(
     return Context(arena, lists, row_blocks, first, num_ctas, num_items, spread, own)
 
 
+class Operands(NamedTuple):
+    """What every launch has, in the order of its arguments."""
+
+    q: cute.Tensor  # (S * H, 576) bf16
+    kv: cute.Tensor  # (S_kv, 576) bf16
+    copy: cute.Tensor  # (S_kv, 576) bf16, written: kv in the order of `columns.py`
+    do: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
+    out: cute.Tensor  # (S * H, 512) bf16
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    delta: cute.Tensor  # (S * H,) fp32, written
+    lists: Lists  # five tensors: of `spool.py`, of groups of plan.queries queries, written
+    dq: cute.Tensor  # (S * H, 576) bf16, written
+    dkv: cute.Tensor  # (S_kv, 576) fp32, added to
+    heads: Int32  # H, one of spool.HEADS; plan.queries * H is 64, or 128
+    sm_scale: Float32
+
+
+LIST_TENSORS = len(Lists._fields)
+
+
 @cute.jit
-def prepare(
-    of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-    slots: tuple[cute.Tensor, cute.Tensor],
-    keys: tuple[cute.Tensor, cute.Tensor],
-    lists: Lists,
-    more: Any,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """delta, the lists and the copy of kv; with `more` the choice, and these where it takes them.
+def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch delta, the lists, the copy of kv and the backward on `stream`; where plan.more is not
+    0, the backward only where groups of plan.more queries have too little in common.
 
     Args:
-        of_delta: do, out, delta. slots: indices, topk_length. keys: kv, copy.
-        more: lists of groups of plan.more queries, choice, and ratio and most_keys, see
-            `launch_choice`; None: there is no choice.
+        arguments: those of `Operands`. Without slots follow
+            spread: see `Context`.
+            num_ctas: at most the row blocks, S * H / 64; best so many as run at once.
+        with slots
+            num_ctas, and num_sms: streaming multiprocessors.
+            slots: (rows, ROW_WORDS) int32, scratch: see `slots/plan.py`.
+            those of `Places`, of which words and cursors are 0. unit_groups: see `launch_split`.
+        and where plan.more is not 0
+            five tensors: the lists of groups of plan.more queries, written.
+            choice: (1,) int32, written: FIRST where they are taken.
+            ratio, most_keys: see `launch_choice`.
     """
-    launch_delta(*of_delta, stream)
-    num_keys = Int32(keys[0].shape[0])
-    choice = None
-    if cutlass.const_expr(more is not None):
-        of_more, choice, (ratio, most_keys) = more
-        launch_union(*slots, of_more, num_keys, plan.more, stream, TILE_KEYS)
-        unordered = of_more.present if cutlass.const_expr(plan.slots) else None
-        statistics = of_more.counts, of_more.named
-        launch_choice(*statistics, choice, ratio, plan.more, stream, most_keys, unordered)
-    launch_union(*slots, lists, num_keys, plan.queries, stream, TILE_KEYS, choice)
-    launch_permute(*keys, choice, stream)
+    front = Operands._fields.index("lists")
+    behind = front + LIST_TENSORS
+    end = len(Operands._fields) + LIST_TENSORS - 1
+    lists = Lists(*arguments[front:behind])
+    x = Operands(*arguments[:front], lists, *arguments[behind:end])
+    rest = arguments[end:]
+    more, choice = None, None
+    if cutlass.const_expr(plan.more > 0):
+        of_more = rest[-LIST_TENSORS - 3 :]
+        choice = of_more[LIST_TENSORS]
+        more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
+    of_delta = x.do, x.out, x.delta
+    of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
+    launch_prepare(of_delta, x.heads, of_slots, keys, lists, more, plan, stream)
+    operands = x.q, x.copy, x.do
+    if cutlass.const_expr(plan.slots):
+        num_ctas, num_sms, slots = rest[:3]
+        last = 3 + len(Places._fields)
+        work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
+        on_device, places = (num_ctas, num_sms), Places(*rest[3:last])
+        launch_parts(work, places, x.dkv, rest[last], on_device, choice, plan, stream)
+    else:
+        spread, num_ctas = rest[:2]
+        work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
+        launch_part(work, spread, choice, None, None, num_ctas, plan, stream)
 
 
 @cute.jit
-def launch_fused(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    copy: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
+def launch_part(
+    work: Work,
     spread: Int32,
+    choice: Any,
+    places: Any,
+    number: Any,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch delta, the lists, the copy of kv and the backward on `stream`.
-
-    Args:
-        q: (S * H, 576) bf16. kv: (S_kv, 576) bf16. copy: the same size, written.
-        do, out: (S * H, 512) bf16.
-        lse: (S * H,) fp32, natural, sinks in it. indices: (S, topk) int32.
-        topk_length: (S,) int32, or (0,): every slot counts.
-        delta: (S * H,) fp32, written.
-        rows, ...: the lists of `spool.py` of groups of plan.queries queries, written.
-        dq: (S * H, 576) bf16, written. dkv: (S_kv, 576) fp32, added to.
-        heads: H, one of spool.HEADS; plan.queries * H is 64, or 128.
-        spread: see `Context`.
-        num_ctas: at most the row blocks, S * H / 64; best so many as run at once.
-    """
-    lists = Lists(rows, members, counts, present, named)
-    prepare((do, out, delta), (indices, topk_length), (kv, copy), lists, None, plan, stream)
-    fused_kernel(
-        (q, copy, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, None, None, None, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
-
-
-@cute.jit
-def launch_fused_or_choose(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    copy: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    spread: Int32,
-    num_ctas: Int32,
-    more_rows: cute.Tensor,
-    more_members: cute.Tensor,
-    more_counts: cute.Tensor,
-    more_present: cute.Tensor,
-    more_named: cute.Tensor,
-    choice: cute.Tensor,
-    ratio: Float32,
-    most_keys: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch delta, the lists of groups of plan.more queries, the choice, and the backward if those
-    groups have too little in common.
-
-    Args:
-        As for `launch_fused`, and
-        more_rows, ...: the lists of groups of plan.more queries, written.
-        choice: (1,) int32, written: FIRST where they are taken. ratio, most_keys: see
-            `launch_choice`.
-    """
-    lists = Lists(rows, members, counts, present, named)
-    first = Lists(more_rows, more_members, more_counts, more_present, more_named)
-    of_slots, more = (indices, topk_length), (first, choice, (ratio, most_keys))
-    prepare((do, out, delta), of_slots, (kv, copy), lists, more, plan, stream)
-    fused_kernel(
-        (q, copy, do), lse, delta, lists, dq, dkv, heads, sm_scale, spread, choice, None, None, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
-
-
-@cute.jit
-def launch_fused_slots(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    copy: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    num_sms: Int32,
-    slots: cute.Tensor,
-    bits: cute.Tensor,
-    firsts: cute.Tensor,
-    cursors: cute.Tensor,
-    begins: cute.Tensor,
-    keys: cute.Tensor,
-    unordered: cute.Tensor,
-    again: cute.Tensor,
-    row_of_key: cute.Tensor,
-    unit_groups: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch delta, the lists, the copy of kv, and of each part of the groups the places, the
-    backward and the sums, on `stream`.
-
-    Args:
-        As for `launch_fused`, and
-        slots: (rows, ROW_WORDS) int32, scratch: see `quads.py`.
-        bits, ...: see `Places`; bits and cursors are 0. unit_groups: see `launch_split`.
-        num_sms: streaming multiprocessors.
-    """
-    lists = Lists(rows, members, counts, present, named)
-    prepare((do, out, delta), (indices, topk_length), (kv, copy), lists, None, plan, stream)
-    places = Places(bits, firsts, cursors, begins, keys, unordered, again, row_of_key)
-    work = Work((q, copy, do), lse, delta, lists, dq, slots, heads, sm_scale)
-    launch_parts(work, places, dkv, unit_groups, (num_ctas, num_sms), None, plan, stream)
-
-
-@cute.jit
-def launch_fused_slots_or_choose(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    copy: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    num_sms: Int32,
-    slots: cute.Tensor,
-    bits: cute.Tensor,
-    firsts: cute.Tensor,
-    cursors: cute.Tensor,
-    begins: cute.Tensor,
-    keys: cute.Tensor,
-    unordered: cute.Tensor,
-    again: cute.Tensor,
-    row_of_key: cute.Tensor,
-    unit_groups: Int32,
-    more_rows: cute.Tensor,
-    more_members: cute.Tensor,
-    more_counts: cute.Tensor,
-    more_present: cute.Tensor,
-    more_named: cute.Tensor,
-    choice: cute.Tensor,
-    ratio: Float32,
-    most_keys: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """As `launch_fused_slots`, if groups of plan.more queries have too little in common.
-
-    Args:
-        As for `launch_fused_slots`, and for `launch_fused_or_choose`.
-    """
-    lists = Lists(rows, members, counts, present, named)
-    first = Lists(more_rows, more_members, more_counts, more_present, more_named)
-    of_slots, more = (indices, topk_length), (first, choice, (ratio, most_keys))
-    prepare((do, out, delta), of_slots, (kv, copy), lists, more, plan, stream)
-    places = Places(bits, firsts, cursors, begins, keys, unordered, again, row_of_key)
-    work = Work((q, copy, do), lse, delta, lists, dq, slots, heads, sm_scale)
-    launch_parts(work, places, dkv, unit_groups, (num_ctas, num_sms), choice, plan, stream)
+    """The backward of all groups, or of the part `number`; arguments as for `fused_kernel`."""
+    fused_kernel(*work, spread, choice, places, number, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )
 
 
 @cute.jit
@@ -378,7 +226,5 @@ def launch_parts(
     launch_split(work.lists, places, room, unit_groups, choice, stream)
     for number in cutlass.range(places.cursors.shape[0], unroll=1):
         launch_places(work.lists, places, number, num_sms, stream)
-        fused_kernel(*work, Int32(0), None, places, number, plan).launch(
-            grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-        )
+        launch_part(work, Int32(0), None, places, number, num_ctas, plan, stream)
         launch_sums(dkv, work.dkv, places, number, blocks, num_sms, stream)

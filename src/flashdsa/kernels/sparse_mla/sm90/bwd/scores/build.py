@@ -8,10 +8,7 @@ from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_tensor
-from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import (
-    launch_scores,
-    launch_scores_alone,
-)
+from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import launch_scores
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import D_QK, D_V, ScoresPlan
 
 
@@ -19,9 +16,8 @@ def compile_scores(plan: ScoresPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named, spool,
-    heads, sm_scale, num_ctas), see `launch_scores`. Optional: (q, kv, do, lse, delta, rows,
-    members, counts, present, named, spool, heads, sm_scale, num_ctas, choice), see
-    `launch_scores_alone`.
+    heads, sm_scale, num_ctas). Optional: (q, kv, do, lse, delta, rows, members, counts, present,
+    named, spool, heads, sm_scale, num_ctas, choice). See `launch_scores`.
     """
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
     blocks, block_bytes = cute.sym_int32(), cute.sym_int32()
@@ -32,11 +28,12 @@ def compile_scores(plan: ScoresPlan) -> Any:
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
     ]
-    launch = launch_scores
     if plan.optional:
-        launch, before, choice = launch_scores_alone, [], [fake_tensor(Int32, (1,), 4)]
+        before, choice = [], [fake_tensor(Int32, (1,), 4)]
     return cute.compile(
-        launch,
+        launch_scores,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
         fake_tensor(BFloat16, (rows, D_QK)),
         fake_tensor(BFloat16, (keys, D_QK)),
         fake_tensor(BFloat16, (rows, D_V)),
@@ -49,7 +46,5 @@ def compile_scores(plan: ScoresPlan) -> Any:
         Float32(1.0),
         Int32(1),
         *choice,
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",
     )

@@ -7,7 +7,7 @@ chunk by chunk   | P, dS -> spool            | S, dP of its 64 rows
                  | S, dP of the next tile    | P, dS -> spool
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, cute
@@ -67,75 +67,46 @@ def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
     return Context(arena, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
 
 
-@cute.jit
-def launch_scores(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    spool: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch delta, the lists and the scores on `stream`.
+class Operands(NamedTuple):
+    """What every launch has, in the order of its arguments."""
 
-    Args:
-        q: (S * H, 576) bf16. kv: (S_kv, 576) bf16. do, out: (S * H, 512) bf16.
-        lse: (S * H,) fp32, natural, sinks in it. indices: (S, topk) int32.
-        topk_length: (S,) int32, or (0,): every slot counts.
-        delta: (S * H,) fp32, written.
-        rows, members, counts, present: the lists of `spool.py`, written. named: (groups,) int32,
-            written: what the queries of a group name, one by one.
-        spool: (row blocks of all groups, bytes) uint8, written.
-        heads: H, a divisor of 128; plan.queries * H is 128 or 256.
-        num_ctas: at most pairs of row blocks; best so many as run at once.
-    """
-    launch_delta(do, out, delta, stream)
-    lists = Lists(rows, members, counts, present, named)
-    launch_union(indices, topk_length, lists, Int32(kv.shape[0]), plan.queries, stream, TILE_KEYS)
-    scores_kernel(q, kv, do, lse, delta, lists, spool, heads, sm_scale, None, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
+    q: cute.Tensor  # (S * H, 576) bf16
+    kv: cute.Tensor  # (S_kv, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
+    delta: cute.Tensor  # (S * H,) fp32
+    lists: Lists  # five tensors: of `spool.py`; named: what the queries of a group name
+    spool: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
+    heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
+    sm_scale: Float32
+    num_ctas: Int32  # at most pairs of row blocks; best so many as run at once
+
+
+LSE_END, LIST_TENSORS = 4, len(Lists._fields)
 
 
 @cute.jit
-def launch_scores_alone(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    delta: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    spool: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    choice: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the scores on `stream`, of delta and lists that are there.
+def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch the scores on `stream`; where the plan is not optional, first delta and the lists.
 
     Args:
-        As for `launch_scores`, and choice: (1,) int32; the kernel has work where it is FIRST.
+        arguments: those of `Operands`; where the plan is optional, then choice: (1,) int32; the
+            kernel has work where it is FIRST. Else, behind lse, out (S * H, 512) bf16, indices (S,
+            topk) int32 and topk_length (S,) int32, or (0,): every slot counts; and delta and the
+            lists are written.
     """
-    lists = Lists(rows, members, counts, present, named)
-    scores_kernel(q, kv, do, lse, delta, lists, spool, heads, sm_scale, choice, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    before = () if plan.optional else arguments[LSE_END : LSE_END + 3]
+    rest = arguments[LSE_END + len(before) :]
+    lists = Lists(*rest[1 : 1 + LIST_TENSORS])
+    own = rest[1 + LIST_TENSORS :]
+    x = Operands(*arguments[:LSE_END], rest[0], lists, *own[:4])
+    choice = own[4] if plan.optional else None
+    if cutlass.const_expr(not plan.optional):
+        out, indices, lengths = before
+        launch_delta(x.do, out, x.delta, stream)
+        keys = Int32(x.kv.shape[0])
+        launch_union(indices, lengths, lists, keys, plan.queries, stream, TILE_KEYS)
+    operands = x.q, x.kv, x.do, x.lse, x.delta, lists, x.spool, x.heads, x.sm_scale
+    scores_kernel(*operands, choice, plan).launch(
+        grid=[x.num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
+from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
     CURSORS,
     MOST_PART_GROUPS,
+    PAIR,
     WORD_BITS,
 )
 from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken
@@ -28,6 +30,8 @@ SPLIT_THREADS = 1024
 ORDER_THREADS = MOST_PART_GROUPS
 SM_CTAS = 4
 """On each streaming multiprocessor, of the kernels that take groups or keys one after another."""
+WORDS_AHEAD, KEYS_AHEAD = 16, 8
+"""That a thread has in flight, of a key and of a list."""
 HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN = range(CURSORS)
 """Of a part: rows that have an owner; rows of keys out of order; keys that have rows in order; and
 those of them that a CTA has taken to sum."""
@@ -36,14 +40,20 @@ those of them that a CTA has taken to sum."""
 class Places(NamedTuple):
     """Where the rows of dKV go. Parts are numbered from 0; behind the last one they are empty."""
 
-    bits: cute.Tensor  # (S_kv, words) int32, 0 between the parts: of the part's groups
-    firsts: cute.Tensor  # (S_kv, words) int32: row of the first group of each word
+    # (S_kv, words, 2) int32, a word of 32 groups: the bits of the part's, 0 between the parts, and
+    # the row of the first one.
+    words: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32, 0 at first
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
     keys: cute.Tensor  # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have any
     unordered: cute.Tensor  # (groups,) int32: row of the list's first key out of order
     again: cute.Tensor  # (room,) int32: the keys out of order, each at the place of its row
     rows: cute.Tensor  # (groups, capacity) int32: of each key of a list
+
+
+def bits_at(places: Places, word: Any) -> Any:
+    """Pointer to the bits of a word, counted from the first key's on; the first row is behind."""
+    return places.words.iterator + word * PAIR
 
 
 class Part(NamedTuple):
@@ -157,16 +167,16 @@ def mark_kernel(lists: Lists, places: Places, number: Int32):
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     part = part_of(places, number)
-    words = places.bits.shape[1]
+    words = places.words.shape[1]
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
         ordered = count - unordered_of(lists, group, count)
         line = lists.rows.iterator + Int64(group) * lists.rows.shape[1]
         in_part = group - part.begin
         bit = Int32(1) << (in_part % WORD_BITS)
-        for place in cutlass.range(thread, ordered, THREADS, unroll=4):
+        for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
             word = Int64((line + place).load()) * words + in_part // WORD_BITS
-            cute.arch.atomic_or(places.bits.iterator + word, bit, sem="relaxed", scope="gpu")
+            cute.arch.atomic_or(bits_at(places, word), bit, sem="relaxed", scope="gpu")
 
 
 @cute.kernel
@@ -177,23 +187,24 @@ def start_kernel(places: Places, number: Int32):
     num_ctas, _, _ = cute.arch.grid_dim()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, THREADS // WARP_SIZE + 1)
     part = part_of(places, number)
-    keys = Int32(places.bits.shape[0])
+    keys = Int32(places.words.shape[0])
     if part.begin == part.end:
         keys = Int32(0)
     used = (part.end - part.begin + (WORD_BITS - 1)) // WORD_BITS
     for base in cutlass.range(cta * THREADS, keys, num_ctas * THREADS, unroll=1):
         key = base + thread
         count = Int32(0)
-        line = Int64(cutlass.min(key, keys - 1)) * places.bits.shape[1]
+        line = Int64(cutlass.min(key, keys - 1)) * places.words.shape[1]
         if key < keys:
-            for word in cutlass.range(used, unroll=4):
-                count += Int32(cute.arch.popc((places.bits.iterator + (line + word)).load()))
+            for word in cutlass.range(used, unroll=WORDS_AHEAD):
+                count += Int32(cute.arch.popc(bits_at(places, line + word).load()))
         first = first_row(places, number, count, shared, thread)
         list_key(places, number, key, first, count)
         if count > 0:
-            for word in cutlass.range(used, unroll=4):
-                (places.firsts.iterator + (line + word)).store(first)
-                first += Int32(cute.arch.popc((places.bits.iterator + (line + word)).load()))
+            for word in cutlass.range(used, unroll=WORDS_AHEAD):
+                at = bits_at(places, line + word)
+                (at + 1).store(first)
+                first += Int32(cute.arch.popc(at.load()))
 
 
 @cute.jit
@@ -241,11 +252,12 @@ def place_kernel(lists: Lists, places: Places, number: Int32):
         line = Int64(group) * lists.rows.shape[1]
         in_part = group - part.begin
         in_front = (Int32(1) << (in_part % WORD_BITS)) - 1
-        for place in cutlass.range(thread, ordered, THREADS, unroll=4):
+        for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
             key = (lists.rows.iterator + (line + place)).load()
-            word = Int64(key) * places.bits.shape[1] + in_part // WORD_BITS
-            row = (places.firsts.iterator + word).load()
-            row += Int32(cute.arch.popc((places.bits.iterator + word).load() & in_front))
+            word = Int64(key) * places.words.shape[1] + in_part // WORD_BITS
+            at = bits_at(places, word).to_llvm_ptr()
+            both = prims.load_ext(at, dtype=Int32, count=PAIR)
+            row = both[1] + Int32(cute.arch.popc(both[0] & in_front))
             (places.rows.iterator + (line + place)).store(row)
         for place in cutlass.range(ordered + thread, count, THREADS, unroll=1):
             row = places.unordered[group] + (place - ordered)

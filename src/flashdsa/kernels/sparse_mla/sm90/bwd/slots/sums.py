@@ -10,6 +10,12 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.warp import lowest_bit
+from flashdsa.kernels.sparse_mla.sm90.bwd.slots.octets import (
+    NOTHING,
+    NUMBERS,
+    WORDS,
+    add_packed,
+)
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.places import (
     LISTED,
     OUT_OF_ORDER,
@@ -18,54 +24,90 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.places import (
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
     CURSORS,
+    LAST_WORDS,
     LINE_DIMS,
     LINE_UNITS,
     ROW_WORDS,
+    UNITS,
 )
-from flashdsa.kernels.sparse_mla.sm90.bwd.slots.quads import NOTHING, WORDS, add_packed
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 
-THREADS = ROW_WORDS // WORDS
-"""Of a CTA: each has four dims of the key that it sums."""
+THREADS = UNITS
+"""Of a CTA: each has a unit of the key that it sums."""
 SM_CTAS = 6
 """On each streaming multiprocessor."""
 AHEAD = 16
-"""Loads that a thread has in flight."""
+"""Rows that a thread has in flight."""
 QUAD = 4
 HALVES = 2
-LANES, LOOKS = 16, 8
+PAIR_LINES = 2
+LANES, LOOKS = 8, 8
 """The last warp has so many lanes; keys that each of them looks at together."""
 
 
 def dim_of(thread: Any) -> Any:
-    """The first of the thread's four dims: see `plan.UNIT_WORDS`."""
-    unit, half = thread // HALVES, thread % HALVES
-    return unit // LINE_UNITS * LINE_DIMS + half * (LINE_DIMS // HALVES) + unit % LINE_UNITS * QUAD
+    """The first dim of the thread's unit, in the order of `plan.ROW_WORDS`."""
+    unit, line = thread // PAIR_LINES, thread % PAIR_LINES
+    return (unit // LINE_UNITS * PAIR_LINES + line) * LINE_DIMS + unit % LINE_UNITS * QUAD
+
+
+@cute.jit
+def load_row(words: cute.Tensor, firsts: Any, lasts: Any, place: cutlass.Constexpr) -> None:
+    """The thread's words of a row, to `place` of those in flight."""
+    two = prims.load_ext(firsts.to_llvm_ptr(), dtype=Int32, count=WORDS - 1)
+    words[WORDS * place] = two[0]
+    words[WORDS * place + 1] = two[1]
+    words[WORDS * place + 2] = lasts.load()
+
+
+@cute.jit
+def add_row(acc: cute.Tensor, words: list[Any]) -> None:
+    """acc += a row's eight numbers."""
+    total = add_packed([acc[j] for j in range(NUMBERS)], words)
+    for j in cutlass.range_constexpr(NUMBERS):
+        acc[j] = total[j]
 
 
 @cute.jit
 def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, count: Int32) -> None:
-    """This thread's dims of a key's dKV += those of `count` rows; count > 0."""
+    """This thread's dims of a key's dKV += those of `count` rows; count > 0.
+
+    A row's words are loaded AHEAD rows before they are added, to where others just were: loads in a
+    row before their additions are moved behind them by ptxas, to save registers.
+    """
     thread, _, _ = cute.arch.thread_idx()
-    at = (dkv.iterator + (Int64(key) * D_QK + dim_of(thread))).to_llvm_ptr()
-    acc = cute.make_rmem_tensor(QUAD, Float32)
-    four = prims.load_ext(at, dtype=Float32, count=QUAD)
-    for i in cutlass.range_constexpr(QUAD):
-        acc[i] = four[i]
-    line = slots.iterator + (Int64(first) * ROW_WORDS + thread * WORDS)
-    for base in cutlass.range(0, count, AHEAD, unroll=1):
-        got = []
+    left = dkv.iterator + (Int64(key) * D_QK + dim_of(thread))
+    halves = [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
+    acc = cute.make_rmem_tensor(NUMBERS, Float32)
+    words = cute.make_rmem_tensor(AHEAD * WORDS, Int32)
+    line = slots.iterator + Int64(first) * ROW_WORDS
+    firsts = line + thread * (WORDS - 1)
+    lasts = line + (LAST_WORDS + thread)
+    # Fewer rows than that are the last ones of those in flight, like the rest of more.
+    missing = cutlass.max(AHEAD - count, Int32(0))
+    for i in cutlass.range_constexpr(AHEAD):
+        own = cutlass.max(i - missing, Int32(0)) * ROW_WORDS
+        load_row(words, firsts + own, lasts + own, i)
+    for half in cutlass.range_constexpr(HALVES):
+        four = prims.load_ext(halves[half], dtype=Float32, count=QUAD)
+        for i in cutlass.range_constexpr(QUAD):
+            acc[half * QUAD + i] = four[i]
+    rest = count % AHEAD
+    for base in cutlass.range(AHEAD, count - rest + AHEAD, AHEAD, unroll=1):
+        offset = Int64(cutlass.min(base, count - AHEAD)) * ROW_WORDS
+        next_firsts, next_lasts = firsts + offset, lasts + offset
         for i in cutlass.range_constexpr(AHEAD):
-            row = Int64(cutlass.min(base + i, count - 1))
-            source = (line + row * ROW_WORDS).to_llvm_ptr()
-            got.append(prims.load_ext(source, dtype=Int32, count=WORDS))
+            add_row(acc, [words[WORDS * i + w] for w in range(WORDS)])
+            load_row(words, next_firsts + i * ROW_WORDS, next_lasts + i * ROW_WORDS, i)
+    if rest > 0:
         for i in cutlass.range_constexpr(AHEAD):
-            there = base + i < count
-            words = [got[i][w] if there else Int32(NOTHING[w]) for w in range(WORDS)]
-            total = add_packed([acc[j] for j in range(QUAD)], words)
-            for j in cutlass.range_constexpr(QUAD):
-                acc[j] = total[j]
-    prims.store_ext(cutlass.Vector.from_elements([acc[i] for i in range(QUAD)], Float32), at)
+            there = i >= AHEAD - rest
+            add_row(
+                acc, [words[WORDS * i + w] if there else Int32(NOTHING[w]) for w in range(WORDS)]
+            )
+    for half in cutlass.range_constexpr(HALVES):
+        of_half = [acc[half * QUAD + i] for i in range(QUAD)]
+        prims.store_ext(cutlass.Vector.from_elements(of_half, Float32), halves[half])
 
 
 @cute.kernel
@@ -76,7 +118,7 @@ def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int
     num_ctas, _, _ = cute.arch.grid_dim()
     tickets = cutlass.memory.SmemAllocator().allocate_array(Int32, 2)
     listed = places.cursors[number, LISTED]
-    words = places.bits.shape[1]
+    words = places.words.shape[1]
     ticket, turn = cta, Int32(0)
     while ticket < listed:
         if thread == 0:
@@ -85,7 +127,7 @@ def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int
             (tickets + turn).store(num_ctas + taken)
         key, first, count = places.keys[ticket, 0], places.keys[ticket, 1], places.keys[ticket, 2]
         if thread < words:
-            places.bits[key, thread] = Int32(0)
+            places.words[key, thread, 0] = Int32(0)
         add_rows(dkv, slots, key, first * blocks, count * blocks)
         # The ticket is there; the one before it has been read by all.
         cute.arch.sync_threads()
@@ -130,7 +172,7 @@ def launch_sums(
     """Launch on `stream`.
 
     Args:
-        dkv: (S_kv, 576) fp32, added to. slots: (rows, ROW_WORDS) int32, see `quads.py`.
+        dkv: (S_kv, 576) fp32, added to. slots: (rows, ROW_WORDS) int32, see `plan.py`.
         places: of the part `number`; its bits are cleared. blocks: row blocks of a group, each of
             which has a row for each key: row * blocks, row * blocks + 1, ...
     """
