@@ -274,7 +274,7 @@ CONTROLS = {
     "places": Control(
         "backward, slots: the warps' sums are read before all are stored",
         Backward(16, ordered=True, mutant="mla_bwd_fused"),
-        barrier=("first_row", 1),
+        barrier=("sum_up_to", 1),
     ),
     "keys": Control(
         "backward, scores: keys are multiplied before they are there",

@@ -164,7 +164,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     behind = front + LIST_TENSORS
     end = len(Operands._fields) + LIST_TENSORS - 1
     lists = Lists(*arguments[front:behind])
-    x = Operands(*arguments[:front], lists, *arguments[behind:end])
+    fields: tuple[Any, ...] = (*arguments[:front], lists, *arguments[behind:end])
+    x = Operands(*fields)
     rest = arguments[end:]
     more, choice = None, None
     if cutlass.const_expr(plan.more > 0):

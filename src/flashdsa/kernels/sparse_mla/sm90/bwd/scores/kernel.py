@@ -99,7 +99,8 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     rest = arguments[LSE_END + len(before) :]
     lists = Lists(*rest[1 : 1 + LIST_TENSORS])
     own = rest[1 + LIST_TENSORS :]
-    x = Operands(*arguments[:LSE_END], rest[0], lists, *own[:4])
+    fields: tuple[Any, ...] = (*arguments[:LSE_END], rest[0], lists, *own[:4])
+    x = Operands(*fields)
     choice = own[4] if plan.optional else None
     if cutlass.const_expr(not plan.optional):
         out, indices, lengths = before
