@@ -137,7 +137,9 @@ TOPK_INDICES = KernelSpec(
 )
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
 _PREFILL_SCORE_FILES = ("score.py", "products.py")
-_PREFILL_RANK_FILES = ("select.py", "rank.py", "entries.py", "emit.py")
+_PREFILL_RANK_FILES = (
+    "window.py", "select.py", "bounds.py", "exact.py", "team.py", "entries.py", "emit.py",
+)  # fmt: skip
 
 PREFILL = KernelSpec(
     name="prefill",
