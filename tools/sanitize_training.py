@@ -25,7 +25,9 @@ class HeadSums:
     def __call__(self) -> None:
         """Launch each once, and judge."""
         from flashdsa.backends.gpu.runner import Gpu
-        from flashdsa.backends.sm90.head_sums import head_sums
+        from flashdsa.backends.sm90.attention_target import attention_target
+        from flashdsa.backends.sm90.indexer_scores import indexer_scores
+        from flashdsa.operands import AttentionTargetOperands, IndexerScoresOperands
         from flashdsa.verify import judge_indexer_training as judge
         from flashdsa.verify.cases import (
             IndexerTrainingCase,
@@ -55,8 +57,10 @@ class HeadSums:
         x, runner = inputs.attention, FewCtas(0)
         _, lse = forward_results(x)
         of_slots = (inputs.indices, x.topk_length)
-        target = head_sums(runner, x.q, x.kv, *of_slots, lse, x.attn_sink, 576**-0.5)
-        scores = head_sums(runner, inputs.q_index, inputs.k_index, *of_slots, inputs.weights)
+        attended = AttentionTargetOperands(x.q, x.kv, lse, *of_slots, x.attn_sink)
+        target = attention_target(runner, attended, sm_scale=576**-0.5)
+        of_index = inputs.q_index, inputs.k_index, inputs.weights
+        scores = indexer_scores(runner, IndexerScoresOperands(*of_index, *of_slots))
         wrong = failures(
             [
                 judge.judge_target(inputs, lse, target, "sm90"),

@@ -172,3 +172,29 @@ def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for queries in range(1, 6):
         flashdsa.sparse_mla_fwd(x.q[:queries], x.kv, x.indices[:queries], d_v=x.d_v)
         assert len(registration._served) <= 3
+
+
+BOUND: list[tuple[int, ...]] = []
+"""Sizes of the scores that `bind_kl` was asked to serve."""
+
+
+def bind_kl(operands: Any) -> Callable[[Any], torch.Tensor]:
+    """The sum of the scores, in the divergence's place."""
+    BOUND.append(tuple(operands.scores.shape))
+    return lambda operands: operands.scores.sum(1)
+
+
+def test_what_binds_is_bound_once_for_calls_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        dataclasses.replace(row, bind=f"{__name__}:bind_kl")
+        if (row.operation, row.backend) == (Operation.INDEXER_KL, "cpu")
+        else row
+        for row in registry.implementations()
+    ]
+    monkeypatch.setattr(registry, "_implementations", rows)
+    monkeypatch.setattr(registry, "_selected", {})
+    BOUND.clear()
+    for size in (3, 3, 4):
+        scores = torch.rand(2, size)
+        assert torch.equal(flashdsa.indexer_kl(scores, torch.rand(2, size)), scores.sum(1))
+    assert BOUND == [(2, 3), (2, 4)]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import SCORES_HEADS, TARGET_HEADS
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
+from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import HEADS as BWD_HEADS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
@@ -175,6 +176,14 @@ _FURTHER = {
 }
 """Second rows of an operation: features that its first row does not have together."""
 _PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
+_BINDS = {
+    Operation.ATTENTION_TARGET: "attention_target:bind",
+    Operation.INDEXER_SCORES: "indexer_scores:bind",
+    Operation.INDEXER_BWD: "indexer_bwd:bind",
+    Operation.INDEXER_KL: "indexer_kl:bind",
+    Operation.INDEXER_KL_BWD: "indexer_kl:bind_backward",
+}
+"""Of "sm90"."""
 _LAUNCH_CONFIGS = {
     (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"
     for backend in ("sm90", "sm100")
@@ -213,6 +222,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             runner="flashdsa.backends.gpu.runner:gpu",
             launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
             prepare=_prepare(_backend, _operation),
+            bind=f"flashdsa.backends.sm90.{_BINDS[_operation]}" if _operation in _BINDS else "",
         )
         _emulated = replace(
             _on_gpu,
@@ -221,6 +231,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             automatic=False,
             runner=f"flashdsa.backends.emulated.runner:{_backend}",
             launch_config="",
+            bind="",
         )
         registry.register(_on_gpu)
         registry.register(_emulated)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
@@ -12,6 +14,11 @@ def readable(x: Tensor) -> Tensor:
     """`x`, or a copy where it has gaps or an address that a kernel cannot read 16 bytes from."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x
+
+
+def lie_densely(operands: Iterable[Tensor | None]) -> bool:
+    """Whether no tensor of the operands has gaps."""
+    return all(x is None or x.is_contiguous() for x in operands)
 
 
 def require_writable(name: str, x: Tensor) -> None:

@@ -34,6 +34,9 @@ class Implementation:
 
     `prepare`, where there is one, is "module:function": it takes what the entry takes, and gives a
     function without arguments that serves the call on these very tensors as often as it is called.
+
+    `bind`, where there is one, is "module:function": it takes what the entry takes, and gives a
+    function of such operands that serves calls with the same sizes, layouts and parameters.
     """
 
     operation: Operation
@@ -45,6 +48,7 @@ class Implementation:
     runner: str = ""
     launch_config: str = ""
     prepare: str = ""
+    bind: str = ""
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
@@ -58,6 +62,10 @@ class Implementation:
     def load_prepare(self) -> Callable[..., Callable[[], None]]:
         """The function that `prepare` names, which takes operands and parameters as `load`'s."""
         return self._with_runner(_load(self.prepare))
+
+    def load_bind(self) -> Callable[..., Callable[..., Any]]:
+        """The function that `bind` names, which takes operands and parameters as `load`'s."""
+        return self._with_runner(_load(self.bind))
 
     def _with_runner(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.runner:

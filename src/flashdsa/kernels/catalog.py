@@ -20,6 +20,7 @@ from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
+from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
@@ -341,10 +342,9 @@ INDEXER_SCORES = KernelSpec(
     name="indexer_scores",
     arch=SM90.name,
     operations=(Operation.INDEXER_SCORES,),
-    plans=tuple(head_sums.ScoresPlan(heads) for heads in reversed(head_sums.SCORES_HEADS)),
-    build=_HEAD_SUMS_BUILD,
-    entry="head_sums_kernel",
-    sources=_HEAD_SUMS_FILES,
+    plans=tuple(scores.ScoresPlan(heads) for heads in reversed(scores.NUM_HEADS)),
+    build="flashdsa.kernels.indexer_training.sm90.scores.build:compile_scores",
+    entry="scores_kernel",
 )
 INDEXER_KL = KernelSpec(
     name="indexer_kl",

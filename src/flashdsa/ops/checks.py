@@ -176,8 +176,14 @@ def as_int32(tensor: Tensor, lowest: int) -> Tensor:
 
 def int32_slots(operands: Any) -> Any:
     """A tuple of operands with indices (S, topk) instead of (S, 1, topk), and with int32 slots."""
-    indices = drop_kv_head("indices", operands.indices, "[S, topk] or [S, 1, topk]")
-    length = operands.topk_length
+    indices, length = operands.indices, operands.topk_length
+    if (
+        indices.dtype is torch.int32
+        and indices.dim() == 2
+        and (length is None or length.dtype is torch.int32)
+    ):
+        return operands
+    indices = drop_kv_head("indices", indices, "[S, topk] or [S, 1, topk]")
     return operands._replace(
         indices=as_int32(indices, -1),
         topk_length=None if length is None else as_int32(length, 0),

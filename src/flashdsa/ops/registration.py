@@ -52,11 +52,16 @@ MOST_SERVED = 4096
 
 
 class _Served(NamedTuple):
-    """What a call that was checked was given to, and the parameters that it took."""
+    """What a call that was checked was given to.
+
+    Attributes:
+        function: of the operands and `parameters`. written: numbers of the operands that it writes.
+    """
 
     chosen: Implementation
     function: Callable[..., Any]
     parameters: Parameters
+    written: tuple[int, ...]
 
 
 _served: dict[tuple[Any, ...], _Served] = {}
@@ -76,7 +81,15 @@ def _checked(spec: OpSpec, arguments: Sequence[Any]) -> _Served:
     operands, parameters, backend = spec.unpack(arguments)
     sizes = spec.check(operands, parameters)
     chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
-    return _Served(chosen, chosen.load(), spec.passed(operands, parameters))
+    passed = spec.passed(operands, parameters)
+    written = tuple(
+        number
+        for number, operand in enumerate(spec.operands)
+        if operand.written and operands[number] is not None
+    )
+    if chosen.bind:
+        return _Served(chosen, chosen.load_bind()(operands, **passed), {}, written)
+    return _Served(chosen, chosen.load(), passed, written)
 
 
 def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> bool:
@@ -105,11 +118,10 @@ def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
         if len(_served) >= MOST_SERVED:
             _served.clear()
         _served[key] = served
-    chosen, function, parameters = served
+    chosen, function, parameters, written = served
     results = function(operands, **parameters)
-    for operand, tensor in zip(spec.operands, operands, strict=True):
-        if operand.written and tensor is not None:
-            torch.autograd.graph.increment_version(tensor)
+    for number in written:
+        torch.autograd.graph.increment_version(operands[number])
     if chosen.launch_config:
         indexer_launch.keep(
             chosen, operands, (parameters["sorted"], parameters["positions"], backend)

@@ -13,9 +13,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
-from flashdsa.backends.sm90.head_sums import plan_for
+from flashdsa.backends.sm90 import attention_target, indexer_scores
 from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import ScoresPlan, TargetPlan
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
+from flashdsa.kernels.indexer_training.sm90.scores.plan import ScoresPlan
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerTrainingCase,
@@ -74,8 +75,16 @@ def test_it_does_not_matter_when_asynchronous_work_happens(what: str, when: str)
 def test_the_last_queries_are_shared_by_all_ctas(queries: int) -> None:
     """Of four: each of two queries by two, the fifth by all, whose tiles are fewer or more."""
     case = SparseMlaCase("shared", queries, 70, 8, 330, invalid=True, topk_length=True)
-    (setup,) = run(IndexerTrainingCase(case), "scores", device=SMALL).setups
+    (setup,) = run(IndexerTrainingCase(case), "target", device=SMALL).setups
     assert setup.grid[0] == SMALL.num_sms
+
+
+@pytest.mark.parametrize(("queries", "parts"), [(2, 6), (5, 3)])
+def test_the_slots_of_few_queries_are_shared_by_several_ctas(queries: int, parts: int) -> None:
+    """Six tiles of a query, some without a slot in use."""
+    case = SparseMlaCase("shared", queries, 70, 8, 330, invalid=True, topk_length=True)
+    (setup,) = run(IndexerTrainingCase(case), "scores", device=SMALL).setups
+    assert setup.grid[0] == queries * parts
 
 
 def test_all_heads_of_a_model() -> None:
@@ -107,8 +116,9 @@ def test_a_head_that_attends_nowhere_adds_nothing() -> None:
 
 
 def test_the_plan_of_a_number_of_heads() -> None:
-    assert [plan_for(heads, True).num_heads for heads in (1, 8, 9, 64, 100)] == [8, 8, 16, 64, 128]
-    assert [plan_for(heads, False).num_heads for heads in (1, 16, 33)] == [16, 16, 64]
+    of_target, of_scores = attention_target.plan_for, indexer_scores.plan_for
+    assert [of_target(heads).num_heads for heads in (1, 8, 9, 64, 100)] == [8, 8, 16, 64, 128]
+    assert [of_scores(heads).num_heads for heads in (1, 16, 33)] == [16, 16, 64]
 
 
 def test_a_ring_in_which_a_consumer_could_wait_a_round_ahead_is_refused() -> None:
@@ -122,10 +132,11 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, plan: TargetPlan | ScoresPlan
 ) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    spec = ATTENTION_TARGET if plan.is_target else INDEXER_SCORES
+    is_target = isinstance(plan, TargetPlan)
+    spec, chunks = (ATTENTION_TARGET, 9) if is_target else (INDEXER_SCORES, 2)
     text = str(compiled(spec, plan).__ptx__).rstrip("\0")
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
-    assert products == [f"m64n{plan.num_heads}"] * (4 * plan.chunks)
+    assert products == [f"m64n{plan.num_heads}"] * (4 * chunks)
     assert_it_assembles_without_spills(text, tmp_path)
 
 

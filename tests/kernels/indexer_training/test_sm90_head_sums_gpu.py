@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.sm90.head_sums import head_sums
+from flashdsa.backends.sm90.attention_target import attention_target
+from flashdsa.backends.sm90.indexer_scores import indexer_scores
+from flashdsa.operands import AttentionTargetOperands, IndexerScoresOperands
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerTrainingCase,
@@ -139,22 +141,27 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters() -> None:
     assert x.topk_length is not None
     lengths, indices = runner.guarded(x.topk_length), runner.guarded(inputs.indices)
     found = {
-        "target": head_sums(
+        "target": attention_target(
             runner,
-            runner.guarded(x.q),
-            runner.guarded(x.kv.view(-1, 576)),
-            indices,
-            lengths,
-            runner.guarded(lse),
+            AttentionTargetOperands(
+                runner.guarded(x.q),
+                runner.guarded(x.kv.view(-1, 576)),
+                runner.guarded(lse),
+                indices,
+                lengths,
+                None,
+            ),
             sm_scale=576**-0.5,
         ),
-        "scores": head_sums(
+        "scores": indexer_scores(
             runner,
-            runner.guarded(inputs.q_index),
-            runner.guarded(inputs.k_index),
-            indices,
-            lengths,
-            runner.guarded(inputs.weights),
+            IndexerScoresOperands(
+                runner.guarded(inputs.q_index),
+                runner.guarded(inputs.k_index),
+                runner.guarded(inputs.weights),
+                indices,
+                lengths,
+            ),
         ),
     }
     for name, call in calls(inputs).items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from functools import cache, cached_property
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property, lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,11 @@ from flashdsa.jit.loader import load
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
 logger = logging.getLogger("flashdsa.gpu")
+
+_NOTHING = nullcontext()
+_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+"""On the current device, past torch's dispatcher, as Inductor's code allocates: behind a pause of
+the process `torch.empty` takes 60 us."""
 
 
 class Gpu:
@@ -54,11 +60,16 @@ class Gpu:
 
     def launching(self) -> AbstractContextManager[Any]:
         """The device is torch's current one: a function's first call loads the kernel there."""
+        if torch._C._cuda_getDevice() == self.index:
+            return _NOTHING
         return torch.cuda.device(self.index)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Not initialised."""
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        if _empty_strided is None or torch._C._cuda_getDevice() != self.index:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        made: Tensor = _empty_strided(shape, _strides(shape), dtype)
+        return made
 
     def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
         """Of the device's current stream, or of the launch that is captured there."""
@@ -78,6 +89,12 @@ class Gpu:
         import tvm_ffi
 
         return tuple(map(tvm_ffi.from_dlpack, allocate(self)))
+
+
+@lru_cache(maxsize=1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a tensor without gaps."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 @cache

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
+import torch
 from torch import Tensor
 
+from flashdsa.backends.memory import lie_densely, readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.head_sums import head_sums
+from flashdsa.kernels.catalog import ATTENTION_TARGET
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
+    TARGET_HEADS,
+    TargetPlan,
+    target_plan,
+)
 from flashdsa.operands import AttentionTargetOperands
+from flashdsa.plan.row_tiles import TILE_ROWS
+
+
+@cache
+def plan_for(num_heads: int) -> TargetPlan:
+    """The plan with the fewest columns that so many heads fit in."""
+    return target_plan(next(size for size in TARGET_HEADS if size >= num_heads))
+
+
+def bind(
+    runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
+) -> Callable[[AttentionTargetOperands], Tensor]:
+    """`attention_target` of operands that differ from these in what they hold alone."""
+    num_queries, topk = operands.indices.shape
+    if not operands.kv.shape[0] or not operands.indices.numel():
+        return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).zero_()
+    function = runner.function(ATTENTION_TARGET, plan_for(operands.q.shape[1]))
+    every = runner.empty(0, dtype=torch.int32)
+    no_sink = runner.empty(0, dtype=torch.float32)
+    num_ctas = min(num_queries * -(-topk // TILE_ROWS), runner.num_sms)
+    dense = lie_densely(operands)
+
+    def serve(operands: AttentionTargetOperands) -> Tensor:
+        q, kv, lse, indices, topk_length, attn_sink = operands
+        lengths = every if topk_length is None else topk_length
+        sink = no_sink if attn_sink is None else attn_sink
+        if not dense:
+            lse, indices = lse.contiguous(), indices.contiguous()
+            lengths, sink = lengths.contiguous(), sink.contiguous()
+        out = runner.empty(num_queries, topk, dtype=torch.float32)
+        q, kv = readable(q), readable(kv)
+        with runner.launching():
+            function(q, kv, indices, lengths, lse, sink, out, sm_scale, num_ctas)
+        return out
+
+    return serve
 
 
 def attention_target(
     runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
 ) -> Tensor:
     """P (S, topk) fp32 = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
-    q, kv, lse, indices, topk_length, attn_sink = operands
-    return head_sums(runner, q, kv, indices, topk_length, lse, attn_sink, sm_scale)
+    return bind(runner, operands, sm_scale=sm_scale)(operands)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,24 +13,47 @@ from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 from flashdsa.operands import IndexerKlBwdOperands, IndexerKlOperands
 
 
+def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOperands], Tensor]:
+    """`kl` of operands that differ from these in what they hold alone."""
+    rows = operands.scores.shape[0]
+    if not operands.scores.numel():
+        return lambda _: runner.empty(rows, dtype=torch.float32).zero_()
+    function = runner.function(INDEXER_KL, KlPlan())
+
+    def serve(operands: IndexerKlOperands) -> Tensor:
+        scores, target = operands
+        out = runner.empty(rows, dtype=torch.float32)
+        with runner.launching():
+            function(scores.contiguous(), target.contiguous(), out)
+        return out
+
+    return serve
+
+
 def kl(runner: Runner, operands: IndexerKlOperands) -> Tensor:
     """KL (S,) fp32; 0 for rows without a valid slot or a target."""
-    scores, target = operands
-    out = runner.empty(scores.shape[0], dtype=torch.float32)
-    if not scores.numel():
-        return out.zero_()
-    function = runner.function(INDEXER_KL, KlPlan())
-    with runner.launching():
-        function(scores.contiguous(), target.contiguous(), out)
-    return out
+    return bind(runner, operands)(operands)
+
+
+def bind_backward(
+    runner: Runner, operands: IndexerKlBwdOperands
+) -> Callable[[IndexerKlBwdOperands], Tensor]:
+    """`kl_backward` of operands that differ from these in what they hold alone."""
+    shape = tuple(operands.scores.shape)
+    if not operands.scores.numel():
+        return lambda _: runner.empty(*shape, dtype=torch.float32)
+    function = runner.function(INDEXER_KL, KlPlan(gradient=True))
+
+    def serve(operands: IndexerKlBwdOperands) -> Tensor:
+        scores, target, grad_kl = operands
+        out = runner.empty(*shape, dtype=torch.float32)
+        with runner.launching():
+            function(scores.contiguous(), target.contiguous(), grad_kl.contiguous(), out)
+        return out
+
+    return serve
 
 
 def kl_backward(runner: Runner, operands: IndexerKlBwdOperands) -> Tensor:
     """d_scores (S, topk) fp32 = grad_kl (softmax of the scores - normalised target)."""
-    scores, target, grad_kl = operands
-    out = runner.empty(*scores.shape, dtype=torch.float32)
-    if out.numel():
-        function = runner.function(INDEXER_KL, KlPlan(gradient=True))
-        with runner.launching():
-            function(scores.contiguous(), target.contiguous(), grad_kl.contiguous(), out)
-    return out
+    return bind_backward(runner, operands)(operands)

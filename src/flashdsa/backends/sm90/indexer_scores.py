@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
+import torch
 from torch import Tensor
 
+from flashdsa.backends.memory import lie_densely, readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.head_sums import head_sums
+from flashdsa.kernels.catalog import INDEXER_SCORES
+from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS, TILE_KEYS, ScoresPlan
 from flashdsa.operands import IndexerScoresOperands
+
+
+@cache
+def plan_for(num_heads: int) -> ScoresPlan:
+    """The plan with the fewest columns that so many heads fit in."""
+    return ScoresPlan(next(size for size in NUM_HEADS if size >= num_heads))
+
+
+def bind(
+    runner: Runner, operands: IndexerScoresOperands
+) -> Callable[[IndexerScoresOperands], Tensor]:
+    """`indexer_scores` of operands that differ from these in what they hold alone."""
+    num_queries, topk = operands.indices.shape
+    if not operands.k_index.shape[0] or not operands.indices.numel():
+        return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).fill_(-torch.inf)
+    plan = plan_for(operands.q_index.shape[1])
+    function = runner.function(INDEXER_SCORES, plan)
+    # A query for each CTA; of few queries each has several.
+    parts = max(1, min(plan.ctas * runner.num_sms // num_queries, -(-topk // TILE_KEYS)))
+    every = runner.empty(0, dtype=torch.int32)
+    dense = lie_densely(operands) and operands.weights.dtype is torch.float32
+
+    def serve(operands: IndexerScoresOperands) -> Tensor:
+        q, k, weights, indices, topk_length = operands
+        lengths = every if topk_length is None else topk_length
+        if not dense:
+            weights = weights.to(torch.float32).contiguous()
+            indices, lengths = indices.contiguous(), lengths.contiguous()
+        out = runner.empty(num_queries, topk, dtype=torch.float32)
+        with runner.launching():
+            function(readable(q), readable(k), indices, lengths, weights, out, parts)
+        return out
+
+    return serve
 
 
 def indexer_scores(runner: Runner, operands: IndexerScoresOperands) -> Tensor:
     """I (S, topk) fp32 = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
-    q, k, weights, indices, topk_length = operands
-    return head_sums(runner, q, k, indices, topk_length, weights)
+    return bind(runner, operands)(operands)

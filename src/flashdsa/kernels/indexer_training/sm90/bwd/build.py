@@ -17,36 +17,26 @@ from flashdsa.problem import INDEX_HEAD_DIM
 def compile_backward(plan: BwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, k, weights, indices, grad_scores, topk_length, rows, gradients, counts, present, dq, dk, dw,
-    choice, spread, num_ctas), or (..., sample_counts, sample_named, step, ratio) where plan.chosen;
-    see `launch_backward` and `launch_chosen`.
+    (q, k, weights, indices, grad_scores, topk_length, scratch, dq, dk, dw, spread, most_ctas), and
+    ratio where plan.chosen; see `launch_backward` and `launch_chosen`.
     """
-    rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
-    groups, lines, capacity, places, choices = (cute.sym_int32() for _ in range(5))
-    samples = cute.sym_int32()
-    of_slots = places if plan.ordered else keys
-    chosen = []
-    if plan.chosen:
-        choices = 1
-        chosen = [*(fake_tensor(Int32, (samples,), 4) for _ in range(2)), Int32(1), Float32(1.0)]
+    keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
+    of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
     return cute.compile(
         launch_chosen if plan.chosen else launch_backward,
-        fake_tensor(BFloat16, (rows, INDEX_HEAD_DIM)),
+        fake_tensor(BFloat16, of_query),
         fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (rows,), 4),
+        fake_tensor(Float32, (queries, plan.num_heads), 4),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Float32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Int32, (groups, capacity)),
-        fake_tensor(Float32, (lines, capacity)),
-        *(fake_tensor(Int32, (groups,), 4) for _ in range(2)),
-        fake_tensor(BFloat16, (rows, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (of_slots, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (rows,), 4),
-        fake_tensor(Int32, (choices,), 4),
+        fake_tensor(Int32, (words,)),
+        fake_tensor(BFloat16, of_query),
+        fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM)),
+        fake_tensor(Float32, (queries, plan.num_heads), 4),
         Int32(0),
         Int32(1),
-        *chosen,
+        *([Float32(1.0)] if plan.chosen else []),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_90a",

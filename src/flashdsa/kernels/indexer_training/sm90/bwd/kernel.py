@@ -15,12 +15,14 @@ import cutlass
 from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, Lists
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
 from flashdsa.kernels.indexer_training.sm90.bwd.load import Loader, load_all
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES
 from flashdsa.kernels.sparse_mla.sm90.choice import FIRST, SECOND, is_taken, launch_choice
+from flashdsa.problem import INDEX_HEAD_DIM
 
 
 @cute.kernel
@@ -91,6 +93,47 @@ def launch_group(
 
 
 @cute.jit
+def matrix(scratch: cute.Tensor, first: Int32, dtype: cutlass.Constexpr, shape: Any) -> cute.Tensor:
+    """Words of the scratch from `first` on, a multiple of 4, as a matrix without gaps."""
+    words = cute.recast_ptr((scratch.iterator + first).align(BULK_ALIGNMENT), dtype=dtype)
+    return cute.make_tensor(words, cute.make_layout(shape, stride=(shape[1], 1)))
+
+
+@cute.jit
+def lists_in(
+    scratch: cute.Tensor, num_queries: Int32, topk: Int32, plan: cutlass.Constexpr
+) -> Lists:
+    """The lists of the plan's groups, behind the choice and its samples."""
+    groups = (num_queries + (plan.queries - 1)) // plan.queries
+    capacity, lines = plan.capacity(topk), groups * plan.queries
+    rows = Int32(CHOICE_WORDS + 2 * MOST_SAMPLES)
+    gradients = rows + groups * capacity
+    counts = gradients + lines * capacity
+    of_group = cute.make_layout((groups,))
+    return Lists(
+        matrix(scratch, rows, Int32, (groups, capacity)),
+        matrix(scratch, gradients, Float32, (lines, capacity)),
+        cute.make_tensor(scratch.iterator + counts, of_group),
+        cute.make_tensor(scratch.iterator + (counts + groups), of_group),
+    )
+
+
+@cute.jit
+def lines_of(x: cute.Tensor) -> cute.Tensor:
+    """(S, H, 128) as (S * H, 128)."""
+    rows = x.shape[0] * x.shape[1]
+    return cute.make_tensor(
+        x.iterator, cute.make_layout((rows, INDEX_HEAD_DIM), stride=(INDEX_HEAD_DIM, 1))
+    )
+
+
+@cute.jit
+def flat(x: cute.Tensor) -> cute.Tensor:
+    """(S, H) as (S * H,)."""
+    return cute.make_tensor(x.iterator, cute.make_layout((x.shape[0] * x.shape[1],)))
+
+
+@cute.jit
 def launch_backward(
     q: cute.Tensor,
     k: cute.Tensor,
@@ -98,38 +141,33 @@ def launch_backward(
     indices: cute.Tensor,
     grad_scores: cute.Tensor,
     topk_length: cute.Tensor,
-    rows: cute.Tensor,
-    gradients: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
+    scratch: cute.Tensor,
     dq: cute.Tensor,
     dk: cute.Tensor,
     dw: cute.Tensor,
-    choice: cute.Tensor,
     spread: Int32,
-    num_ctas: Int32,
+    most_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch the lists and the backward on `stream`.
 
     Args:
-        q: (S * H, 128) bf16. k: (S_kv, 128) bf16. weights: (S * H,) fp32.
+        q: (S, H, 128) bf16. k: (S_kv, 128) bf16. weights: (S, H) fp32.
         indices: (S, topk) int32. grad_scores: (S, topk) fp32, read where a slot is valid.
         topk_length: (S,) int32, or (0,): every slot counts.
-        rows, gradients, counts, present: the `Lists` of groups of plan.queries queries, written.
-        dq: (S * H, 128) bf16 and dw (S * H,) fp32, written.
+        scratch: (words,) int32, plan.scratch_words of them at least, written.
+        dq: (S, H, 128) bf16 and dw (S, H) fp32, written.
         dk: (S_kv, 128) fp32, added to; ordered: (groups * capacity, 128), of each place of the
             lists that has a key its row of dK, written.
-        choice: nothing is done where it is not SECOND; (0,): it is done.
-        spread: see `Context`.
-        num_ctas: at most the groups; best so many as run at once.
+        spread: see `Context`. most_ctas: best so many as run at once.
     """
-    lists = Lists(rows, gradients, counts, present)
-    slots = indices, grad_scores, topk_length
+    lists = lists_in(scratch, Int32(indices.shape[0]), Int32(indices.shape[1]), plan)
+    no_choice = cute.make_tensor(scratch.iterator, cute.make_layout((Int32(0),)))
     launch_group(
-        q, k, weights, slots, lists, (dq, dk, dw), choice, Int32(SECOND), (spread, num_ctas), plan,
-        stream,
+        lines_of(q), k, flat(weights), (indices, grad_scores, topk_length), lists,
+        (lines_of(dq), dk, flat(dw)), no_choice, Int32(SECOND),
+        (spread, cutlass.min(most_ctas, Int32(lists.counts.shape[0]))), plan, stream,
     )  # fmt: skip
 
 
@@ -141,36 +179,38 @@ def launch_chosen(
     indices: cute.Tensor,
     grad_scores: cute.Tensor,
     topk_length: cute.Tensor,
-    rows: cute.Tensor,
-    gradients: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
+    scratch: cute.Tensor,
     dq: cute.Tensor,
     dk: cute.Tensor,
     dw: cute.Tensor,
-    choice: cute.Tensor,
     spread: Int32,
-    num_ctas: Int32,
-    sample_counts: cute.Tensor,
-    sample_named: cute.Tensor,
-    step: Int32,
+    most_ctas: Int32,
     ratio: Float32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the choice on `stream`, and lists and backward if the groups have enough in common.
+    """Launch the choice on `stream`, and lists and backward of both groupings: those of `plan`
+    have work if its groups have enough in common, those of plan.smaller if not.
 
     Args:
-        As for `launch_backward`, and
-        choice: (1,) int32, written: FIRST where these groups are taken.
-        sample_counts, sample_named: (samples,) int32, written: of groups 0, step, ..., by which it
-            is chosen. ratio: see `launch_choice`.
+        As for `launch_backward`, and ratio: see `launch_choice`.
     """
-    lists = Lists(rows, gradients, counts, present)
+    num_queries, topk = Int32(indices.shape[0]), Int32(indices.shape[1])
     slots = indices, grad_scores, topk_length
-    launch_counts(*slots, Int32(k.shape[0]), sample_counts, sample_named, step, plan, stream)
-    launch_choice(sample_counts, sample_named, choice, ratio, plan.queries, stream)
-    launch_group(
-        q, k, weights, slots, lists, (dq, dk, dw), choice, Int32(FIRST), (spread, num_ctas), plan,
-        stream,
-    )  # fmt: skip
+    groups = (num_queries + (plan.queries - 1)) // plan.queries
+    step = (groups + (MOST_SAMPLES - 1)) // MOST_SAMPLES
+    samples = cute.make_layout(((groups + step - 1) // step,))
+    choice = cute.make_tensor(scratch.iterator, cute.make_layout((1,)))
+    counts, named = (
+        cute.make_tensor(scratch.iterator + (CHOICE_WORDS + i * MOST_SAMPLES), samples)
+        for i in range(2)
+    )
+    launch_counts(*slots, Int32(k.shape[0]), counts, named, step, plan, stream)
+    launch_choice(counts, named, choice, ratio, plan.queries, stream)
+    for number, grouping in ((FIRST, plan), (SECOND, plan.smaller)):
+        lists = lists_in(scratch, num_queries, topk, grouping)
+        num_ctas = cutlass.min(most_ctas, Int32(lists.counts.shape[0]))
+        launch_group(
+            lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), choice,
+            Int32(number), (spread, num_ctas), grouping, stream,
+        )  # fmt: skip

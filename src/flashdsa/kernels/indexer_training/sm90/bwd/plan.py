@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
@@ -33,6 +34,10 @@ STAGES = {4: 4, 2: 6}
 TABLE_WORDS = 32_768
 """Of the lists' kernel: gradients of a range of keys in shared memory."""
 MOST_TABLE_KEYS = 8192
+MOST_SAMPLES = 128
+"""Groups by which the larger ones are chosen."""
+CHOICE_WORDS = 4
+"""Of the scratch, in front of the samples and the lists: one number, and room to align them."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,33 @@ class BwdPlan(Sm90Plan):
     def table_keys(self) -> int:
         """Keys of a range of which the lists' kernel holds the gradients in shared memory."""
         return min(MOST_TABLE_KEYS, TABLE_WORDS // self.queries)
+
+    def capacity(self, topk: Any) -> Any:
+        """Of a group's list: room for all its slots, in whole tiles; int or Int32."""
+        return (self.queries * topk + (TILE_KEYS - 1)) // TILE_KEYS * TILE_KEYS
+
+    def list_bytes(self, topk: int) -> int:
+        """Of a group: numbers of its keys, their gradients, two counts."""
+        return FP32 * (self.capacity(topk) * (1 + self.queries) + 2)
+
+    def scratch_words(self, num_queries: int, topk: int) -> int:
+        """Words that a launch for so many queries needs: its choice and the lists. The smaller
+        groups' lists take the place of the larger ones', and less of it."""
+        groups = -(-num_queries // self.queries)
+        return CHOICE_WORDS + 2 * MOST_SAMPLES + groups * self.list_bytes(topk) // FP32
+
+    def places_in(self, scratch: Any, groups: int, topk: int) -> tuple[Any, Any]:
+        """Of a launch's scratch, a torch tensor: the lists' keys (groups, capacity) and how many
+        there are in each list (groups,)."""
+        capacity, first = self.capacity(topk), CHOICE_WORDS + 2 * MOST_SAMPLES
+        counts = first + groups * capacity * (1 + self.queries)
+        rows = scratch[first : first + groups * capacity].view(groups, capacity)
+        return rows, scratch[counts : counts + groups]
+
+    @property
+    def smaller(self) -> BwdPlan:
+        """That of the smaller groups, which are taken where these are not."""
+        return replace(self, blocks=min(BLOCKS))
 
     @property
     def buffers(self) -> list[SmemRegion]:

@@ -1,1 +1,1 @@
-"""The attention's target and the indexer's scores: sums over heads at the slots of each query."""
+"""The attention's target: exponentials summed over heads at the slots of each query."""

@@ -36,7 +36,7 @@ class Adder(NamedTuple):
 
     ctx: Context
     out: cute.Tensor  # (S, topk) fp32, written
-    scale: Float32  # of products, in log2; of the target only
+    scale: Float32  # of products, in log2
     number: Int32  # of this warpgroup among the consumers
 
 
@@ -115,19 +115,9 @@ def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32
     for i in cutlass.range_constexpr(plan.num_heads // QUAD):
         for half in cutlass.range_constexpr(2):
             product = acc[i // 2 * 4 + 2 * half + i % 2]
-            if cutlass.const_expr(plan.is_target):
-                exponent = product * role.scale - heads[i]
-                sums[half][i % 2] = sums[half][i % 2] + cute.math.exp2(exponent, fastmath=True)
-            else:
-                positive = cute.arch.fmax(product, Float32(0.0))
-                sums[half][i % 2] = positive * heads[i] + sums[half][i % 2]
+            exponent = product * role.scale - heads[i]
+            sums[half][i % 2] = sums[half][i % 2] + cute.math.exp2(exponent, fastmath=True)
     return [neighbours_sum(one[0] + one[1], QUAD) for one in sums]
-
-
-@cute.jit
-def nothing(role: Adder) -> Float32:
-    """What a slot has that is not valid."""
-    return Float32(0.0 if role.ctx.plan.is_target else -float("inf"))
 
 
 @cute.jit
@@ -156,7 +146,7 @@ def add_tile(
     if lane % QUAD < 2 and slot < ctx.topk:
         total = sums[1] if half == 1 else sums[0]
         # A selection: what is not valid may be NaN.
-        total = total if row >= 0 else nothing(role)
+        total = total if row >= 0 else Float32(0.0)
         (role.out.iterator + (Int64(item.query) * ctx.topk + slot)).store(total)
 
 
@@ -184,7 +174,7 @@ def fill_rest(role: Adder, item: Item) -> None:
             ctx.plan.consumers * WARPGROUP_SIZE,
             unroll=1,
         ):
-            (line + slot).store(nothing(role))
+            (line + slot).store(Float32(0.0))
 
 
 @cute.jit

@@ -9,7 +9,7 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.indexer_training.sm90.head_sums.kernel import launch_head_sums
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import HeadSumsPlan
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 
 
 def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = 4) -> Any:
@@ -17,10 +17,10 @@ def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = 4) -> Any:
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
-def compile_head_sums(plan: HeadSumsPlan) -> Any:
+def compile_head_sums(plan: TargetPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, keys, indices, topk_length, of_heads, attn_sink, out, sm_scale, num_ctas), see
+    (q, keys, indices, topk_length, lse, attn_sink, out, sm_scale, num_ctas), see
     `launch_head_sums`.
     """
     queries, heads, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(6))

@@ -7,7 +7,7 @@ from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import PipelineState, advanced
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import HeadSumsPlan
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 from flashdsa.plan.row_tiles import TILE_ROWS
 
 
@@ -23,7 +23,7 @@ class Context(NamedTuple):
     thread: Int32  # in its warpgroup
 
     @property
-    def plan(self) -> HeadSumsPlan:
+    def plan(self) -> TargetPlan:
         """The budgets, known when the kernel is compiled."""
         return self.arena.plan
 

@@ -32,7 +32,7 @@ class Gatherer(NamedTuple):
     ctx: Context
     q_map: Any  # (S, H, width), boxes of 1 x num_heads x 64
     keys: cute.Tensor  # (S_kv, width) bf16
-    of_heads: cute.Tensor  # (S, H) fp32: lse, natural, or weights
+    lse: cute.Tensor  # (S, H) fp32, natural
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
 
 
@@ -74,17 +74,14 @@ def read_rows(ctx: Context, at: Cursor) -> list[Int32]:
 
 @cute.jit
 def head_number(role: Gatherer, query: Int32) -> Float32:
-    """What the sums take of head `thread`: lse', in log2, or the weight. Heads that are not there
-    add nothing."""
+    """lse' of head `thread`, in log2; infinite of one that is not there: it adds nothing."""
     head = role.ctx.thread
-    nothing = Float32(float("inf") if role.ctx.plan.is_target else 0.0)
-    number = nothing
-    if head < role.of_heads.shape[1] and query < role.ctx.num_queries:
-        number = (role.of_heads.iterator + (Int64(query) * role.of_heads.shape[1] + head)).load()
-        if cutlass.const_expr(role.ctx.plan.is_target):
-            number = number * Float32(LOG2_E)
-            if role.attn_sink.shape[0] > 0:
-                number = log2_of_sum(number, (role.attn_sink.iterator + head).load() * LOG2_E)
+    number = Float32(float("inf"))
+    if head < role.lse.shape[1] and query < role.ctx.num_queries:
+        number = (role.lse.iterator + (Int64(query) * role.lse.shape[1] + head)).load()
+        number = number * Float32(LOG2_E)
+        if role.attn_sink.shape[0] > 0:
+            number = log2_of_sum(number, (role.attn_sink.iterator + head).load() * LOG2_E)
     return number
 
 

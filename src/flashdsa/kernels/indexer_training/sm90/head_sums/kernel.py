@@ -3,10 +3,8 @@
 gather                | consumer 0                  | consumer 1
 --------------------- | --------------------------- | ---------------------------
 a tile's rows, piece  | K Q^T of tile 0             |
-by piece; with a      | exponentials or relu, sums  | K Q^T of tile 1
-query's first, its Q  | K Q^T of tile 2             | exponentials or relu, sums
-
-With three consumers each takes every third tile.
+by piece; with a      | exponentials, sums          | K Q^T of tile 1
+query's first, its Q  | K Q^T of tile 2             | exponentials, sums
 """
 
 from typing import Any
@@ -29,7 +27,7 @@ def head_sums_kernel(
     keys: cute.Tensor,
     indices: cute.Tensor,
     topk_length: cute.Tensor,
-    of_heads: cute.Tensor,
+    lse: cute.Tensor,
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     sm_scale: Float32,
@@ -44,7 +42,7 @@ def head_sums_kernel(
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, indices, topk_length, keys)
-        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, of_heads, attn_sink))
+        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
     else:
         cute.arch.setmaxregister_increase(plan.add.registers)
         ctx = locate(arena, indices, topk_length, keys)
@@ -69,7 +67,7 @@ def launch_head_sums(
     keys: cute.Tensor,
     indices: cute.Tensor,
     topk_length: cute.Tensor,
-    of_heads: cute.Tensor,
+    lse: cute.Tensor,
     attn_sink: cute.Tensor,
     out: cute.Tensor,
     sm_scale: Float32,
@@ -82,9 +80,9 @@ def launch_head_sums(
     Args:
         q: (S, H, width) bf16, H at most plan.num_heads. keys: (S_kv, width) bf16, S_kv at least 1.
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,): every slot counts.
-        of_heads: (S, H) fp32: of the target lse, natural, without sinks; of the scores weights.
-        attn_sink: (H,) fp32, or (0,): none; of the target only.
-        out: (S, topk) fp32, written. sm_scale: of the target only.
+        lse: (S, H) fp32, natural, without sinks.
+        attn_sink: (H,) fp32, or (0,): none.
+        out: (S, topk) fp32, written.
         num_ctas: at most the tiles of all queries; best so many as run at once.
     """
     q_map = tensor_map.create_tensor_map_tiled_from_view(
@@ -93,6 +91,6 @@ def launch_head_sums(
         stride_order=(2, 1, 0),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
-    head_sums_kernel(
-        q_map, keys, indices, topk_length, of_heads, attn_sink, out, sm_scale, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,12 +14,11 @@ STEP_TILES = 4
 STEP_SLOTS = STEP_TILES * TILE_ROWS
 FP32 = 4
 TARGET_HEADS = (8, 16, 32, 64, 128)
-SCORES_HEADS = (16, 32, 64)
 """Columns of a product. Fewer heads have columns of zeros beside them."""
 
 
 @dataclass(frozen=True)
-class HeadSumsPlan(Sm90Plan):
+class TargetPlan(Sm90Plan):
     """One compiled kernel: choices first, then what follows from them.
 
     A query is a work item. Its rows of keys come in tiles of 64, through a ring of pieces; its
@@ -33,15 +31,15 @@ class HeadSumsPlan(Sm90Plan):
         consumers: warpgroups. gather_registers, consumer_registers: of a thread.
     """
 
-    num_heads: int
-    chunks: int
-    key_piece: int
-    query_piece: int
-    key_slots: int
-    query_slots: int
-    consumers: int
-    gather_registers: int
-    consumer_registers: int
+    num_heads: int = 128
+    chunks: int = 9
+    key_piece: int = 1
+    query_piece: int = 3
+    key_slots: int = 10
+    query_slots: int = 3
+    consumers: int = 2
+    gather_registers: int = 72
+    consumer_registers: int = 216
 
     def __post_init__(self) -> None:
         """Hold the choices against each other and the architecture.
@@ -66,14 +64,9 @@ class HeadSumsPlan(Sm90Plan):
         self.check()
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """The exported name of its function."""
-
-    @property
-    @abstractmethod
-    def is_target(self) -> bool:
-        """Whether exponentials of the products are summed, or what relu leaves of them."""
+        return f"attention_target_h{self.num_heads}"
 
     @property
     def width(self) -> int:
@@ -118,7 +111,7 @@ class HeadSumsPlan(Sm90Plan):
         return [
             SmemRegion("q", q, 1024, "Q: a ring of [heads, 64] SW128"),
             SmemRegion("k", k, 1024, "keys: a ring of [64, 64] SW128"),
-            SmemRegion("heads", heads, 16, "of each head its lse, in log2, or its weight"),
+            SmemRegion("heads", heads, 16, "of each head its lse, in log2"),
         ]
 
     @property
@@ -159,56 +152,6 @@ class HeadSumsPlan(Sm90Plan):
             Barrier("k_full", self.key_slots, gather, every, add, 0, "a piece is there"),
             Barrier("k_free", self.key_slots, add, group, gather, 0, "it has been read"),
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TargetPlan(HeadSumsPlan):
-    """The kernel of `attention_target`: rows of 576 columns, exponentials."""
-
-    num_heads: int = 128
-    chunks: int = 9
-    key_piece: int = 1
-    query_piece: int = 3
-    key_slots: int = 10
-    query_slots: int = 3
-    consumers: int = 2
-    gather_registers: int = 72
-    consumer_registers: int = 216
-
-    @property
-    def name(self) -> str:
-        """The exported name of its function."""
-        return f"attention_target_h{self.num_heads}"
-
-    @property
-    def is_target(self) -> bool:
-        """It is."""
-        return True
-
-
-@dataclass(frozen=True)
-class ScoresPlan(HeadSumsPlan):
-    """The kernel of `indexer_scores`: rows of 128 columns, relu and weights."""
-
-    num_heads: int = 64
-    chunks: int = 2
-    key_piece: int = 2
-    query_piece: int = 2
-    key_slots: int = 12
-    query_slots: int = 2
-    consumers: int = 3
-    gather_registers: int = 72
-    consumer_registers: int = 144
-
-    @property
-    def name(self) -> str:
-        """The exported name of its function."""
-        return f"indexer_scores_h{self.num_heads}"
-
-    @property
-    def is_target(self) -> bool:
-        """It is not."""
-        return False
 
 
 def target_plan(num_heads: int) -> TargetPlan:

@@ -1,0 +1,1 @@
+"""The indexer's scores at the slots of each query."""

@@ -1,0 +1,61 @@
+"""Sizes of the kernel of `indexer_scores`, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.plan import Role
+from flashdsa.problem import INDEX_HEAD_DIM
+
+TILE_KEYS = 64
+"""Rows of a product."""
+NUM_HEADS = (16, 32, 64)
+"""Columns of a product. Fewer heads have columns of zeros beside them."""
+BF16 = 2
+FP32 = 4
+CTA_BYTES = 1024
+"""Of shared memory, that the system takes of each CTA."""
+SM_BYTES = SM90.smem_bytes + CTA_BYTES
+
+
+@dataclass(frozen=True)
+class ScoresPlan:
+    """One compiled kernel. A CTA is a warpgroup, and takes the slots of a query or some of them.
+
+    Attributes:
+        num_heads: columns of a product. ctas: of an SM; they hide each other's waits.
+    """
+
+    num_heads: int = 64
+    ctas: int = 4
+
+    @property
+    def carveout(self) -> int:
+        """Shared memory that so many CTAs take, per cent of an SM's; the rest is cache."""
+        return -(-100 * self.ctas * (self.smem_bytes + CTA_BYTES) // SM_BYTES)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """None: all warps do the same."""
+        return ()
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return WARPGROUP_SIZE
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA: a query's Q and behind it its weights."""
+        return self.query_bytes + self.num_heads * FP32
+
+    @property
+    def query_bytes(self) -> int:
+        """A query's Q."""
+        return self.num_heads * INDEX_HEAD_DIM * BF16
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"indexer_scores_h{self.num_heads}"
