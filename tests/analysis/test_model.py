@@ -314,8 +314,8 @@ def test_json_has_everything() -> None:
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
     assert set(document) == {
-        "backward", "backward_budget", "forward", "decode", "attention", "indexer", "comparisons",
-        "unknowns", "machines",
+        "backward", "backward_budget", "forward", "decode", "training", "attention", "indexer",
+        "comparisons", "unknowns", "machines",
     }  # fmt: skip
     assert document["backward"]["topk"] == 64
     assert document["backward"]["a_block_and_cta"]["operand_bytes"] == 303_104

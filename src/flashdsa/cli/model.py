@@ -18,6 +18,7 @@ SUBJECTS = (
     "sparse_mla_fwd",
     "sparse_mla_decode",
     "indexer",
+    "indexer_training",
     "errors",
     "machines",
     "context-parallel",
@@ -103,6 +104,9 @@ def model(
                   and bf16 rows
       indexer     the Blackwell indexer on B200: nine shapes, 1, 2 and 4 pages a
                   stage, as ranges
+      indexer_training
+                  what trains the indexer on H200: target, scores and backward
+                  at best, without waiting between roles
       errors      the same model against what was measured: the Hopper indexer,
                   and Blackwell kernels that others published
       machines    the constants of H200 and B200, each with its source
@@ -113,7 +117,8 @@ def model(
 
     --queries and --s-kv are of mla_bwd and attention, whose H is 128, and of sparse_mla_fwd; --arch
     of the first two; --seq-len to --chart of context-parallel; --heads of that and of
-    sparse_mla_fwd; --topk of all four and of sparse_mla_decode. Constants that belong to a kernel:
+    sparse_mla_fwd; --topk of all four and of sparse_mla_decode; --queries and --topk of
+    indexer_training. Constants that belong to a kernel:
     the time that the indexer's CTAs wait for the slowest of their cluster and what an empty launch
     of the decode takes, as measured, and what its gather waits for bytes in shared memory, assumed.
 
@@ -132,7 +137,7 @@ def model(
     --json gives one document with the first six, or with context-parallel's. Needs no GPU. Exit
     code 2 for wrong sizes.
     """
-    from flashdsa.analysis.model import indexer_sm100, report
+    from flashdsa.analysis.model import indexer_sm100, report, training_sm90
     from flashdsa.analysis.model.comparisons import all_comparisons
     from flashdsa.analysis.model.forward_sm90 import Prefill
     from flashdsa.analysis.model.unknowns import attention_ranges
@@ -150,6 +155,7 @@ def model(
             "backward": backward.to_json_dict(),
             "forward": report.forward(case).to_json_dict(),
             "decode": report.decode_documents(topk),
+            "training": [one.to_json_dict() for one in training_sm90.predictions(queries, topk)],
             "attention": [one.to_json_dict() for one in attention_ranges(queries, topk, s_kv)],
         }
         print_json(report.document() | found)
@@ -166,6 +172,8 @@ def model(
         tables = report.forward_tables(case)
     elif what == "sparse_mla_decode":
         tables = report.decode_tables(topk)
+    elif what == "indexer_training":
+        tables = list(training_sm90.tables(queries, topk))
     elif what == "indexer":
         tables, notes = report.indexer_tables(), [f"* {one}" for one in indexer_sm100.CARRIED]
     elif what == "errors":
