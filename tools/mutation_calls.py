@@ -129,7 +129,8 @@ class Decode:
     """`sparse_mla_fwd` of few queries on Hopper.
 
     Attributes:
-        packed: as `SparseMlaCase` has it. sms: decide how many CTAs share a query.
+        packed: as `SparseMlaCase` has it. sms: decide how many CTAs share a query. growing: logits
+            grow from tile to tile, so that every tile scales O.
     """
 
     packed: str = ""
@@ -137,12 +138,24 @@ class Decode:
     queries: int = 1
     topk: int = 400
     sms: int = 1
+    growing: bool = False
 
     def __call__(self) -> None:
         """Launch it."""
+        import torch
+
         import flashdsa
         from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 
+        if self.growing:
+            draw = torch.Generator().manual_seed(0)
+            kv = torch.randn(self.topk, 576, generator=draw)
+            kv *= 2.0 ** (torch.arange(self.topk)[:, None] // 64)
+            q = torch.randn(self.queries, self.num_heads, 576, generator=draw).bfloat16()
+            rows = flashdsa.quantize_kv(kv, scale=self.packed) if self.packed else kv.bfloat16()
+            indices = torch.arange(self.topk, dtype=torch.int32).repeat(self.queries, 1)
+            flashdsa.sparse_mla_fwd(q, rows, indices, backend=HOPPER)
+            return
         case = SparseMlaCase(
             "decode", self.queries, KEYS, self.num_heads, self.topk, packed=self.packed,
             invalid=True, duplicates=True, logit_scale=20.0, rounded_dots=True,
@@ -259,7 +272,7 @@ class IndexBackward:
 
     Attributes:
         alike: queries name the same keys, so that the larger groups are chosen.
-        ordered: the deterministic form.
+        ordered: the deterministic form. repeated: slots name few keys, many times.
     """
 
     num_heads: int = 64
@@ -267,6 +280,7 @@ class IndexBackward:
     topk: int = 100
     alike: bool = False
     ordered: bool = False
+    repeated: bool = False
     sms: int = 1
     keys: int = 260
 
@@ -279,7 +293,9 @@ class IndexBackward:
             make_indexer_training_inputs,
         )
 
-        case = SparseMlaCase("index", self.queries, self.keys, 8, self.topk, invalid=True)
+        case = SparseMlaCase(
+            "index", self.queries, self.keys, 8, self.topk, invalid=True, duplicates=self.repeated
+        )
         x = make_indexer_training_inputs(IndexerTrainingCase(case, index_heads=self.num_heads), 0)
         if self.alike:
             x.indices.copy_(x.indices[:1].expand_as(x.indices).clone())

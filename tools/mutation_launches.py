@@ -149,6 +149,7 @@ KERNELS = {
             Decode(num_heads=70, topk=200, sms=2),
             Decode(num_heads=40, topk=600, sms=2),
             Decode(topk=900, sms=4),
+            Decode(topk=256, growing=True),
         ),
     ),
     "mla-decode-packed-sm_90a": Launches(
@@ -158,6 +159,7 @@ KERNELS = {
             Decode("ue8m0", num_heads=70, topk=200, sms=2),
             Decode("fp32", num_heads=40, topk=600, sms=2),
             Decode("ue8m0", topk=900, sms=4),
+            Decode("ue8m0", topk=256, growing=True),
         ),
     ),
     "prefill-sm_90a": Launches(
@@ -216,7 +218,7 @@ KERNELS = {
     "indexer-bwd-lists-sm_90a": Launches(
         "lists_kernel",
         (
-            IndexBackward(queries=5, ordered=True),
+            IndexBackward(queries=5, ordered=True, repeated=True),
             IndexBackward(queries=3, topk=170, ordered=True),
             IndexBackward(queries=2, topk=64, ordered=True, keys=9000),  # two ranges of keys
         ),

@@ -181,9 +181,24 @@ CAMPAIGNS = {
     "our `mla_fwd` `sm_100a`, notes count": "mla-fwd-sm_100a",
     "our `mla_fwd` `sm_100a`, 64 heads, notes count": "mla-fwd-groups-sm_100a",
     "our `mla_fwd` `sm_90a`, notes count": "mla-fwd-sm_90a",
+    "our decode `sm_90a`, bf16, 5 launches": "mla-decode-sm_90a",
+    "our decode `sm_90a`, packed, 5 launches": "mla-decode-packed-sm_90a",
     "our fused backward `sm_90a`, 2 launches, notes count": "mla-bwd-fused-sm_90a",
     "our fused backward with slots `sm_90a`, 2 launches, notes count": "mla-bwd-slots-sm_90a",
+    "our backward's scores `sm_90a`, 2 launches": "mla-bwd-scores-sm_90a",
+    "our backward's dQ `sm_90a`, 2 launches": "mla-bwd-dq-sm_90a",
+    "our backward's dKV `sm_90a`, 2 launches": "mla-bwd-dkv-sm_90a",
+    "our backward's unions `sm_90a`, 4 launches": "mla-bwd-lists-sm_90a",
     "our fused indexer `sm_100a`, 9 launches, notes count": "indexer-sm_100a",
+    "our fused indexer `sm_90a`, 13 launches": "indexer-sm_90a",
+    "our prefill indexer `sm_90a`, 3 launches": "prefill-sm_90a",
+    "our prefill indexer `sm_90a`, bf16, 3 launches": "prefill-bf16-sm_90a",
+    "our attention target `sm_90a`, 4 launches": "attention-target-sm_90a",
+    "our index scores `sm_90a`, 4 launches": "indexer-scores-sm_90a",
+    "our index backward `sm_90a`, groups of 2, 2 launches": "indexer-bwd-sm_90a",
+    "our index backward `sm_90a`, groups of 4, 2 launches": "indexer-bwd-large-sm_90a",
+    "our index backward in order `sm_90a`, 2 launches": "indexer-bwd-ordered-sm_90a",
+    "our index backward's lists `sm_90a`, 3 launches": "indexer-bwd-lists-sm_90a",
 }
 """Rows of the mutation table and the files that hold them."""
 
@@ -216,7 +231,48 @@ def test_the_mutation_table_is_that_of_the_results() -> None:
     [
         ("sparse-mla-fwd-sm90", ["mla-fwd-sm_90a"]),
         ("sparse-mla-fwd-sm100", ["mla-fwd-sm_100a", "mla-fwd-groups-sm_100a"]),
-        ("mla-bwd-sm90", ["mla-bwd-fused-sm_90a", "mla-bwd-slots-sm_90a"]),
+        (
+            "mla-bwd-sm90",
+            [
+                "mla-bwd-fused-sm_90a",
+                "mla-bwd-slots-sm_90a",
+                "mla-bwd-scores-sm_90a",
+                "mla-bwd-dq-sm_90a",
+                "mla-bwd-dkv-sm_90a",
+                "mla-bwd-lists-sm_90a",
+            ],
+        ),
+        (
+            "sparse-mla-decode-sm90",
+            [
+                "mla-decode-sm_90a",
+                "mla-decode-packed-sm_90a",
+            ],
+        ),
+        (
+            "indexer-prefill-sm90",
+            [
+                "prefill-sm_90a",
+                "prefill-bf16-sm_90a",
+            ],
+        ),
+        (
+            "indexer-training-sm90",
+            [
+                "attention-target-sm_90a",
+                "indexer-scores-sm_90a",
+                "indexer-bwd-sm_90a",
+                "indexer-bwd-large-sm_90a",
+                "indexer-bwd-ordered-sm_90a",
+                "indexer-bwd-lists-sm_90a",
+            ],
+        ),
+        (
+            "indexer-sm90",
+            [
+                "indexer-sm_90a",
+            ],
+        ),
         ("indexer-sm100", ["indexer-sm_100a"]),
     ],
 )
