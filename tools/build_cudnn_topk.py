@@ -34,7 +34,7 @@ import torch
 
 from flashdsa.jit.shared_object import load_shared_object
 
-_load = lru_cache(load_shared_object(Path(__file__).with_name("cudnn_topk.so")))
+_load = lru_cache(load_shared_object(Path(__file__).with_name("libcudnn_topk.so")))
 
 
 def indexer_top_k_wrapper(scores, lengths, k, return_val=False):
@@ -79,7 +79,7 @@ def main() -> None:
                 torch.float32, rows, width, TOPK, 1, return_val=False
             )
             print(name, flush=True)
-    build_shared_object(arguments.target / "cudnn_topk.so", compiled, "cudnn")
+    build_shared_object(arguments.target / "libcudnn_topk.so", compiled, "cudnn")
     (arguments.target / "cudnn_topk.py").write_text(MODULE)
 
 

@@ -114,15 +114,16 @@ def load_peers() -> Peers:
         deep_gemm = import_module("deep_gemm")
     except Exception as error:
         missing |= dict.fromkeys(CONTENDERS, f"deep_gemm: {in_a_line(error)}")
+    reasons = []
     for module in ("cudnn_topk", "cudnn.deepseek_sparse_attention"):
         try:
             top_k = import_module(module).indexer_top_k_wrapper
             break
         except Exception as error:
-            why = f"{module}: {in_a_line(error)}"
+            reasons.append(f"{module}: {in_a_line(error)}")
     else:
         for name in (CUDNN_TOP_K, CUDNN_PAIR):
-            missing.setdefault(name, why)
+            missing.setdefault(name, "; ".join(reasons))
     try:
         flashinfer = import_module("flashinfer_topk").TOP_KS
     except Exception as error:
