@@ -47,6 +47,11 @@ class Barriers(NamedTuple):
         """Pointer to the mbarrier of a stage."""
         return self.first if isinstance(stage, int) and stage == 0 else self.first + stage
 
+    def behind(self, number: Any) -> "Barriers":
+        """Those so many mbarriers behind these: of a `plan.Barrier` like this one, where code says
+        at run time which of several it means."""
+        return Barriers(self.first + number, self.static)
+
     def state(self, number: Any) -> PipelineState:
         """The stage of use `number` and the phase that it completes."""
         if self.stages == 1:

@@ -55,8 +55,8 @@ AT_ONCE = 4
 
 
 @cute.jit
-def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
-    """A consumer's half of O, against `rows`, and its part of the CTA's share of the results."""
+def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
+    """A consumer's half of O, against `rows`, to where CTAs get it."""
     ctx = w.ctx
     # Behind it both consumers have read their last keys.
     sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
@@ -65,6 +65,12 @@ def write_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
     stage(w, out, rows, sums, side)
     # The bulk copies read what threads have staged.
     cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def write_share(w: Output, side: Int32) -> None:
+    """Both consumers, one code: their part of the CTA's share of the results."""
+    ctx = w.ctx
     # staged: both halves of this CTA's O are staged.
     meet_consumers(ctx, "staged")
     if ctx.num_ctas > 1:

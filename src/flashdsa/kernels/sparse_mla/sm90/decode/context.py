@@ -9,7 +9,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, ROWS, STEP_KEYS
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, ROWS, STEP_KEYS, TILES
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import Scale
 
@@ -44,6 +44,14 @@ class Context(NamedTuple):
     def barriers(self, name: str) -> Barriers:
         """A barrier of the plan."""
         return self.arena.barriers(name)
+
+    def tile_full(self, tile: Any) -> Barriers:
+        """k0_full or k1_full, which lies behind it."""
+        return self.barriers("k0_full").behind(tile * PIECES)
+
+    def half_free(self, right: Any) -> Barriers:
+        """left_free or right_free, which lies behind it."""
+        return self.barriers("left_free").behind(right * TILES)
 
     def phase(self, step: Any) -> Int32:
         """The phase that a step of the CTA completes, of every barrier of tiles."""

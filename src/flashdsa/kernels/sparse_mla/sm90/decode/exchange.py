@@ -74,19 +74,18 @@ def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def exchange(w: Output, side: cutlass.Constexpr) -> None:
+def exchange(w: Output, side: Int32) -> None:
     """O is staged: it goes out by a thread for each other CTA, and that of all others comes in."""
     ctx = w.ctx
-    if cutlass.const_expr(side == 0):
-        if ctx.thread < WARP_SIZE:
-            # ready: no other CTA reads keys any more, where O is to come, or Q.
-            ctx.barriers("ready").wait(0)
-            if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
-                send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
-            cute.arch.sync_warp()
+    if side == 0 and ctx.thread < WARP_SIZE:
+        # ready: no other CTA reads keys any more, where O is to come, or Q.
+        ctx.barriers("ready").wait(0)
+        if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
+            send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
+        cute.arch.sync_warp()
     # o_full: all other CTAs' dims and statistics have come.
     ctx.barriers("o_full").wait(0)
-    if cutlass.const_expr(side == 0):
+    if side == 0:
         tell_others(ctx, "done")
 
 
@@ -111,11 +110,10 @@ def send_to(w: Output, peer: Int32) -> None:
 
 
 @cute.jit
-def leave(ctx: Context, side: cutlass.Constexpr) -> None:
+def leave(ctx: Context, side: Int32) -> None:
     """What this CTA sent has come, and it may end."""
-    if cutlass.const_expr(side == 0):
-        if ctx.thread < WARP_SIZE:
-            ctx.barriers("done").wait(0)
+    if side == 0 and ctx.thread < WARP_SIZE:
+        ctx.barriers("done").wait(0)
 
 
 @cute.jit

@@ -16,12 +16,12 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
+from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
     Gatherer,
-    acquire,
     find_extent,
     load_query,
     read_slots,
@@ -56,12 +56,22 @@ TURN_BYTES = ROWS_AT_ONCE * CHUNK * BF16
 """From a thread's key in a chunk to its next one."""
 WARP_ROWS = ROWS_AT_ONCE // 4
 """Keys of which a warp loads stretches at once."""
-HALVES = (
-    (("left_free", (0, 1)), ("right_free", (2, 3))),
-    (("right_free", (2, 3)), ("left_free", (0, 1))),
-)
-"""Of each tile its halves in the order in which the consumers free them: the barrier that says so,
-and the groups."""
+HALVES = 2
+"""Of a tile; tile 0's left one is freed first, tile 1's right one."""
+GROUPS = 2
+"""Of a half."""
+
+
+class Half(NamedTuple):
+    """What is asked for, and expanded, at once."""
+
+    tile: Int32
+    right: Int32  # 1: dims 256-511
+
+    @property
+    def group(self) -> Int32:
+        """Its first one."""
+        return self.right * GROUPS
 
 
 class Place(NamedTuple):
@@ -80,15 +90,15 @@ def place_of(thread: Int32) -> Place:
 
 
 @cute.jit
-def copy_rope(role: Gatherer, slots: list[Int32], place: Place, tile: cutlass.Constexpr) -> None:
+def copy_rope(
+    role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, tile: Int32
+) -> None:
     """This thread's copies of a tile's RoPE columns, which are announced when they have come."""
     to = role.ctx.arena.address("k") + tile * TILE_BYTES + swizzled_128(place.key, place.unit)
     for turn in cutlass.range_constexpr(TURNS):
         at = turn * TURN_BYTES + (CHUNKS - 1) * CHUNK_BYTES
-        row = row_of_turn(slots, tile * TURNS + turn, place.key)
-        source = row_address(role, row) + place.unit * COPY_BYTES
-        copy_units(to, source, row, [(at, KV_ROPE_AT)], 128)
-    arrive_when_copied(role.ctx.barriers(f"k{tile}_full").at(ROPE_PIECE))
+        copy_units(to, sources[turn], rows[turn], [(at, KV_ROPE_AT)], 128)
+    arrive_when_copied(role.ctx.tile_full(tile).at(ROPE_PIECE))
 
 
 def row_address(role: Gatherer, row: Any) -> Any:
@@ -117,23 +127,21 @@ def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
 
 @cute.jit
 def copy_groups(
-    role: Gatherer,
-    slots: list[Int32],
-    place: Place,
-    tile: cutlass.Constexpr,
-    groups: cutlass.Constexpr,
+    role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, half: Half
 ) -> None:
-    """This thread's copies of a half: the bytes of two groups, each to the second of its chunks."""
-    to = role.ctx.arena.address("k") + tile * TILE_BYTES + bytes_at(place)
+    """This thread's copies of a half: the bytes of two groups, each to the second of its chunks.
+
+    Args:
+        rows, sources: of kv, one a turn: their numbers, and where the thread's unit of each begins.
+    """
+    to = bytes_of_half(role, place, half)
     for turn in cutlass.range_constexpr(TURNS):
-        row = row_of_turn(slots, tile * TURNS + turn, place.key)
-        source = row_address(role, row) + place.unit * COPY_BYTES
         at = turn * TURN_BYTES + CHUNK_BYTES
         copy_units(
             to,
-            source,
-            row,
-            [(at + 2 * group * CHUNK_BYTES, group * KV_GROUP) for group in groups],
+            sources[turn] + half.group * KV_GROUP,
+            rows[turn],
+            [(at + 2 * i * CHUNK_BYTES, i * KV_GROUP) for i in range(GROUPS)],
             128,
         )
     cute.arch.cp_async_commit_group()
@@ -144,21 +152,26 @@ def bytes_at(place: Place) -> Any:
     return place.key * KV_GROUP + (place.unit ^ (place.key % 2 * 4)) * COPY_BYTES
 
 
+def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
+    """Where the thread's unit of its first key would lie in the first chunk of a half."""
+    chunk = 2 * half.group
+    k = role.ctx.arena.address("k")
+    return k + half.tile * TILE_BYTES + chunk * CHUNK_BYTES + bytes_at(place)
+
+
 @cute.jit
-def take_part(
-    role: Gatherer, place: Place, tile: cutlass.Constexpr, group: cutlass.Constexpr
-) -> list[Any]:
-    """This thread's words of a part, which it has copied."""
-    at = role.ctx.arena.address("k") + tile * TILE_BYTES + bytes_at(place)
+def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexpr) -> list[Any]:
+    """This thread's words of a part, which it has copied. `number`: of the group in its half."""
+    at = bytes_of_half(role, place, half)
     words = []
     for turn in cutlass.range_constexpr(TURNS):
-        unit = load_words(at + (2 * group + 1) * CHUNK_BYTES + turn * TURN_BYTES, Int32)
+        unit = load_words(at + (2 * number + 1) * CHUNK_BYTES + turn * TURN_BYTES, Int32)
         words += [unit[i] for i in range(UNIT_WORDS)]
     return words
 
 
 @cute.jit
-def load_scales(role: Gatherer, slots: list[Int32], tile: cutlass.Constexpr) -> list[Any]:
+def load_scales(role: Gatherer, slots: list[Int32]) -> list[Any]:
     """Two neighbouring scales of one of the warp's 16 keys of a tile, as words.
 
     Lane 2 i + j has groups 2 j and 2 j + 1 of key i of them: 4 of each turn.
@@ -166,8 +179,8 @@ def load_scales(role: Gatherer, slots: list[Int32], tile: cutlass.Constexpr) -> 
     lane, warp = role.ctx.thread % WARP_SIZE, role.ctx.thread // WARP_SIZE
     number = lane // 2
     key = number // WARP_ROWS * ROWS_AT_ONCE + warp * WARP_ROWS + number % WARP_ROWS
-    low = cute.arch.shuffle_sync(slots[tile * MASK_WORDS], key % WARP_SIZE)
-    high = cute.arch.shuffle_sync(slots[tile * MASK_WORDS + 1], key % WARP_SIZE)
+    low = cute.arch.shuffle_sync(slots[0], key % WARP_SIZE)
+    high = cute.arch.shuffle_sync(slots[1], key % WARP_SIZE)
     row = low if key < WARP_SIZE else high
     address = row_address(role, row) + lane % 2 * 8
     return load_or_zero(address, row, KV_SCALES_AT, 2)
@@ -180,76 +193,101 @@ def write_part(
     sums: list[Int32],
     factors: Factors,
     place: Place,
-    tile: cutlass.Constexpr,
-    group: cutlass.Constexpr,
+    half: Half,
+    number: cutlass.Constexpr,
 ) -> None:
     """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced."""
-    places = places_of_part(role, place, tile, group)
+    places = places_of_part(role, place, half, number)
     for turn in cutlass.range_constexpr(TURNS):
         nearest, rest = both_of_sum(sums[turn])
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
-        for half in cutlass.range_constexpr(2):
-            to = places[half] + turn * TURN_BYTES
-            store_words(to, values[UNIT_WORDS * half : UNIT_WORDS * (half + 1)])
+        for side in cutlass.range_constexpr(2):
+            to = places[side] + turn * TURN_BYTES
+            store_words(to, values[UNIT_WORDS * side : UNIT_WORDS * (side + 1)])
     if factors.small:
         for turn in cutlass.range(TURNS, unroll=1):
-            power = take_power(factors, owner_of(place, turn, group), group % 2)
-            for half in cutlass.range_constexpr(2):
-                to = places[half] + turn * TURN_BYTES
+            power = take_power(factors, owner_of(place, turn, half), number)
+            for side in cutlass.range_constexpr(2):
+                to = places[side] + turn * TURN_BYTES
                 of_sum = load_words(to, Int32)
                 store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
-    role.ctx.barriers(f"k{tile}_full").arrive(group)
+    role.ctx.tile_full(half.tile).arrive(half.group + number)
 
 
-def take_sums(factors: Factors, place: Place, group: int) -> list[Any]:
-    """All lanes: the sums of the thread's keys in a group."""
-    return [take_sum(factors, owner_of(place, turn, group), group % 2) for turn in range(TURNS)]
+def take_sums(factors: Factors, place: Place, half: Half, number: int) -> list[Any]:
+    """All lanes: the sums of the thread's keys in a part."""
+    return [take_sum(factors, owner_of(place, turn, half), number) for turn in range(TURNS)]
 
 
-def places_of_part(role: Gatherer, place: Place, tile: int, group: int) -> list[Any]:
+def places_of_part(role: Gatherer, place: Place, half: Half, number: int) -> list[Any]:
     """Where the values of the thread's first key go: two units of a chunk."""
-    chunk = 2 * group + place.unit // 4
-    base = role.ctx.arena.address("k") + tile * TILE_BYTES + chunk * CHUNK_BYTES
-    return [base + swizzled_128(place.key, place.unit % 4 * 2 + half) for half in range(2)]
+    chunk = 2 * (half.group + number) + place.unit // 4
+    base = role.ctx.arena.address("k") + half.tile * TILE_BYTES + chunk * CHUNK_BYTES
+    return [base + swizzled_128(place.key, place.unit % 4 * 2 + side) for side in range(2)]
 
 
-def owner_of(place: Place, turn: Any, group: int) -> Any:
+def owner_of(place: Place, turn: Any, half: Half) -> Any:
     """The lane that has the scales of the thread's key of a turn; see `load_scales`."""
-    return (turn * WARP_ROWS + place.key % WARP_ROWS) * 2 + group // 2
+    return (turn * WARP_ROWS + place.key % WARP_ROWS) * 2 + half.right
+
+
+@cute.jit
+def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, step: Int32) -> None:
+    """This thread's copies of a tile, a half when it is free; and who of the keys is valid.
+
+    Args:
+        slots: the lane's of the tile: lane, lane + 32.
+    """
+    ctx = role.ctx
+    rows = [row_of_turn(slots, turn, place.key) for turn in range(TURNS)]
+    sources = [row_address(role, row) + place.unit * COPY_BYTES for row in rows]
+    for number in cutlass.range_constexpr(HALVES):
+        half = Half(tile, number ^ tile)
+        # The consumer has read the half in the step before, and with it the note.
+        ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.right))
+        ring.acquire(PipelineState(tile, ctx.phase(step)))
+        copy_groups(role, rows, sources, place, half)
+    copy_rope(role, rows, sources, place, tile)
+    if ctx.thread // WARP_SIZE == tile:
+        write_note(role, slots, ctx.thread % WARP_SIZE, tile)
+
+
+@cute.jit
+def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> None:
+    """This thread's share of a tile, as its halves come."""
+    for number in cutlass.range(HALVES, unroll=1):
+        half = Half(tile, number ^ tile)
+        sums = [take_sums(factors, place, half, i) for i in range(GROUPS)]
+        if number == 0:
+            cute.arch.cp_async_wait_group(1)
+        else:
+            cute.arch.cp_async_wait_group(0)
+        words = [take_part(role, place, half, i) for i in range(GROUPS)]
+        # What is written lies where other lanes of the warp have read.
+        cute.arch.sync_warp()
+        for i in cutlass.range_constexpr(GROUPS):
+            write_part(role, words[i], sums[i], factors, place, half, i)
 
 
 @cute.jit
 def gather_packed_rows(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: every step of the CTA. Loops, as code that runs once costs most."""
     ctx = role.ctx
-    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     place = place_of(ctx.thread)
     load_query(role)
     slots = read_slots(role, Int32(0), lane)
-    scales = load_scales(role, slots, 0)
+    scales = load_scales(role, slots[:MASK_WORDS])
     num_steps = find_extent(role, lane)
     for step in cutlass.range(num_steps, unroll=1):
         ahead = read_slots(role, step + 1, lane)
-        for tile in cutlass.range_constexpr(TILES):
-            for free, groups in HALVES[tile]:
-                acquire(ctx, free, tile, step)
-                copy_groups(role, slots, place, tile, groups)
-                if cutlass.const_expr(free == "right_free"):
-                    copy_rope(role, slots, place, tile)
-                    if warp == tile:
-                        write_note(role, slots, lane, tile)
+        for tile in cutlass.range(TILES, unroll=1):
+            of_tile, of_next = slots[:MASK_WORDS], slots[MASK_WORDS:]
+            if tile == 1:
+                of_tile, of_next = slots[MASK_WORDS:], ahead[:MASK_WORDS]
+            copy_tile(role, of_tile, place, tile, step)
             factors = factors_of_scales(scales)
-            of_next = slots if cutlass.const_expr(tile + 1 < TILES) else ahead
-            scales = load_scales(role, of_next, (tile + 1) % TILES)
-            for half in cutlass.range_constexpr(len(HALVES[tile])):
-                cute.arch.cp_async_wait_group(len(HALVES[tile]) - 1 - half)
-                groups = HALVES[tile][half][1]
-                words = [take_part(role, place, tile, group) for group in groups]
-                sums = [take_sums(factors, place, group) for group in groups]
-                # What is written lies where other lanes of the warp have read.
-                cute.arch.sync_warp()
-                for i in cutlass.range_constexpr(len(groups)):
-                    write_part(role, words[i], sums[i], factors, place, tile, groups[i])
+            scales = load_scales(role, of_next)
+            expand_tile(role, factors, place, tile)
         slots = ahead

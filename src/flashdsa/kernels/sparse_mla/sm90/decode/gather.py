@@ -80,11 +80,15 @@ def find_extent(role: Gatherer, lane: Int32) -> Int32:
 
 
 @cute.jit
-def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: cutlass.Constexpr) -> None:
-    """One warp: which keys of the tile are valid."""
+def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
+    """One warp: which keys of the tile are valid.
+
+    Args:
+        slots: the lane's of the tile: lane, lane + 32.
+    """
     masks = role.ctx.arena.array("masks", Int32, TILES * MASK_WORDS)
     for word in cutlass.range_constexpr(MASK_WORDS):
-        mask = cute.arch.vote_ballot_sync(slots[tile * MASK_WORDS + word] >= 0)
+        mask = cute.arch.vote_ballot_sync(slots[word] >= 0)
         if lane == 0:
             masks[tile * MASK_WORDS + word] = Int32(mask)
     if lane == 0:
@@ -141,5 +145,6 @@ def gather_rows(role: Gatherer) -> None:
             copy_half(role, rows, to, unit, half)
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
-                    write_note(role, slots, lane, tile)
+                    of_tile = slots[tile * MASK_WORDS : (tile + 1) * MASK_WORDS]
+                    write_note(role, of_tile, lane, tile)
         slots = ahead

@@ -23,6 +23,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, Output, locate
 from flashdsa.kernels.sparse_mla.sm90.decode.expand import gather_packed_rows
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import Gatherer, gather_rows
@@ -62,16 +63,18 @@ def decode_kernel(
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, lse, indices, topk_length)
         gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
-    elif group == LEFT:
-        cute.arch.setmaxregister_increase(plan.left.registers)
-        ctx = locate(arena, lse, indices, topk_length)
-        scale = make_scale(sm_scale * LOG2_E)
-        consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
     else:
-        cute.arch.setmaxregister_increase(plan.right.registers)
-        ctx = locate(arena, lse, indices, topk_length)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        if group == LEFT:
+            cute.arch.setmaxregister_increase(plan.left.registers)
+            ctx = locate(arena, lse, indices, topk_length)
+            consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        else:
+            cute.arch.setmaxregister_increase(plan.right.registers)
+            ctx = locate(arena, lse, indices, topk_length)
+            consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        ctx = locate(arena, lse, indices, topk_length)
+        write_share(Output(ctx, out, lse, attn_sink, scale), group - LEFT)
 
 
 @cute.jit

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import stage_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
     Context,
     Output,
@@ -72,8 +72,12 @@ def finish_scores(ctx: Context, step: Int32) -> None:
 
 
 @cute.jit
-def take_step(role: Left, r: Registers, step: Int32, last: cutlass.Constexpr) -> None:
-    """From the step's S on; unless it is the last, S of the next is issued behind the products."""
+def take_step(role: Left, r: Registers, step: Int32, more: Boolean) -> None:
+    """From the step's S on; S of the next is issued behind the products.
+
+    Behind the last step (not `more`) it is numbers without use, which take 0.6 us. Without them the
+    step would stand in the code twice, which costs more: each CTA runs it a few times only.
+    """
     ctx = role.ctx
     k0 = ctx.arena.address("k")
     v0, v1 = along_n(k0), along_n(k0 + TILE_BYTES)
@@ -92,15 +96,15 @@ def take_step(role: Left, r: Registers, step: Int32, last: cutlass.Constexpr) ->
     ctx.barriers("p1_full").wait(ctx.phase(step))
     rescale_to_others(ctx, r.out, r.rows, role.scale, 1)
     multiply_others(r.out, along_k(ctx.arena.address("p")), v1, ctx.kind)
-    if cutlass.const_expr(last):
-        warpgroup.wait_group(0)
-    else:
+    if more:
         issue_scores(ctx, r.s, step + 1, True, LEFT_PIECES)
         warpgroup.wait_group(1)
         arrive_warp(ctx, "left_free", 1)
         issue_scores(ctx, r.s, step + 1, True, RIGHT_PIECES)
         warpgroup.wait_group(0)
         finish_scores(ctx, step + 1)
+    else:
+        warpgroup.wait_group(0)
 
 
 @cute.jit
@@ -119,7 +123,6 @@ def consume_left(role: Left) -> None:
         issue_scores(ctx, s, Int32(0), True, LEFT_PIECES + RIGHT_PIECES)
         warpgroup.wait_group(0)
         finish_scores(ctx, Int32(0))
-        for step in cutlass.range(num_steps - 1, unroll=1):
-            take_step(role, r, step, False)
-        take_step(role, r, num_steps - 1, True)
-    write_share(role.output, out, rows, 0)
+        for step in cutlass.range(num_steps, unroll=1):
+            take_step(role, r, step, Boolean(step + 1 < num_steps))
+    stage_share(role.output, out, rows, 0)

@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
+from flashdsa.kernels.sparse_mla.sm90.decode.combine import stage_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
     Context,
     Output,
@@ -90,4 +90,4 @@ def consume_right(role: Right) -> None:
             multiply_own(out, p, v1, ctx.kind)
             warpgroup.wait_group(0)
             arrive_warp(ctx, "right_free", 1)
-    write_share(role.output, out, rows, 1)
+    stage_share(role.output, out, rows, 1)
