@@ -85,6 +85,7 @@ def make_routines(instructions: Iterable[tuple[Instruction, PureOp]]) -> None:
             names[kind] = f"r{number}"
         except _WidthError:
             _addresses[kind] = None
+            ir.IRBuilder(module.globals[f"r{number}"].entry_basic_block).ret_void()  # half written
     if names:
         _, engine = machine_code(module, next(iter(names.values())))
         _engines.append(engine)

@@ -192,6 +192,17 @@ def test_random_programs_have_the_same_bits_as_threaded_code(seed, threads, monk
     assert all(block._threaded is not None for block in blocks)
 
 
+def test_what_is_wider_than_routines_know_stays_with_numpy(monkeypatch):
+    monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
+    monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
+    body = ".reg .b128 %w; mov.b128 %w, {%d0, %d1}; add.u32 %r0, %r1, 5; mov.b128 {%d2, %d3}, %w;"
+    text = source(body)
+    expected, _, _ = result(text, data(1), 32, None)
+    got, _, program = result(text, data(1), 32, None, machine_code.make_threaded)
+    np.testing.assert_array_equal(got, expected)
+    assert all(node._threaded for node in program.nodes if isinstance(node, Block))
+
+
 def test_a_loop_ends_where_lanes_part():
     """Lane n goes round n + 1 times; from the first parting on lanes go by themselves."""
     body = "setp.lt.u32 %q, %i, %t; add.u32 %i, %i, 1; add.u32 %r1, %r1, %i;"
