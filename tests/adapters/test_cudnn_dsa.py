@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.adapters.cudnn_dsa import DSA
+from flashdsa.adapters.cudnn_dsa import DSA, _torch_stream
 from tests.adapters.formulas import assert_close, attention, largest_logits
 
 ROWS = [[3, 0, 7], [5], []]
@@ -56,6 +56,15 @@ def test_a_sink_of_minus_infinity_is_none() -> None:
     )
     assert not gradients.d_sink.any() and gradients.dkv.dtype == torch.bfloat16
     assert gradients.dq.isfinite().all() and gradients.dkv.isfinite().all()
+
+
+def test_handle_0_is_the_default_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ExternalStream(0) is a new stream of torch's, which does not wait for the inputs."""
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: ("default", device))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: (handle, device))
+    device = torch.device("cuda", 1)
+    assert _torch_stream(0, device) == ("default", device)
+    assert _torch_stream(0x7F00, device) == (0x7F00, device)
 
 
 def test_the_forward_wrapper_records_no_gradient_and_names_what_it_refuses() -> None:

@@ -264,9 +264,18 @@ def _on_stream(stream: Any, tensor: Tensor) -> AbstractContextManager[Any]:
     """Inside, `stream` is torch's current one; None changes nothing."""
     if stream is None or not tensor.is_cuda:
         return nullcontext()
-    if not isinstance(stream, torch.cuda.Stream):
-        stream = torch.cuda.ExternalStream(int(stream), device=tensor.device)
-    return torch.cuda.stream(stream)
+    return torch.cuda.stream(_torch_stream(stream, tensor.device))
+
+
+def _torch_stream(stream: Any, device: torch.device) -> torch.cuda.Stream:
+    """The CUDA stream as torch has it. Handle 0 is the default stream, for which torch's
+    ExternalStream would take a new one, that waits for nothing."""
+    if isinstance(stream, torch.cuda.Stream):
+        return stream
+    handle = int(stream)
+    if not handle:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device=device)
 
 
 class DSA:
