@@ -171,7 +171,8 @@ class Prefill:
     Attributes:
         plateaus: most keys are equal.
 
-    Of a query 512 keys are ranked at a time, so that short rows have several segments.
+    Of a query 1,024 keys are ranked at a time, and 350 scores of earlier ones are kept, so that
+    short rows have several segments and fill the log.
     """
 
     queries: int = 9
@@ -203,7 +204,7 @@ class Prefill:
             x.q_index, x.k_index, x.weights, x.ends, x.output_buffer(), x.starts, x.k_scale
         )
         plan = plan_of(operands.inputs)
-        plan = replace(plan, segment_scores=CHUNK * plan.tile_queries)
+        plan = replace(plan, segment_keys=CHUNK, log_keys=350)
         launch(sm90(torch.device("cpu")), plan, operands)
 
 

@@ -166,7 +166,7 @@ KERNELS = {
         "prefill_kernel",
         (
             Prefill(queries=5, keys=400, topk=100),
-            Prefill(queries=9, keys=1500, topk=300),  # three segments
+            Prefill(queries=9, keys=2500, topk=300),  # three segments, a full log
             Prefill(queries=5, keys=3000, topk=100, plateaus=True),
         ),
     ),
@@ -174,7 +174,7 @@ KERNELS = {
         "prefill_kernel",
         (
             Prefill(queries=5, keys=400, topk=100, dtype="bfloat16"),
-            Prefill(queries=9, keys=1500, topk=300, dtype="bfloat16"),
+            Prefill(queries=9, keys=2500, topk=300, dtype="bfloat16"),
             Prefill(queries=5, keys=3000, topk=100, dtype="bfloat16", plateaus=True),
         ),
     ),
@@ -188,7 +188,7 @@ KERNELS = {
         ),
     ),
     "indexer-scores-sm_90a": Launches(
-        "head_sums_kernel",
+        "scores_kernel",
         (
             HeadSums(64, 2, 150, scores=True),
             HeadSums(40, 3, 330, scores=True),

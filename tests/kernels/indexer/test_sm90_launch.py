@@ -156,6 +156,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         (cuda, "is_current_stream_capturing", lambda: pretended.capturing),
         (cuda, "device", OnDevice),
         (runner, "load", pretended.loaded),
+        (runner, "_empty_strided", None),
         (runner, "clusters_at_once", lambda *_: pretended.capacity),
         (torch, "empty", empty),
     ):

@@ -27,9 +27,6 @@ SCORE: list[dict[str, Any]] = json.loads(
 SEED, COUNT = 6, 20
 QUICK = (POLICIES[2], POLICIES[0])
 """Copies at once, which costs a quarter, then at random."""
-OLD_TABLE = pytest.mark.xfail(
-    reason="the table is of the kernel with a pair of CTAs a query: run tools/mutate_kernels.py"
-)
 
 
 def name_of(category: str, number: int, mutation: str) -> str:
@@ -81,14 +78,12 @@ def trial(launch: Replay, mutants: dict[str, Mutation]) -> Trial:
     return Trial([launch], [baseline], QUICK, list(mutants.values()), Equivalents(), notes=True)
 
 
-@OLD_TABLE
 @pytest.mark.parametrize("name", drawn())
 def test_a_mutant_is_noticed(name: str, mutants: dict[str, Mutation], trial: Trial) -> None:
     result = trial.judge(list(mutants).index(name))
     assert (result.verdict, result.message != "") == (CAUGHT, True)
 
 
-@OLD_TABLE
 def test_the_score_and_the_arguments_are_of_this_kernel(mutants: dict[str, Mutation]) -> None:
     """If not: `make mutate`, and argue again what survives."""
     scored = [name_of(m["category"], m["number"], m["mutation"]) for m in SCORE]

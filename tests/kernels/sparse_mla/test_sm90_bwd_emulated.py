@@ -48,9 +48,9 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
     monkeypatch.setattr(mla_bwd_fused, "MOST_LIST_BYTES", 2 * 2 * 5 * 320)
     case = SparseMlaCase("parts", 9, 90, 64, 70, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
-    # Two parts, of two groups and of one. Of each delta, both lists, the choice, the copy of kv and
-    # the fused kernel; and of each group scores, dQ and dKV.
-    assert len(setups) == 2 * 6 + 3 * 3
+    # Two parts, of two groups and of one. Of each delta with the lists of single queries, the lists
+    # of groups, the choice, the copy of kv and the fused kernel; and of each group scores, dQ, dKV.
+    assert len(setups) == 2 * 5 + 3 * 3
 
 
 @pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])

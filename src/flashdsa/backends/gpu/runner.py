@@ -21,9 +21,11 @@ from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 logger = logging.getLogger("flashdsa.gpu")
 
 _NOTHING = nullcontext()
-_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_empty_strided: Any = None
 """On the current device, past torch's dispatcher, as Inductor's code allocates: behind a pause of
-the process `torch.empty` takes 60 us."""
+the process `torch.empty` takes 60 us. None where torch has no such function, or no CUDA."""
+if hasattr(torch._C, "_cuda_getDevice"):
+    _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 class Gpu:
@@ -60,13 +62,13 @@ class Gpu:
 
     def launching(self) -> AbstractContextManager[Any]:
         """The device is torch's current one: a function's first call loads the kernel there."""
-        if torch._C._cuda_getDevice() == self.index:
+        if torch.cuda.current_device() == self.index:
             return _NOTHING
         return torch.cuda.device(self.index)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Not initialised."""
-        if _empty_strided is None or torch._C._cuda_getDevice() != self.index:
+        if _empty_strided is None or torch.cuda.current_device() != self.index:
             return torch.empty(shape, dtype=dtype, device=self.device)
         made: Tensor = _empty_strided(shape, _strides(shape), dtype)
         return made
