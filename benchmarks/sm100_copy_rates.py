@@ -1,7 +1,9 @@
-"""Clocks that a warp takes to issue one gather4, one bulk add or one release, on a Blackwell SM.
+"""Clocks that a warp takes for one gather4, bulk add, release or st.async, on a Blackwell SM.
 
 Four warps issue few operations, then many, in rounds that end when all are done. What the rounds
-differ by, over the operations that they differ by, is the cost of one, without latencies.
+differ by, over the operations that they differ by, is the cost of one, without latencies. Of
+`st.async` an operation is 512 bytes, and both CTAs of a pair send: four of them over their clocks
+are the bytes a clock of an SM.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl.cluster import peer_address, store_async
 from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.pipeline import arrive_at_peer_for_shared
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -29,7 +32,9 @@ ROW_BYTES = DIMS * 2
 OPERATION_BYTES = 4 * ROW_BYTES
 ADDED = OPERATION_BYTES // 4
 """fp32 of a bulk add: as many bytes as a gather4 of a box."""
-KINDS = ("gather4", "bulk add", "release")
+VECTOR_BYTES = OPERATION_BYTES // WARP_SIZE
+"""That a lane sends at once."""
+KINDS = ("gather4", "bulk add", "release", "st.async")
 
 
 @cute.jit
@@ -42,8 +47,10 @@ def issue(
     barrier: Any,
     first: Int32,
 ) -> None:
-    """A round of this warp's operations, a lane each; the release's are of one lane."""
+    """A round of this warp's operations, a lane each; the release's are of one lane, those of
+    st.async of all."""
     thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     number = warp * operations + lane
     at = buffer + number * OPERATION_BYTES
@@ -51,6 +58,16 @@ def issue(
         if lane == 0:
             for _ in cutlass.range_constexpr(operations):
                 arrive_at_peer_for_shared(barrier, 0)
+    elif cutlass.const_expr(kind == "st.async"):
+        peer = 1 - cta % 2
+        for one in cutlass.range_constexpr(operations):
+            to = buffer + (warp * operations + one) * OPERATION_BYTES + lane * VECTOR_BYTES
+            words = [Int32(0)] * (VECTOR_BYTES // 4)
+            store_async(
+                peer_address(Int32(to.toint()), peer),
+                words,
+                peer_address(Int32(barrier.toint()), peer),
+            )
     elif lane < operations:
         row = first + number * 4
         if cutlass.const_expr(kind == "gather4"):
@@ -93,11 +110,15 @@ def issue_kernel(
     cute.arch.sync_threads()
     begin = Int32(cute.arch.clock())
     for number in cutlass.range(ROUNDS, unroll=1):
-        if cutlass.const_expr(kind == "gather4"):  # noqa: SIM102 - known when it is compiled
+        if cutlass.const_expr(kind in ("gather4", "st.async")):  # noqa: SIM102 - when compiled
             if thread == 0:
                 total = WARPS * operations * OPERATION_BYTES
                 cute.arch.mbarrier_arrive_and_expect_tx(barrier, total)
         cute.arch.sync_warp()
+        if cutlass.const_expr(kind == "st.async"):
+            # The peer has waited for the last round: its barrier is in this one's phase.
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
         first = (cta * ROUNDS + number) * (WARPS * MANY * 4) % (kv_rows(clocks))
         issue(kind, operations, kv_map.get_ptr(), sums, buffer, barrier, first)
         if cutlass.const_expr(kind == "bulk add"):
@@ -125,12 +146,17 @@ def launch_issue(
     operations: cutlass.Constexpr,
     stream: Any,
 ) -> None:
-    """One CTA for each of `clocks`; kv (rows, 64) bf16, sums (rows * 32,) fp32, added to."""
+    """One CTA for each of `clocks`, an even number of them.
+
+    Args:
+        kv: (rows, 64) bf16. sums: (rows * 32,) fp32, added to.
+    """
     kv_map = tensor_map.create_tensor_map_tiled_from_view(
         kv, box_dims=(1, DIMS), swizzle=tensor_map.TensorMapSwizzle.s128b
     )
     issue_kernel(kv_map, clocks, sums, kind, operations).launch(
         grid=[clocks.shape[0], 1, 1],
+        cluster=[2 if kind == "st.async" else 1, 1, 1],
         block=[WARPGROUP_SIZE, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
@@ -139,7 +165,7 @@ def launch_issue(
 
 def clocks_an_operation(kind: str, emulated: bool) -> float | None:
     """Of the issuing warp, on the slowest SM; None on ptxemu, which only shows that it runs."""
-    ctas = 1 if emulated else torch.cuda.get_device_properties(0).multi_processor_count
+    ctas = 2 if emulated else torch.cuda.get_device_properties(0).multi_processor_count
     device = "cpu" if emulated else "cuda"
     rows = ctas * WARPS * MANY * 4
     kv = torch.zeros(rows, DIMS, dtype=torch.bfloat16, device=device)

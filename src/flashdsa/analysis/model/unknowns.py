@@ -70,7 +70,7 @@ UNKNOWNS: Mapping[str, Unknown] = {
     ),
     "st.async to the peer": Unknown(
         19.7, 9.85, "B/clk/SM", "one CTA sending, as on the H200; both at once: half",
-        "", ("dsmem_rate",),
+        "st.async", ("dsmem_rate",),
     ),
     "a bulk add, of the issuing warp": Unknown(
         20, 79, "clk", "the H200's probe has 79 with one warp, half of it a warp with four",
