@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sanitize_kernel import KernelCase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decode(KernelCase):
     """A launch of the decode, judged against float64.
 
     Attributes:
         packed: as `SparseMlaCase` has it. cluster_size: CTAs of an item.
     """
 
+    catalog_name: ClassVar[str] = "SPARSE_MLA_DECODE"
     packed: str = ""
     cluster_size: int = 2
     num_heads: int = 20
@@ -31,30 +33,6 @@ class Decode:
         from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 
         return DecodePlan(packed=bool(self.packed))
-
-    def compile(self) -> Any:
-        """The kernel's function."""
-        from flashdsa.jit.loader import compile_plan
-        from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
-
-        return compile_plan(SPARSE_MLA_DECODE, self.plan)
-
-    def __call__(self) -> None:
-        """Launch once, and judge."""
-        from flashdsa.jit.loader import load
-        from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
-
-        wrong = self.wrong(load(SPARSE_MLA_DECODE, self.plan))
-        if wrong:
-            sys.exit(wrong)
-
-    def emulated(self, function: Any) -> list[Any]:
-        """ptxemu's findings."""
-        from flashdsa.backends.emulated.runner import Emulator
-
-        emulator = Emulator(on_finding="collect")
-        self._launch(function, emulator, "cpu")
-        return emulator.findings
 
     def wrong(self, function: Any) -> str:
         """What is wrong with the results on the GPU; "" if nothing is."""

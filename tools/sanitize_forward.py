@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
+
+from sanitize_kernel import KernelCase
 
 if TYPE_CHECKING:
     from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FwdPlan
@@ -18,7 +20,7 @@ CTAS = 2
 
 
 @dataclass(frozen=True)
-class Forward:
+class Forward(KernelCase):
     """A launch of the forward, judged against float64.
 
     Attributes:
@@ -26,6 +28,7 @@ class Forward:
         max_logits: whether the largest logits are asked for.
     """
 
+    catalog_name: ClassVar[str] = "SPARSE_MLA_FWD"
     queries: int = 5
     topk: int = 200
     group: int = 1
@@ -39,32 +42,14 @@ class Forward:
 
         return FwdPlan(group=self.group, max_logits=self.max_logits)
 
-    def compile(self) -> Any:
-        """The kernel's function."""
-        from flashdsa.jit.loader import compile_plan
-        from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-
-        return compile_plan(SPARSE_MLA_FWD, self.plan)
-
-    def __call__(self) -> None:
-        """Launch once, and judge."""
-        from flashdsa.jit.loader import load
-        from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-
-        wrong = self.wrong(load(SPARSE_MLA_FWD, self.plan))
-        if wrong:
-            sys.exit(wrong)
-
-    def emulated(self, function: Any) -> list[Any]:
-        """ptxemu's findings."""
+    def emulator(self) -> Any:
+        """Of so few streaming multiprocessors that each CTA has several work items."""
         from types import MappingProxyType
 
         from flashdsa.backends.emulated.devices import Device
         from flashdsa.backends.emulated.runner import Emulator
 
-        emulator = Emulator(Device(CTAS, MappingProxyType({1: CTAS})), on_finding="collect")
-        self._launch(function, emulator, "cpu")
-        return emulator.findings
+        return Emulator(Device(CTAS, MappingProxyType({1: CTAS})), on_finding="collect")
 
     def wrong(self, function: Any) -> str:
         """What is wrong with the results on the GPU; "" if nothing is."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
+
+from sanitize_kernel import KernelCase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,7 @@ QUERIES = 20
 
 
 @dataclass(frozen=True)
-class Prefill:
+class Prefill(KernelCase):
     """A launch of the kernel, whose rows must be the best of its own scores.
 
     Attributes:
@@ -24,6 +25,7 @@ class Prefill:
         plateaus: most keys are equal.
     """
 
+    catalog_name: ClassVar[str] = "PREFILL"
     keys: int = 700
     num_heads: int = 64
     topk: int = 300
@@ -36,30 +38,6 @@ class Prefill:
         from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
 
         return PrefillPlan(self.num_heads, self.dtype)
-
-    def compile(self) -> Any:
-        """The kernel's function."""
-        from flashdsa.jit.loader import compile_plan
-        from flashdsa.kernels.catalog import PREFILL
-
-        return compile_plan(PREFILL, self.plan)
-
-    def __call__(self) -> None:
-        """Launch once, and judge."""
-        from flashdsa.jit.loader import load
-        from flashdsa.kernels.catalog import PREFILL
-
-        wrong = self.wrong(load(PREFILL, self.plan))
-        if wrong:
-            sys.exit(wrong)
-
-    def emulated(self, function: Any) -> list[Any]:
-        """ptxemu's findings."""
-        from flashdsa.backends.emulated.runner import Emulator
-
-        emulator = Emulator(on_finding="collect")
-        self._launch(function, emulator, "cpu")
-        return emulator.findings
 
     def wrong(self, function: Any) -> str:
         """What is wrong with the rows on the GPU; "" if nothing is."""
