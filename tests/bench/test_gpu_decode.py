@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import flashdsa
+from flashdsa.bench.gpu.beside_flash_mla import FLASH_MLA, OURS
 from flashdsa.bench.gpu.decode import (
-    FLASH_MLA,
-    OURS,
     DecodeTimes,
     read_decode_result,
     run_decode_bench,

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.bench.gpu.forward import (
-    FLASH_MLA,
-    OURS,
-    ForwardTimes,
-    read_forward_result,
-    run_forward_bench,
-)
+from flashdsa.bench.gpu.beside_flash_mla import FLASH_MLA, OURS
+from flashdsa.bench.gpu.bursts import BurstTimes
+from flashdsa.bench.gpu.forward import read_forward_result, run_forward_bench
 from flashdsa.bench.gpu.forward_cases import (
     FORWARD_CASES,
     RANDOM,
@@ -34,11 +30,11 @@ SMALL = ForwardCase("small", 4, RANDOM, queries=5, topk=16, lengths=True, invali
 class Clock:
     """Calls everything once; ours takes 2 and 4 ms, FlashMLA 3 and 5."""
 
-    def in_turns(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, ForwardTimes]:
+    def in_turns(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, BurstTimes]:
         """Fixed times."""
         for call in calls.values():
             call()
-        known = {OURS: ForwardTimes(2.0, 4.0), FLASH_MLA: ForwardTimes(3.0, 5.0)}
+        known = {OURS: BurstTimes(2.0, 4.0), FLASH_MLA: BurstTimes(3.0, 5.0)}
         return {name: known[name] for name in calls}
 
 

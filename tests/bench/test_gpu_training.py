@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.bench.gpu.forward import OURS, ForwardTimes
+from flashdsa.bench.gpu.beside_flash_mla import OURS
+from flashdsa.bench.gpu.bursts import BurstTimes
 from flashdsa.bench.gpu.forward_cases import RANDOM
 from flashdsa.bench.gpu.training import (
     TrainingBenchResult,
@@ -28,11 +29,11 @@ JUDGED = [name for name in STEPS if name != "all"]
 class Clock:
     """Calls everything once; a call takes 2 and 4 ms."""
 
-    def in_turns(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, ForwardTimes]:
+    def in_turns(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, BurstTimes]:
         """Fixed times."""
         for call in calls.values():
             call()
-        return {OURS: ForwardTimes(2.0, 4.0)}
+        return {OURS: BurstTimes(2.0, 4.0)}
 
 
 def small(what: str) -> TrainingCase:

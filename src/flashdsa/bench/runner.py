@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flashdsa.bench.cases import OPERATIONS, Case, Shape, build_case
 from flashdsa.bench.checkout import RESULTS, Checkout, find_checkout
-from flashdsa.bench.gpu.decode import DecodeBenchResult
-from flashdsa.bench.gpu.forward import ForwardBenchResult
 from flashdsa.bench.gpu.result import GpuBenchResult
-from flashdsa.bench.gpu.training import TrainingBenchResult
+from flashdsa.bench.gpu.run import GpuRun
 from flashdsa.bench.machine import HostMachine, describe_machine
 from flashdsa.bench.memory import OPERATIONS as MEMORY_OPERATIONS
 from flashdsa.bench.memory import QUERIES, measure_memory
@@ -108,9 +107,7 @@ def _time(case: Case, options: BenchOptions, after_sample: Callable[[], None]) -
 
 
 def result_path(
-    result: (
-        BenchResult | GpuBenchResult | ForwardBenchResult | DecodeBenchResult | TrainingBenchResult
-    ),
+    result: BenchResult | GpuBenchResult | GpuRun[Any],
     target: str,
     out: Path | None = None,
 ) -> Path:

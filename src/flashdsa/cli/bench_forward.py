@@ -16,12 +16,13 @@ TARGET = "sparse_mla_fwd"
 
 def bench_forward(quick: bool, out: Path | None, as_json: bool) -> None:
     """Measure on this machine's GPU and report."""
-    from flashdsa.bench.gpu.forward import CudaForwardTimer, flash_mla_call, run_forward_bench
+    from flashdsa.bench.gpu.bursts import CudaBurstTimer
+    from flashdsa.bench.gpu.forward import flash_mla_call, run_forward_bench
     from flashdsa.bench.gpu.forward_cases import FORWARD_CASES
 
     cases = [case.quick() for case in FORWARD_CASES] if quick else list(FORWARD_CASES)
     with progress_bar() as on_progress:
-        result = run_forward_bench(cases, CudaForwardTimer(), flash_mla_call(), on_progress)
+        result = run_forward_bench(cases, CudaBurstTimer(), flash_mla_call(), on_progress)
     report(result, TARGET, out, as_json, print_forward_result)
 
 

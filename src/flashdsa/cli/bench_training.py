@@ -16,13 +16,13 @@ TARGET = "indexer_training"
 
 def bench_training(quick: bool, out: Path | None, as_json: bool) -> None:
     """Measure on this machine's GPU and report."""
-    from flashdsa.bench.gpu.forward import CudaForwardTimer
+    from flashdsa.bench.gpu.bursts import CudaBurstTimer
     from flashdsa.bench.gpu.training import run_training_bench
     from flashdsa.bench.gpu.training_cases import TRAINING_CASES
 
     cases = [case.quick() for case in TRAINING_CASES] if quick else list(TRAINING_CASES)
     with progress_bar() as on_progress:
-        result = run_training_bench(cases, CudaForwardTimer(with_host=True), on_progress)
+        result = run_training_bench(cases, CudaBurstTimer(with_host=True), on_progress)
     report(result, TARGET, out, as_json, print_training_result)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -15,9 +15,18 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa import reference
-from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.document import parse_fields, read_json, require_schema, to_json
+from flashdsa.bench.document import parse_fields
+from flashdsa.bench.gpu.beside_flash_mla import (
+    FLASH_MLA,
+    FLASH_MLA_HEADS,
+    JUDGED_QUERIES,
+    NORM_LIMIT,
+    OURS,
+    Call,
+    add_peer,
+    norm_findings,
+    worst_norm_error,
+)
 from flashdsa.bench.gpu.decode_cases import (
     BF16_ROWS,
     ROWS,
@@ -27,19 +36,14 @@ from flashdsa.bench.gpu.decode_cases import (
     make_cache,
     make_decode_inputs,
 )
-from flashdsa.bench.gpu.device import clocks, describe_gpu, gpu_versions
 from flashdsa.bench.gpu.peers import in_a_line
 from flashdsa.bench.gpu.protocol import FLUSH_BYTES
+from flashdsa.bench.gpu.run import GpuRun, OnProgress, read_run, run_cases
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 
 DECODE_SCHEMA = "flashdsa-decode-bench/1"
-OURS, FLASH_MLA = "flashdsa", "FlashMLA"
 CALLS, REPLAYS = 20, 9
 SPIN_CYCLES = 100_000
-JUDGED_QUERIES = 3
-NORM_LIMIT = 2.5e-3
-FLASH_MLA_HEADS = 64
-"""Its kernel takes multiples of these."""
 DECODE_PROTOCOL = (
     f"contenders in random order; hot: a CUDA graph of {CALLS} calls, median of {REPLAYS} replays, "
     "each behind another one of the same graph; cold: a graph of one call behind a read of "
@@ -50,8 +54,6 @@ DECODE_PROTOCOL = (
     "packed rows, q padded with zeros to 64 heads where there are fewer, no lengths (it ignores "
     "them), its metadata made outside the clock"
 )
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,7 @@ class DecodeRow:
     """What is wrong with our results; empty: nothing."""
 
 
-@dataclass(frozen=True)
-class DecodeBenchResult:
-    """Everything that one run found, and where it was found."""
-
-    date: str
-    git: dict[str, str | bool | None] | None
-    gpu: dict[str, Any]
-    versions: dict[str, str | None]
-    protocol: str
-    rows: list[DecodeRow] = field(default_factory=list)
-    schema: str = DECODE_SCHEMA
-
-    def to_json(self) -> str:
-        """The document as indented JSON text."""
-        return to_json(self)
+DecodeBenchResult = GpuRun[DecodeRow]
 
 
 class DecodeTimer(Protocol):
@@ -183,7 +171,7 @@ def run_decode_bench(
     cases: Iterable[DecodeCase],
     timer: DecodeTimer,
     peer: Callable[..., Any] | str,
-    on_progress: Callable[[int, int, str], None] = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
     *,
     device: str = "cuda",
     backend: str = "sm90",
@@ -197,26 +185,18 @@ def run_decode_bench(
         device, backend: of our calls. num_rows: of the cache, by whether they are packed.
         topk: slots of a query.
     """
-    chosen = sorted(cases, key=lambda case: not case.packed)
-    checkout = find_checkout()
-    before = clocks()
-    result = DecodeBenchResult(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        git=checkout.as_dict() if checkout else None,
-        gpu=describe_gpu() if device == "cuda" else {"name": "none"},
-        versions=gpu_versions(),
-        protocol=DECODE_PROTOCOL,
-    )
     rows = num_rows or {True: ROWS, False: BF16_ROWS}
-    for done, case in enumerate(chosen):
-        if not done or case.packed != chosen[done - 1].packed:
-            cache = make_cache(case.packed, rows[case.packed], device)
-        on_progress(done, len(chosen), case.name)
-        inputs = make_decode_inputs(case, cache, topk)
-        result.rows.append(_row(inputs, timer, peer, backend))
-    on_progress(len(chosen), len(chosen), "done")
-    result.gpu.update(clocks_before=before, clocks_after=clocks())
-    return result
+    cache_of = lru_cache(maxsize=1)(lambda packed: make_cache(packed, rows[packed], device))
+    return run_cases(
+        sorted(cases, key=lambda case: not case.packed),  # two caches, each made once
+        lambda case: _row(
+            make_decode_inputs(case, cache_of(case.packed), topk), timer, peer, backend
+        ),
+        on_progress,
+        protocol=DECODE_PROTOCOL,
+        schema=DECODE_SCHEMA,
+        device=device,
+    )
 
 
 def _row(
@@ -239,16 +219,13 @@ def _row(
     calls: dict[str, Call] = {OURS: ours}
     missing = "takes packed rows only" if not case.packed else peer if type(peer) is str else None
     if missing is None and not isinstance(peer, str):
-        try:
-            calls[FLASH_MLA] = peer(inputs)
-            calls[FLASH_MLA]()
-        except Exception as error:  # a peer's refusal must not cost the rest of the run
-            missing = in_a_line(error)
-            calls.pop(FLASH_MLA, None)
+        missing = add_peer(calls, lambda: peer(inputs))
     times = timer.in_turns(calls)
     taken, theirs = times[OURS], times.get(FLASH_MLA)
     ours()
-    off = norm_error(inputs, results[0][0])
+    off = worst_norm_error(
+        results[0][0], inputs.q, inputs.kv, inputs.indices, topk_length=inputs.topk_length
+    )
     return DecodeRow(
         name=case.name,
         heads=case.heads,
@@ -264,23 +241,8 @@ def _row(
         peer_missing=missing,
         hot_ratio=theirs.hot_us / taken.hot_us if theirs else None,
         cold_ratio=theirs.cold_us / taken.cold_us if theirs else None,
-        findings=[] if off <= NORM_LIMIT else [f"O is off by {off:.2e} of its norm"],
+        findings=norm_findings(off),
     )
-
-
-def norm_error(inputs: DecodeInputs, out: Tensor) -> float:
-    """The largest relative error of O over the first, a middle and the last query."""
-    last = inputs.case.queries - 1
-    worst = 0.0
-    for query in sorted({0, last // 2, last})[:JUDGED_QUERIES]:
-        one = slice(query, query + 1)
-        length = None if inputs.topk_length is None else inputs.topk_length[one].cpu()
-        rows = inputs.kv[inputs.indices[query].long()].cpu()
-        slots = torch.arange(len(rows), dtype=torch.int32)[None]
-        expected, _ = reference.sparse_mla_fwd(inputs.q[one].cpu(), rows, slots, topk_length=length)
-        off = (out[one].cpu().double() - expected).norm() / expected.norm()
-        worst = max(worst, float(off))
-    return worst
 
 
 def read_decode_result(path: Path) -> DecodeBenchResult:
@@ -289,12 +251,10 @@ def read_decode_result(path: Path) -> DecodeBenchResult:
     Raises:
         ArgumentValueError: the file is no result file of this schema.
     """
-    document, where = read_json(path), str(path)
-    require_schema(document, DECODE_SCHEMA, where)
-    rows = []
-    for number, row in enumerate(document["rows"]):
-        at = f"{where}: rows[{number}]"
+
+    def parse_row(row: Any, at: str) -> DecodeRow:
         peer = row["peer"] and parse_fields(row["peer"], DecodeTimes, at)
-        rows.append(parse_fields({**row, "peer": peer}, DecodeRow, at))
-    parsed: DecodeBenchResult = parse_fields({**document, "rows": rows}, DecodeBenchResult, where)
-    return parsed
+        parsed: DecodeRow = parse_fields({**row, "peer": peer}, DecodeRow, at)
+        return parsed
+
+    return read_run(path, DECODE_SCHEMA, parse_row)

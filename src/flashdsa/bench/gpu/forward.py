@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa import reference
-from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.document import parse_fields, read_json, require_schema, to_json
-from flashdsa.bench.gpu.device import clocks, describe_gpu, gpu_versions
+from flashdsa.bench.document import parse_fields
+from flashdsa.bench.gpu.beside_flash_mla import (
+    FLASH_MLA,
+    FLASH_MLA_HEADS,
+    JUDGED_QUERIES,
+    NORM_LIMIT,
+    OURS,
+    Call,
+    add_peer,
+    norm_findings,
+    worst_norm_error,
+)
+from flashdsa.bench.gpu.bursts import (
+    BURSTS,
+    HOT_ROUNDS,
+    HOT_SECONDS,
+    PAUSE_SECONDS,
+    BurstTimer,
+    BurstTimes,
+)
 from flashdsa.bench.gpu.forward_cases import ForwardCase, ForwardInputs, make_forward_inputs
 from flashdsa.bench.gpu.peers import in_a_line
+from flashdsa.bench.gpu.run import GpuRun, OnProgress, read_run, run_cases
 from flashdsa.problem import D_QK
 
 FORWARD_SCHEMA = "flashdsa-forward-bench/1"
-OURS, FLASH_MLA = "flashdsa", "FlashMLA"
-PAUSE_SECONDS, BURSTS = 0.06, 5
-SPIN_CYCLES = 4_000_000
-HOT_SECONDS, HOT_ROUNDS = 0.16, 3
-JUDGED_QUERIES = 3
-NORM_LIMIT = 2.5e-3
-FLASH_MLA_HEADS = 64
-"""Its kernel takes multiples of these."""
 FORWARD_PROTOCOL = (
     f"contenders in random order; burst: median of {BURSTS} calls, each behind "
     f"{PAUSE_SECONDS * 1000:.0f} ms of idling and a spinning kernel, so that it does not wait for "
@@ -42,16 +47,6 @@ FORWARD_PROTOCOL = (
     "flash_mla_sparse_fwd(use_legacy=True) of the package sgl-flash-mla, q padded with zeros to 64 "
     "heads where there are fewer"
 )
-
-Call = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class ForwardTimes:
-    """Milliseconds of a call."""
-
-    burst_ms: float
-    hot_ms: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class ForwardRow:
     hot_tflops: float
     norm_error: float
     """Of O against float64, the largest of the judged queries."""
-    peer: ForwardTimes | None
+    peer: BurstTimes | None
     peer_missing: str | None
     burst_ratio: float | None
     """FlashMLA's time over ours."""
@@ -79,67 +74,7 @@ class ForwardRow:
     """What is wrong with our results; empty: nothing."""
 
 
-@dataclass(frozen=True)
-class ForwardBenchResult:
-    """Everything that one run found, and where it was found."""
-
-    date: str
-    git: dict[str, str | bool | None] | None
-    gpu: dict[str, Any]
-    versions: dict[str, str | None]
-    protocol: str
-    rows: list[ForwardRow] = field(default_factory=list)
-    schema: str = FORWARD_SCHEMA
-
-    def to_json(self) -> str:
-        """The document as indented JSON text."""
-        return to_json(self)
-
-
-class ForwardTimer(Protocol):
-    """Takes times on a device."""
-
-    def in_turns(self, calls: Mapping[str, Call]) -> dict[str, ForwardTimes]:
-        """Times of every call, by FORWARD_PROTOCOL."""
-
-
-class CudaForwardTimer:
-    """The protocol on the current CUDA device."""
-
-    def __init__(self, seed: int = 0, *, with_host: bool = False) -> None:
-        """With `with_host` a burst has what the host takes in it: no kernel spins before it."""
-        self._draw = random.Random(seed)
-        self._with_host = with_host
-
-    def in_turns(self, calls: Mapping[str, Call]) -> dict[str, ForwardTimes]:
-        """Times of every call, by FORWARD_PROTOCOL."""
-        burst: dict[str, list[float]] = {name: [] for name in calls}
-        hot: dict[str, list[float]] = {name: [] for name in calls}
-        for call in calls.values():
-            _milliseconds(call, 2)
-        for _ in range(BURSTS):
-            for name in self._draw.sample(list(calls), len(calls)):
-                time.sleep(PAUSE_SECONDS)
-                if not self._with_host:
-                    torch.cuda._sleep(SPIN_CYCLES)  # the host has queued the call before it begins
-                burst[name].append(_milliseconds(calls[name], 1))
-        for _ in range(HOT_ROUNDS):
-            for name in self._draw.sample(list(calls), len(calls)):
-                count = max(2, round(1e3 * HOT_SECONDS / median(burst[name])))
-                _milliseconds(calls[name], count // 2)
-                hot[name].append(_milliseconds(calls[name], count))
-        return {name: ForwardTimes(median(burst[name]), median(hot[name])) for name in calls}
-
-
-def _milliseconds(call: Call, count: int) -> float:
-    """Of one of `count` calls back to back."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(count):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / count
+ForwardBenchResult = GpuRun[ForwardRow]
 
 
 def flash_mla_call() -> Callable[..., Any] | str:
@@ -153,9 +88,9 @@ def flash_mla_call() -> Callable[..., Any] | str:
 
 def run_forward_bench(
     cases: Iterable[ForwardCase],
-    timer: ForwardTimer,
+    timer: BurstTimer,
     peer: Callable[..., Any] | str,
-    on_progress: Callable[[int, int, str], None] = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
     *,
     device: str = "cuda",
     backend: str = "sm90",
@@ -166,26 +101,18 @@ def run_forward_bench(
         peer: FlashMLA's function, or why there is none.
         device, backend: of our calls.
     """
-    chosen = list(cases)
-    checkout = find_checkout()
-    before = clocks()
-    result = ForwardBenchResult(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        git=checkout.as_dict() if checkout else None,
-        gpu=describe_gpu() if device == "cuda" else {"name": "none"},
-        versions=gpu_versions(),
+    return run_cases(
+        cases,
+        lambda case: _row(make_forward_inputs(case, device), timer, peer, backend),
+        on_progress,
         protocol=FORWARD_PROTOCOL,
+        schema=FORWARD_SCHEMA,
+        device=device,
     )
-    for done, case in enumerate(chosen):
-        on_progress(done, len(chosen), case.name)
-        result.rows.append(_row(make_forward_inputs(case, device), timer, peer, backend))
-    on_progress(len(chosen), len(chosen), "done")
-    result.gpu.update(clocks_before=before, clocks_after=clocks())
-    return result
 
 
 def _row(
-    inputs: ForwardInputs, timer: ForwardTimer, peer: Callable[..., Any] | str, backend: str
+    inputs: ForwardInputs, timer: BurstTimer, peer: Callable[..., Any] | str, backend: str
 ) -> ForwardRow:
     case = inputs.case
     results: list[tuple[Tensor, ...]] = []
@@ -204,18 +131,18 @@ def _row(
         ]
 
     calls: dict[str, Call] = {OURS: ours}
-    missing = peer if isinstance(peer, str) else None
-    if not isinstance(peer, str):
-        calls[FLASH_MLA] = _peer_call(peer, inputs)
-        try:
-            calls[FLASH_MLA]()
-        except Exception as error:  # a peer's refusal must not cost the rest of the run
-            missing = in_a_line(error)
-            del calls[FLASH_MLA]
+    missing = peer if isinstance(peer, str) else add_peer(calls, lambda: _peer_call(peer, inputs))
     times = timer.in_turns(calls)
     taken, theirs = times[OURS], times.get(FLASH_MLA)
     ours()
-    off = norm_error(inputs, results[0][0])
+    off = worst_norm_error(
+        results[0][0],
+        inputs.q,
+        inputs.kv,
+        inputs.indices,
+        topk_length=inputs.topk_length,
+        attn_sink=inputs.attn_sink,
+    )
     return ForwardRow(
         name=case.name,
         heads=case.heads,
@@ -231,7 +158,7 @@ def _row(
         peer_missing=missing,
         burst_ratio=theirs.burst_ms / taken.burst_ms if theirs else None,
         hot_ratio=theirs.hot_ms / taken.hot_ms if theirs else None,
-        findings=[] if off <= NORM_LIMIT else [f"O is off by {off:.2e} of its norm"],
+        findings=norm_findings(off),
     )
 
 
@@ -254,37 +181,16 @@ def _peer_call(peer: Callable[..., Any], inputs: ForwardInputs) -> Call:
     )
 
 
-def norm_error(inputs: ForwardInputs, out: Tensor) -> float:
-    """The largest relative error of O over the first, a middle and the last query."""
-    last = inputs.case.queries - 1
-    worst = 0.0
-    for query in sorted({0, last // 2, last})[:JUDGED_QUERIES]:
-        one = slice(query, query + 1)
-        length = None if inputs.topk_length is None else inputs.topk_length[one]
-        expected, _ = reference.sparse_mla_fwd(
-            inputs.q[one],
-            inputs.kv,
-            inputs.indices[one],
-            topk_length=length,
-            attn_sink=None if inputs.attn_sink is None else inputs.attn_sink.cpu(),
-        )
-        off = (out[one].cpu().double() - expected).norm() / expected.norm()
-        worst = max(worst, float(off))
-    return worst
-
-
 def read_forward_result(path: Path) -> ForwardBenchResult:
     """The document in a file.
 
     Raises:
         ArgumentValueError: the file is no result file of this schema.
     """
-    document, where = read_json(path), str(path)
-    require_schema(document, FORWARD_SCHEMA, where)
-    rows = []
-    for number, row in enumerate(document["rows"]):
-        at = f"{where}: rows[{number}]"
-        peer = row["peer"] and parse_fields(row["peer"], ForwardTimes, at)
-        rows.append(parse_fields({**row, "peer": peer}, ForwardRow, at))
-    parsed: ForwardBenchResult = parse_fields({**document, "rows": rows}, ForwardBenchResult, where)
-    return parsed
+
+    def parse_row(row: Any, at: str) -> ForwardRow:
+        peer = row["peer"] and parse_fields(row["peer"], BurstTimes, at)
+        parsed: ForwardRow = parse_fields({**row, "peer": peer}, ForwardRow, at)
+        return parsed
+
+    return read_run(path, FORWARD_SCHEMA, parse_row)

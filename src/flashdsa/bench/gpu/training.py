@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.document import parse_fields, read_json, require_schema, to_json
-from flashdsa.bench.gpu.device import clocks, describe_gpu, gpu_versions
-from flashdsa.bench.gpu.forward import (
-    BURSTS,
-    HOT_ROUNDS,
-    HOT_SECONDS,
-    OURS,
-    PAUSE_SECONDS,
-    ForwardTimer,
-)
+from flashdsa.bench.document import parse_fields
+from flashdsa.bench.gpu.beside_flash_mla import OURS
+from flashdsa.bench.gpu.bursts import BURSTS, HOT_ROUNDS, HOT_SECONDS, PAUSE_SECONDS, BurstTimer
+from flashdsa.bench.gpu.run import GpuRun, OnProgress, read_run, run_cases
 from flashdsa.bench.gpu.training_cases import STEPS, TrainingCase, make_training_inputs
 
 TRAINING_SCHEMA = "flashdsa-training-bench/1"
@@ -49,27 +41,13 @@ class TrainingRow:
     """What is wrong with our results; empty: nothing."""
 
 
-@dataclass(frozen=True)
-class TrainingBenchResult:
-    """Everything that one run found, and where it was found."""
-
-    date: str
-    git: dict[str, str | bool | None] | None
-    gpu: dict[str, Any]
-    versions: dict[str, str | None]
-    protocol: str
-    rows: list[TrainingRow] = field(default_factory=list)
-    schema: str = TRAINING_SCHEMA
-
-    def to_json(self) -> str:
-        """The document as indented JSON text."""
-        return to_json(self)
+TrainingBenchResult = GpuRun[TrainingRow]
 
 
 def run_training_bench(
     cases: Iterable[TrainingCase],
-    timer: ForwardTimer,
-    on_progress: Callable[[int, int, str], None] = lambda *_: None,
+    timer: BurstTimer,
+    on_progress: OnProgress = lambda *_: None,
     *,
     device: str = "cuda",
     backend: str = "sm90",
@@ -79,25 +57,17 @@ def run_training_bench(
     Args:
         device, backend: of our calls.
     """
-    chosen = list(cases)
-    checkout = find_checkout()
-    before = clocks()
-    result = TrainingBenchResult(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        git=checkout.as_dict() if checkout else None,
-        gpu=describe_gpu() if device == "cuda" else {"name": "none"},
-        versions=gpu_versions(),
+    return run_cases(
+        cases,
+        lambda case: _row(case, timer, device, backend),
+        on_progress,
         protocol=TRAINING_PROTOCOL,
+        schema=TRAINING_SCHEMA,
+        device=device,
     )
-    for done, case in enumerate(chosen):
-        on_progress(done, len(chosen), case.name)
-        result.rows.append(_row(case, timer, device, backend))
-    on_progress(len(chosen), len(chosen), "done")
-    result.gpu.update(clocks_before=before, clocks_after=clocks())
-    return result
 
 
-def _row(case: TrainingCase, timer: ForwardTimer, device: str, backend: str) -> TrainingRow:
+def _row(case: TrainingCase, timer: BurstTimer, device: str, backend: str) -> TrainingRow:
     inputs, step = make_training_inputs(case, device), STEPS[case.what]
     times = timer.in_turns({OURS: lambda: step.run(inputs, backend)})[OURS]
     judged = step.judge(inputs, step.run(inputs, backend))
@@ -126,13 +96,9 @@ def read_training_result(path: Path) -> TrainingBenchResult:
     Raises:
         ArgumentValueError: the file is no result file of this schema.
     """
-    document, where = read_json(path), str(path)
-    require_schema(document, TRAINING_SCHEMA, where)
-    rows = [
-        parse_fields(row, TrainingRow, f"{where}: rows[{number}]")
-        for number, row in enumerate(document["rows"])
-    ]
-    parsed: TrainingBenchResult = parse_fields(
-        {**document, "rows": rows}, TrainingBenchResult, where
-    )
-    return parsed
+
+    def parse_row(row: Any, at: str) -> TrainingRow:
+        parsed: TrainingRow = parse_fields(row, TrainingRow, at)
+        return parsed
+
+    return read_run(path, TRAINING_SCHEMA, parse_row)
