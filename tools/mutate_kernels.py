@@ -3,6 +3,7 @@
     python tools/mutate_kernels.py [NAME ...] [--jobs N] [--again]
     python tools/mutate_kernels.py --save DIR [NAME ...]            # where CuTe DSL is
     python tools/mutate_kernels.py --launches DIR [--out DIR] ...   # where there are many cores
+    python tools/mutate_kernels.py --stale [NAME ...]               # results of other PTX
 
 Writes benchmarks/results/ptxemu/mutation-NAME.json of each kernel in mutation_launches.KERNELS, or
 of those named (PEERS, too), and prints the tables. Survivors that you have understood to be
@@ -12,6 +13,9 @@ only what the results say survived or was not reached is tried; if launches have
 what was caught.
 
 Launches saved by --save need ptxemu and NumPy alone, and no CuTe DSL.
+
+Results name the PTX that they are of (`ptx`). --stale compiles the kernels (a first launch of each
+is saved, or --launches has it), and lists those whose PTX is another one today.
 """
 
 from __future__ import annotations
@@ -30,7 +34,16 @@ from typing import Any
 
 from mutation_launches import ALL, KERNELS, ROOT, path_of_launch, save
 
-from ptxemu.mutate import Equivalents, Mutation, Replay, Report, Result, mutate, mutations_of
+from ptxemu.mutate import (
+    Equivalents,
+    Mutation,
+    Replay,
+    Report,
+    Result,
+    fingerprint,
+    mutate,
+    mutations_of,
+)
 from ptxemu.mutate.report import facts_of
 from ptxemu.mutate.runner import CAUGHT, EQUIVALENT, NOT_REACHED, NOTED, REDUNDANT, SURVIVED
 from ptxemu.saved_launch import load_launch
@@ -56,6 +69,7 @@ class Campaign:
 
     Attributes:
         name: of ALL. mutations: all, in program order. results: the file of the results.
+        ptx: the kernel's fingerprint.
     """
 
     def __init__(self, name: str, launches: Path, out: Path) -> None:
@@ -67,6 +81,7 @@ class Campaign:
         self._first, *self._others = [Replay(load_launch(path), scratch) for path in paths]
         function = self._first.module.syntax.functions[self._first.kernel]
         self.mutations = mutations_of(function)
+        self.ptx = fingerprint(function)
         self._equivalents = argued(name)
 
     def try_all(self, jobs: int, again: bool) -> bool:
@@ -110,6 +125,7 @@ class Campaign:
         document: dict[str, Any] = {
             "launch": ALL[self.name].command,
             "equivalent": f"equivalent/{self.name}.txt",
+            "ptx": self.ptx,
             **report.to_json_dict(),
         }
         mutants = [json.dumps(short(fact)) for fact in document.pop("mutants")]
@@ -128,7 +144,7 @@ class Campaign:
         command = ALL[self.name].command
         if not command.startswith(document["launch"]):
             sys.exit(f"{self.name}: other launches than those of the results: {document['launch']}")
-        if len(document["mutants"]) != len(self.mutations):
+        if document.get("ptx") != self.ptx:
             sys.exit(f"{self.name}: the results are of another kernel")
         stand = {CAUGHT}
         if command == document["launch"]:
@@ -169,6 +185,17 @@ class Campaign:
         return replace(result, verdict=verdict, how=reason or "")
 
 
+def is_stale(name: str, launches: Path) -> bool:
+    """Whether the results are of other PTX than a kernel's first launch in a folder; says so."""
+    setup = load_launch(path_of_launch(launches, name, 0))
+    now = fingerprint(setup.module.syntax.functions[setup.kernel])
+    results = RESULTS / f"mutation-{name}.json"
+    tried = json.loads(results.read_text()).get("ptx") if results.exists() else None
+    verdict = "as it is" if tried == now else f"stale: of {tried}, and it is {now}"
+    print(f"{name}: {verdict}", flush=True)
+    return tried != now
+
+
 def short(fact: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a mutant: paths in the tree, opcodes, of a message what it is about."""
     kept = {key: value for key, value in fact.items() if value not in (None, "")}
@@ -198,13 +225,16 @@ def result_of(mutation: Mutation, fact: Mapping[str, Any]) -> Result:
 
 
 def main() -> int:
-    """1 if a mutant survived, or if an argument is about none."""
+    """1 if a mutant survived, if an argument is about none, or if results are stale."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--again", action="store_true", help="only what was not caught")
+    parser.add_argument(
+        "--stale", action="store_true", help="list results of other PTX, try nothing"
+    )
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the launches, try nothing")
     parser.add_argument("--launches", type=Path, metavar="DIR", help="they have been saved there")
     parser.add_argument("--out", type=Path, metavar="DIR", default=RESULTS, help="for the results")
@@ -220,8 +250,12 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             if options.launches is None:
-                save([name], Path(folder))
-            campaign = Campaign(name, options.launches or Path(folder), options.out)
+                save([name], Path(folder), first=options.stale)
+            launches = options.launches or Path(folder)
+            if options.stale:
+                good &= not is_stale(name, launches)
+                continue
+            campaign = Campaign(name, launches, options.out)
         good &= campaign.try_all(options.jobs, options.again)
     return 0 if good else 1
 

@@ -169,7 +169,8 @@ class Prefill:
     """`dsa_topk_prefill` on Hopper: `queries` in a causal row of `keys`.
 
     Attributes:
-        plateaus: most keys are equal.
+        plateaus: most keys are equal. wide: the first 128 keys' scores are far from each other, so
+            that all others fall into a few bins of the window.
 
     Of a query 1,024 keys are ranked at a time, and 350 scores of earlier ones are kept, so that
     short rows have several segments and fill the log.
@@ -181,6 +182,7 @@ class Prefill:
     num_heads: int = 64
     dtype: str = "float8_e4m3fn"
     plateaus: bool = False
+    wide: bool = False
     sms: int = 1
 
     def __call__(self) -> None:
@@ -200,6 +202,8 @@ class Prefill:
             getattr(torch, self.dtype), plateaus=self.plateaus,
         )  # fmt: skip
         x = make_prefill_inputs(case, 0)
+        if self.wide:
+            (x.k_index if x.k_scale is None else x.k_scale)[:128] *= 4096
         operands = TopkPrefillOperands(
             x.q_index, x.k_index, x.weights, x.ends, x.output_buffer(), x.starts, x.k_scale
         )
@@ -242,29 +246,6 @@ class HeadSums:
             flashdsa.attention_target(
                 y.q, y.kv, lse, x.indices, topk_length=y.topk_length, backend=HOPPER
             )
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """`indexer_kl` on Hopper, or its gradient."""
-
-    gradient: bool = False
-    rows: int = 9
-    topk: int = 300
-    sms: int = 1
-
-    def __call__(self) -> None:
-        """Launch it."""
-        import torch
-
-        import flashdsa
-
-        draw = torch.Generator().manual_seed(0)
-        scores = torch.randn(self.rows, self.topk, generator=draw, requires_grad=self.gradient)
-        target = torch.rand(self.rows, self.topk, generator=draw)
-        kl = flashdsa.indexer_kl(scores, target, backend=HOPPER)
-        if self.gradient:
-            kl.sum().backward()
 
 
 @dataclass(frozen=True)

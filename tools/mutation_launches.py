@@ -168,6 +168,8 @@ KERNELS = {
             Prefill(queries=5, keys=400, topk=100),
             Prefill(queries=9, keys=2500, topk=300),  # three segments, a full log
             Prefill(queries=5, keys=3000, topk=100, plateaus=True),
+            Prefill(queries=5, keys=60, topk=20),  # no keys for a warpgroup
+            Prefill(queries=5, keys=700, topk=300, wide=True),  # rounds over the last segment
         ),
     ),
     "prefill-bf16-sm_90a": Launches(
@@ -176,6 +178,8 @@ KERNELS = {
             Prefill(queries=5, keys=400, topk=100, dtype="bfloat16"),
             Prefill(queries=9, keys=2500, topk=300, dtype="bfloat16"),
             Prefill(queries=5, keys=3000, topk=100, dtype="bfloat16", plateaus=True),
+            Prefill(queries=5, keys=60, topk=20, dtype="bfloat16"),  # no keys for a warpgroup
+            Prefill(queries=5, keys=700, topk=300, dtype="bfloat16", wide=True),
         ),
     ),
     "attention-target-sm_90a": Launches(
@@ -198,8 +202,8 @@ KERNELS = {
     ),
     "indexer-bwd-sm_90a": Launches(
         "indexer_bwd_kernel",
-        # A CTA has two of the four groups, and each group more tiles than there are stages.
-        (IndexBackward(queries=7, sms=3), IndexBackward(queries=7, topk=400, sms=3, keys=900)),
+        # A CTA has two groups, each with more tiles than there are stages.
+        (IndexBackward(queries=7, sms=3), IndexBackward(queries=4, topk=400, keys=900)),
     ),
     "indexer-bwd-large-sm_90a": Launches(
         "indexer_bwd_kernel",
@@ -212,7 +216,7 @@ KERNELS = {
         "indexer_bwd_kernel",
         (
             IndexBackward(queries=5, ordered=True),
-            IndexBackward(queries=3, topk=400, ordered=True, keys=900),
+            IndexBackward(queries=4, topk=400, ordered=True, keys=900),
         ),
     ),
     "indexer-bwd-lists-sm_90a": Launches(
@@ -239,6 +243,7 @@ KERNELS = {
             FusedIndexer((9000, 513), (3, 1)),  # each compacts its part
             FusedIndexer((3200, 513), (4, 1), "equal"),
             FusedIndexer((560, 530), rows_of_one=511),  # too many to be put in order
+            FusedIndexer((900,), values="two"),  # candidates of one key
         ),
         scratch=("argument 7",),  # slots of rows that are split
     ),
@@ -346,13 +351,16 @@ def path_of_launch(folder: Path, name: str, number: int) -> Path:
     return folder / f"{name}.{number}.launch"
 
 
-def save(names: Iterable[str], folder: Path) -> None:
-    """Write the launches of these kernels; a script or call that makes several runs once."""
+def save(names: Iterable[str], folder: Path, *, first: bool = False) -> None:
+    """Write the launches of these kernels, or the first of each.
+
+    A script or call that makes several runs once.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     wanted: dict[Script | Call, dict[str, list[Path]]] = {}
     for name in names:
         launches = ALL[name]
-        for number, origin in enumerate(launches.origins):
+        for number, origin in enumerate(launches.origins[:1] if first else launches.origins):
             files = wanted.setdefault(origin, {}).setdefault(launches.entry, [])
             files.append(path_of_launch(folder, name, number))
     for origin, by_entry in wanted.items():

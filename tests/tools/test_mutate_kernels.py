@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -75,10 +76,31 @@ def test_results_can_be_stopped_repeated_and_argued_about(
 
 def test_results_of_another_kernel_are_refused(tool: ModuleType, tmp_path: Path) -> None:
     campaign = tool.Campaign(NAME, tmp_path, tmp_path)
-    other = {"launch": "script.py", "mutants": [{}] * 12}
+    other = {"launch": "script.py", "ptx": "another", "mutants": [{}] * 13}
     (tmp_path / f"mutation-{NAME}.json").write_text(json.dumps(other))
     with pytest.raises(SystemExit, match="small: the results are of another kernel"):
         campaign.try_all(1, True)
+
+
+def test_results_of_other_ptx_are_listed(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool.is_stale(NAME, tmp_path)  # no results
+    tool.Campaign(NAME, tmp_path, tmp_path).try_all(1, False)
+    assert not tool.is_stale(NAME, tmp_path)
+    results = tmp_path / f"mutation-{NAME}.json"
+    document = json.loads(results.read_text())
+    results.write_text(json.dumps({**document, "ptx": "another"}))
+    capsys.readouterr()
+    assert tool.is_stale(NAME, tmp_path)
+    assert capsys.readouterr().out == f"{NAME}: stale: of another, and it is {document['ptx']}\n"
+
+
+def test_results_of_our_kernels_name_the_ptx_that_they_are_of(tool: ModuleType) -> None:
+    for name in tool.KERNELS:
+        results = ROOT / f"benchmarks/results/ptxemu/mutation-{name}.json"
+        if results.exists():
+            assert re.fullmatch("[0-9a-f]{16}", json.loads(results.read_text())["ptx"]), name
 
 
 def test_results_are_of_kernels_that_the_tool_knows(tool: ModuleType) -> None:

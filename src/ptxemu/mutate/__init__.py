@@ -1,6 +1,7 @@
 """Mutation testing of synchronisation: remove or weaken one instruction, and see who notices."""
 
 from ptxemu.mutate.equivalents import Equivalents
+from ptxemu.mutate.fingerprint import fingerprint
 from ptxemu.mutate.mutations import Mutation, mutations_of
 from ptxemu.mutate.replay import Replay
 from ptxemu.mutate.report import Report
@@ -18,6 +19,7 @@ __all__ = [
     "Site",
     "Trial",
     "find_sites",
+    "fingerprint",
     "measure",
     "mutate",
     "mutations_of",

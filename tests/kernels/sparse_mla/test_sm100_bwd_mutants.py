@@ -15,15 +15,24 @@ import pytest
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from ptxemu.cli.main import main as ptxemu
-from ptxemu.mutate import Equivalents, Mutation, Replay, Trial, measure, mutations_of
+from ptxemu.mutate import (
+    Equivalents,
+    Mutation,
+    Replay,
+    Trial,
+    fingerprint,
+    measure,
+    mutations_of,
+)
 from ptxemu.mutate.runner import CAUGHT, NOTED, POLICIES, SURVIVED
 from ptxemu.saved_launch import load_launch
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks/results/ptxemu"
-SCORE: list[dict[str, Any]] = json.loads(
+DOCUMENT: dict[str, Any] = json.loads(
     (RESULTS / "mutation-mla-bwd-sm_100a.json").read_text(encoding="utf-8")
-)["mutants"]
+)
+SCORE: list[dict[str, Any]] = DOCUMENT["mutants"]
 SEED, COUNT = 6, 20
 QUICK = (POLICIES[2], POLICIES[0])
 """Copies at once, which costs a quarter, then at random."""
@@ -84,8 +93,11 @@ def test_a_mutant_is_noticed(name: str, mutants: dict[str, Mutation], trial: Tri
     assert (result.verdict, result.message != "") == (CAUGHT, True)
 
 
-def test_the_score_and_the_arguments_are_of_this_kernel(mutants: dict[str, Mutation]) -> None:
+def test_the_score_and_the_arguments_are_of_this_kernel(
+    launch: Replay, mutants: dict[str, Mutation]
+) -> None:
     """If not: `make mutate`, and argue again what survives."""
+    assert DOCUMENT["ptx"] == fingerprint(launch.module.syntax.functions[launch.kernel])
     scored = [name_of(m["category"], m["number"], m["mutation"]) for m in SCORE]
     assert scored == list(mutants)
     text = (RESULTS / "equivalent/mla-bwd-sm_100a.txt").read_text(encoding="utf-8")

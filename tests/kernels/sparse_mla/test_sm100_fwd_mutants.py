@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from ptxemu.cli.main import main as ptxemu
-from ptxemu.mutate import Equivalents, Replay, Trial, measure, mutations_of
+from ptxemu.mutate import Equivalents, Replay, Trial, fingerprint, measure, mutations_of
 from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
 from tests.kernels.sparse_mla.test_sm100_bwd_mutants import RESULTS, ROOT, name_of
@@ -34,7 +34,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Replay:
 
 
 def test_mutants_are_noticed_and_the_score_is_of_this_kernel(launch: Replay) -> None:
-    mutants = list(mutations_of(launch.module.syntax.functions[launch.kernel]))
+    function = launch.module.syntax.functions[launch.kernel]
+    mutants = list(mutations_of(function))
     names = [name_of(m.site.category, m.site.number, m.name) for m in mutants]
     baseline = measure(launch, QUICK)
     assert baseline.faults == set()
@@ -43,6 +44,7 @@ def test_mutants_are_noticed_and_the_score_is_of_this_kernel(launch: Replay) -> 
     assert verdicts == dict.fromkeys(DRAWN, CAUGHT)
 
     score = json.loads((RESULTS / "mutation-mla-fwd-sm_100a.json").read_text(encoding="utf-8"))
+    assert score["ptx"] == fingerprint(function)
     scored = [name_of(m["category"], m["number"], m["mutation"]) for m in score["mutants"]]
     assert scored == names
     text = (RESULTS / "equivalent/mla-fwd-sm_100a.txt").read_text(encoding="utf-8")
