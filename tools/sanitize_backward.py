@@ -37,7 +37,7 @@ class Backward:
 
     def _mutated(self) -> tuple[Any, Any]:
         """The specification and the plan that the call takes of the kernel."""
-        from flashdsa.backends.sm90 import mla_bwd_fused, mla_bwd_slots
+        from flashdsa.backends.sm90.mla_bwd_fused import plan_of
         from flashdsa.backends.sm90.mla_bwd_spool import grouping_for, plans_of
         from flashdsa.kernels.catalog import (
             MLA_BWD_DKV,
@@ -50,8 +50,7 @@ class Backward:
         grouping = grouping_for(*shape, deterministic=self.ordered)
         if self.mutant == MLA_BWD_FUSED.name:
             more = 0 if grouping is None else grouping.queries
-            backend = mla_bwd_slots if self.ordered else mla_bwd_fused
-            return MLA_BWD_FUSED, backend.plan_of(self.num_heads, more)
+            return MLA_BWD_FUSED, plan_of(self.num_heads, more, self.ordered)
         specs = MLA_BWD_SCORES, MLA_BWD_DQ, MLA_BWD_DKV
         assert grouping is not None, "so many heads and queries have no large groups"
         plans = plans_of(grouping.queries, self.ordered)

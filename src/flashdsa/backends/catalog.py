@@ -177,6 +177,7 @@ _FURTHER = {
 """Second rows of an operation: features that its first row does not have together."""
 _PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
 _BINDS = {
+    Operation.MLA_BWD: "mla_bwd:bind",
     Operation.ATTENTION_TARGET: "attention_target:bind",
     Operation.INDEXER_SCORES: "indexer_scores:bind",
     Operation.INDEXER_BWD: "indexer_bwd:bind",
@@ -193,6 +194,12 @@ _LAUNCH_CONFIGS = {
 def _prepare(backend: str, operation: Operation) -> str:
     """What prepares the operation's calls on fixed tensors, if anything does."""
     function = _PREPARE.get(operation)
+    return f"flashdsa.backends.{backend}.{function}" if function else ""
+
+
+def _bind(backend: str, operation: Operation) -> str:
+    """What serves the operation's later calls of the same sizes, if anything does."""
+    function = _BINDS.get(operation) if backend == "sm90" else None
     return f"flashdsa.backends.{backend}.{function}" if function else ""
 
 
@@ -222,7 +229,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             runner="flashdsa.backends.gpu.runner:gpu",
             launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
             prepare=_prepare(_backend, _operation),
-            bind=f"flashdsa.backends.sm90.{_BINDS[_operation]}" if _operation in _BINDS else "",
+            bind=_bind(_backend, _operation),
         )
         _emulated = replace(
             _on_gpu,

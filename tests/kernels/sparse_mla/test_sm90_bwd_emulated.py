@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused, mla_bwd_spool
-from flashdsa.backends.sm90.mla_bwd_fused import launch_fused
+from flashdsa.backends.sm90.mla_bwd_fused import Call, LaunchSmall, bind_fused
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -59,11 +59,16 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
 ) -> None:
     seen = []
 
-    def spied(*args: Any) -> None:
-        seen.append(args[-1].choice)
-        launch_fused(*args)
+    def spied(call: Call) -> LaunchSmall:
+        launch = bind_fused(call)
 
-    monkeypatch.setattr(mla_bwd, "launch_fused", spied)
+        def launch_and_keep(*args: Any) -> None:
+            seen.append(args[-1].choice)
+            launch(*args)
+
+        return launch_and_keep
+
+    monkeypatch.setattr(mla_bwd, "bind_fused", spied)
     inputs = make_sparse_mla_inputs(SparseMlaCase(named, 4, 300, 128, 70), 0, "cpu")
     for query in range(0 if named == "others" else 4):
         inputs.indices[query] = inputs.indices[0]

@@ -116,11 +116,12 @@ def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) 
     assert room * blocks * 864 <= max(1 << 31, capacity * blocks * 864)
     least = -(-room // 1024)
     units = [min(unit_groups, groups - first) for first in range(0, groups, unit_groups)]
-    for length in (0, capacity // 3, capacity):
+    some, full = capacity // 3, capacity
+    for lengths in ((0,), (some,), (full,), (0, full), (full, 0, 0), (full, full, some)):
         used, taken, most = 0, 1, 0
         in_part = 0
-        for unit in units:
-            size = unit * max(length, least)
+        for number, unit in enumerate(units):
+            size = unit * max(lengths[number % len(lengths)], least)
             assert size <= room
             if used and used + size > room:
                 taken, used, in_part = taken + 1, 0, 0

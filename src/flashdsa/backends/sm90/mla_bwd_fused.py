@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,11 +26,22 @@ NEAR_ROWS = 12_288
 """Of dKV, that lie in the second-level cache. With more of them CTAs sweep them together."""
 
 Outputs = tuple[Tensor, Tensor, Tensor]
-"""delta (S, H) fp32 and dq, written, and dkv fp32, added to."""
+"""delta (S, H) fp32 and dq, written, and dkv fp32, added to; of several dKVs the first one."""
+Launch = Callable[[MlaBwdOperands, Outputs], None]
 LaunchLarge = Callable[[MlaBwdOperands, Outputs, float, Lists, Tensor], None]
 """(operands, outputs, sm_scale, lists, choice)"""
-LaunchSmall = Callable[[Runner, MlaBwdOperands, Outputs, float, "Large | None"], None]
-"""(runner, operands, outputs, sm_scale, large)"""
+
+
+class LaunchSmall(Protocol):
+    """Of operands without gaps; topk_length (0,) says that every slot counts, lse has the sinks.
+
+    It makes delta of all queries, and their lists, dQ and dKV; of `large`, the lists and the choice
+    in any case, and the rest where they are not taken.
+    """
+
+    def __call__(
+        self, operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None
+    ) -> None: ...
 
 
 class Groups(Protocol):
@@ -54,83 +65,146 @@ class Large(NamedTuple):
     """Groups that are taken instead where their queries have much in common.
 
     Attributes:
-        lists: of them, written. choice: (1,) int32, written.
+        lists: of them, written. choice: (1,) int32, written. limits: see `Groups`.
     """
 
-    groups: Groups
     lists: Lists
     choice: Tensor
+    limits: tuple[float, int]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The last ones of `launch_backward`."""
+        return (*self.lists, self.choice, *self.limits)
+
+
+class Call(NamedTuple):
+    """The sizes of a call, or of a part of its queries.
+
+    Attributes:
+        large: groups that the device may choose instead; None: there is no choice.
+    """
+
+    runner: Runner
+    num_queries: int
+    num_heads: int
+    num_keys: int
+    topk: int
+    sm_scale: float
+    large: Groups | None
+
+    @property
+    def group_queries(self) -> int:
+        """Of 64 rows, or of a query of 128 heads."""
+        return max(1, BLOCK_ROWS // self.num_heads)
+
+    @property
+    def num_groups(self) -> int:
+        """Of `group_queries`."""
+        return -(-self.num_queries // self.group_queries)
+
+    @property
+    def capacity(self) -> int:
+        """Of a group's list."""
+        return capacity_of(self.group_queries, self.topk)
+
+    @property
+    def num_ctas(self) -> int:
+        """At most one for each 64 rows of Q."""
+        row_blocks = -(-self.num_queries * self.num_heads // BLOCK_ROWS)
+        return min(row_blocks, self.runner.num_sms)
+
+    def plan(self, *, slots: bool = False) -> FusedPlan:
+        """Of the fused kernel."""
+        return plan_of(self.num_heads, 0 if self.large is None else self.large.queries, slots)
 
 
 @lru_cache
-def plan_of(num_heads: int, more: int) -> FusedPlan:
-    """Of groups of 64 rows, or of a query of 128 heads."""
-    return FusedPlan(max(1, BLOCK_ROWS // num_heads), more)
+def plan_of(num_heads: int, more: int, slots: bool) -> FusedPlan:
+    """Of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which takes
+    longer than a launch."""
+    return FusedPlan(max(1, BLOCK_ROWS // num_heads), more, slots)
 
 
-def launch_fused(
-    runner: Runner,
-    operands: MlaBwdOperands,
-    outputs: Outputs,
-    sm_scale: float,
-    large: Large | None = None,
-) -> None:
-    """delta, lists, dQ and dKV of all queries; of `large`, delta, its lists and the choice.
+def bind_fused(call: Call) -> LaunchSmall:
+    """Launches of calls of these sizes."""
+    function = call.runner.function(MLA_BWD_FUSED, call.plan())
+    spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
+    first_arguments = bind_arguments(call)
+    scalars = spread, call.num_ctas
 
-    Args:
-        operands: without gaps; topk_length (0,) says that every slot counts, lse has the sinks.
-    """
-    q, kv, dO, lse, O, indices, lengths, _ = operands
-    delta, dq, dkv = outputs
-    num_queries, num_heads, _ = q.shape
-    plan = plan_of(num_heads, 0 if large is None else large.groups.queries)
-    function = runner.function(MLA_BWD_FUSED, plan)
-    capacity = capacity_of(plan.queries, indices.shape[1])
-    lists = allocate_lists(runner, -(-num_queries // plan.queries), plan.queries, capacity)
-    items = -(-num_queries * num_heads // BLOCK_ROWS)
-    spread = SPREAD if kv.shape[0] <= NEAR_ROWS else 0
-    copy = runner.empty(*kv.shape, dtype=kv.dtype)
-    flat = [q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)]
-    written = delta.flatten(), *lists, dq.flatten(0, 1), dkv
-    scalars = num_heads, sm_scale, spread, min(items, runner.num_sms)
-    choice = () if large is None else (*large.lists, large.choice, *large.groups.limits)
-    with runner.launching():
-        function(*flat, indices, lengths, *written, *scalars, *choice)
+    def launch(operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None) -> None:
+        first = first_arguments(operands, outputs)
+        choice = () if large is None else large.arguments
+        with call.runner.launching():
+            function(*first, *scalars, *choice)
+
+    return launch
 
 
-def launch_either(
-    runner: Runner,
-    operands: MlaBwdOperands,
-    groups: Groups,
-    outputs: Outputs,
-    sm_scale: float,
-    launches: tuple[LaunchLarge, LaunchSmall],
-) -> None:
+def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any, ...]]:
+    """The arguments of every launch of the fused kernel, see `Operands` in its kernel.py."""
+    runner, num_groups, num_heads = call.runner, call.num_groups, call.num_heads
+    queries, capacity, sm_scale = call.group_queries, call.capacity, call.sm_scale
+
+    def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:
+        q, kv, dO, lse, O, indices, lengths, _ = operands
+        delta, dq, dkv = outputs
+        copy = runner.empty(*kv.shape, dtype=kv.dtype)
+        lists = allocate_lists(runner, num_groups, queries, capacity)
+        read = q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)
+        written = delta.flatten(), *lists, dq.flatten(0, 1), dkv[0] if dkv.ndim > kv.ndim else dkv
+        return (*read, indices, lengths, *written, num_heads, sm_scale)
+
+    return arguments_of
+
+
+def bind_either(
+    call: Call, launch_large: LaunchLarge, bind_small: Callable[[Call], LaunchSmall]
+) -> Launch:
     """Large groups where they have much in common, else the fused kernel.
 
     The device chooses, for as many queries at a time as have room for lists.
 
     Args:
-        launches: of kernels that have work where a choice takes the large groups; and of what makes
-            delta, the large groups' lists and the choice, and has work where it takes the others.
+        launch_large: of kernels that have work where a choice takes the large groups.
+        bind_small: of what makes delta, the large groups' lists and the choice, and has work where
+            it takes the others.
     """
-    launch_large, launch_small = launches
-    num_queries = operands.q.shape[0]
-    at_a_time = max(1, MOST_LIST_BYTES // (LISTS * SLOT_BYTES * groups.capacity))
-    delta, dq, dkv = outputs
-    for first in range(0, num_queries, at_a_time * groups.queries):
-        part, of_part = operands, outputs
-        if num_queries > at_a_time * groups.queries:
-            some = slice(first, first + at_a_time * groups.queries)
-            q, kv, *of_queries = operands[:7]
+    groups, num_queries = call.large, call.num_queries
+    assert groups is not None
+    groups_at_a_time = max(1, MOST_LIST_BYTES // (LISTS * SLOT_BYTES * groups.capacity))
+    at_a_time = groups_at_a_time * groups.queries
+    if num_queries <= at_a_time:
+        return bind_choice(call, groups, launch_large, bind_small(call))
+    launches: list[tuple[slice, Launch]] = []
+    for first in range(0, num_queries, at_a_time):
+        some = slice(first, min(first + at_a_time, num_queries))
+        part = call._replace(num_queries=some.stop - some.start)
+        launches.append((some, bind_choice(part, groups, launch_large, bind_small(part))))
+
+    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
+        q, kv, *of_queries = operands[:7]
+        delta, dq, dkv = outputs
+        for some, launch_part in launches:
             dO, lse, O, indices, lengths = (x[some] for x in of_queries if x is not None)
             part = MlaBwdOperands(q[some], kv, dO, lse, O, indices, lengths)
-            of_part = delta[some], dq[some], dkv
-        count = -(-part.q.shape[0] // groups.queries)
-        large = Large(
-            groups,
-            allocate_lists(runner, count, groups.queries, groups.capacity),
-            runner.empty(1, dtype=torch.int32),
-        )
-        launch_small(runner, part, of_part, sm_scale, large)
-        launch_large(part, of_part, sm_scale, large.lists, large.choice)
+            launch_part(part, (delta[some], dq[some], dkv))
+
+    return launch
+
+
+def bind_choice(
+    call: Call, groups: Groups, launch_large: LaunchLarge, launch_small: LaunchSmall
+) -> Launch:
+    """Of queries whose lists have room together; arguments as for `bind_either`."""
+    runner, sm_scale, limits = call.runner, call.sm_scale, groups.limits
+    sizes = -(-call.num_queries // groups.queries), groups.queries, groups.capacity
+
+    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
+        lists = allocate_lists(runner, *sizes)
+        choice = runner.empty(1, dtype=torch.int32)
+        launch_small(operands, outputs, Large(lists, choice, limits))
+        launch_large(operands, outputs, sm_scale, lists, choice)
+
+    return launch

@@ -8,11 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_fused import Large, Outputs
-from flashdsa.backends.sm90.mla_bwd_lists import allocate_lists, capacity_of
+from flashdsa.backends.sm90.mla_bwd_fused import (
+    Call,
+    Large,
+    LaunchSmall,
+    Outputs,
+    bind_arguments,
+)
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import FusedPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
     CURSORS,
     KEY_WORDS,
@@ -66,69 +69,48 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
     # What a group counts for, at most: see `places.split_kernel`.
     most = max(capacity, -(-room // MOST_PART_GROUPS))
     unit_groups = max(1, min(WAVE // blocks, room // most))
-    parts = 1
-    if groups * most > room:
-        closed = groups * most // (room - unit_groups * most + 1)
-        parts = min(-(-groups // unit_groups), closed + 1)
+    units = -(-groups // unit_groups)
+    # A part has room for so many units of any size; and what it and the next unit count for is
+    # more than the room.
+    parts = -(-units // (room // (unit_groups * most)))
+    if parts > 1:
+        parts = min(parts, groups * most // (room - unit_groups * most + 1) + 1)
     words = -(-min(groups, MOST_PART_GROUPS) // WORD_BITS)
     return Sizes(room, unit_groups, parts, words)
 
 
-@lru_cache
-def plan_of(num_heads: int, more: int) -> FusedPlan:
-    """Of groups of 64 rows, or of a query of 128 heads."""
-    return FusedPlan(max(1, BLOCK_ROWS // num_heads), more, slots=True)
+def bind_slots(call: Call) -> LaunchSmall:
+    """As `bind_fused`."""
+    runner = call.runner
+    function = runner.function(MLA_BWD_FUSED, call.plan(slots=True))
+    blocks = max(1, call.num_heads // BLOCK_ROWS)
+    sizes = sizes_of(call.num_groups, call.capacity, blocks)
+    first_arguments = bind_arguments(call)
+    scalars = call.num_ctas, runner.num_sms
+
+    def launch(operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None) -> None:
+        first = first_arguments(operands, outputs)
+        slots = allocate_slots(call, sizes, operands.kv.device)
+        choice = () if large is None else large.arguments
+        with runner.launching():
+            function(*first, *scalars, *slots, sizes.unit_groups, *choice)
+
+    return launch
 
 
-def launch_slots(
-    runner: Runner,
-    operands: MlaBwdOperands,
-    outputs: Outputs,
-    sm_scale: float,
-    large: Large | None = None,
-) -> None:
-    """delta, lists, dQ and dKV of all queries; of `large`, delta, its lists and the choice.
-
-    Args:
-        operands: without gaps; topk_length (0,) says that every slot counts, lse has the sinks.
-        outputs: of several dKVs the first one is added to.
-    """
-    q, kv, dO, lse, O, indices, lengths, _ = operands
-    delta, dq, dkv = outputs
-    num_queries, num_heads, _ = q.shape
-    plan = plan_of(num_heads, 0 if large is None else large.groups.queries)
-    function = runner.function(MLA_BWD_FUSED, plan)
-    capacity = capacity_of(plan.queries, indices.shape[1])
-    groups = -(-num_queries // plan.queries)
-    lists = allocate_lists(runner, groups, plan.queries, capacity)
-    items = -(-num_queries * num_heads // BLOCK_ROWS)
-    blocks = max(1, num_heads // BLOCK_ROWS)
-    sizes = sizes_of(groups, capacity, blocks)
-    copy = runner.empty(*kv.shape, dtype=kv.dtype)
-    flat = [q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)]
-    first = dkv[0] if dkv.ndim > kv.ndim else dkv
-    written = delta.flatten(), *lists, dq.flatten(0, 1), first
-    scalars = num_heads, sm_scale, min(items, runner.num_sms), runner.num_sms
-    slots = allocate_slots(runner, sizes, kv, lists.rows, blocks)
-    choice = () if large is None else (*large.lists, large.choice, *large.groups.limits)
-    with runner.launching():
-        function(*flat, indices, lengths, *written, *scalars, *slots, sizes.unit_groups, *choice)
-
-
-def allocate_slots(
-    runner: Runner, sizes: Sizes, kv: Tensor, rows: Tensor, blocks: int
-) -> tuple[Tensor, ...]:
+def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tensor, ...]:
     """The slots and what `Places` names."""
-    num_keys = kv.shape[0]
+    runner, num_keys, num_groups = call.runner, call.num_keys, call.num_groups
+    blocks = max(1, call.num_heads // BLOCK_ROWS)
     count = num_keys * sizes.words * PAIR
-    zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=kv.device)
+    zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=device)
     return (
         runner.empty(sizes.room * blocks, ROW_WORDS, dtype=torch.int32),
         zeros[:count].view(num_keys, sizes.words, PAIR),
         zeros[count:].view(sizes.parts, CURSORS),
         runner.empty(sizes.parts + 1, dtype=torch.int32),
         runner.empty(num_keys, KEY_WORDS, dtype=torch.int32),
-        runner.empty(rows.shape[0], dtype=torch.int32),
+        runner.empty(num_groups, dtype=torch.int32),
         runner.empty(sizes.room, dtype=torch.int32),
-        runner.empty(*rows.shape, dtype=torch.int32),
+        runner.empty(num_groups, call.capacity, dtype=torch.int32),
     )

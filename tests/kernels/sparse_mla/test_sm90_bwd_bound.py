@@ -1,0 +1,96 @@
+"""Calls of the Hopper backward bound to their sizes; launches are only noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused
+from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
+from flashdsa.operands import MlaBwdOperands
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+
+KEYS, TOPK = 300, 64
+
+
+class Noted:
+    """A runner whose functions do nothing: their kernels' names and arguments, in their order."""
+
+    num_sms = 4
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, tuple[Any, ...]]] = []
+        self.launches: dict[tuple[Any, ...], Any] = {}
+
+    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        return lambda *arguments: self.launched.append((spec.name, arguments))
+
+    def launching(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+
+def operands_of(heads: int, queries: int, value: float) -> MlaBwdOperands:
+    rows = torch.full((queries, heads, 576), value, dtype=torch.bfloat16)
+    kv = torch.full((KEYS, 576), value, dtype=torch.bfloat16)
+    lse, d_o = torch.full((queries, heads), value), rows[..., :512].contiguous()
+    indices = torch.zeros(queries, TOPK, dtype=torch.int32)
+    return MlaBwdOperands(rows, kv, d_o, lse, d_o.clone(), indices)
+
+
+def noted_calls(heads: int, queries: int, deterministic: bool) -> tuple[Noted, list[Any]]:
+    """Two calls that one binding serves, the operands filled with 1 and with 2."""
+    runner, results = Noted(), []
+    every = [operands_of(heads, queries, value) for value in (1.0, 2.0)]
+    bound = mla_bwd.bind(
+        runner,  # type: ignore[arg-type]
+        every[0],
+        sm_scale=1.0,
+        deterministic=deterministic,
+        dkv_dtype=torch.float32,
+    )
+    for operands in every:
+        results.append(bound(operands))
+    return runner, results
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("heads", "kernels"), [(16, 1), (64, 4)])
+def test_each_call_has_its_own_operands_and_memory(
+    heads: int, kernels: int, deterministic: bool
+) -> None:
+    runner, results = noted_calls(heads, 8, deterministic)
+    assert len(runner.launched) == 2 * kernels
+    calls = [runner.launched[:kernels], runner.launched[kernels:]]
+    assert [name for name, _ in calls[0]] == [name for name, _ in calls[1]]
+    for value, ((_, arguments), *_), (dq, dkv, d_sink) in zip(
+        (1.0, 2.0), calls, results, strict=True
+    ):
+        q, kv, _, d_o, lse, out = arguments[:6]
+        assert all(bool((x == value).all()) for x in (q, kv, d_o, lse, out))
+        assert dq.data_ptr() in [x.data_ptr() for x in arguments if isinstance(x, Tensor)]
+        assert dkv.shape == (KEYS, 576) and not dkv.any() and d_sink.numel() == 0
+    written = [
+        {x.data_ptr() for x in arguments[8:] if isinstance(x, Tensor) and x.numel()}
+        for ((_, arguments), *_) in calls
+    ]
+    assert not written[0] & written[1]
+
+
+def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 19 queries 8, 8 and 3: their rows of Q, and groups of 4 with room for lists."""
+    capacity = capacity_of(4, TOPK)
+    monkeypatch.setattr(mla_bwd_fused, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
+    runner, _ = noted_calls(64, 19, False)
+    fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
+    assert [x[0].shape[0] // 64 for x in fused] == [8, 8, 3] * 2
+    assert [x[-8].shape for x in fused[:3]] == [(2, capacity), (2, capacity), (1, capacity)]
