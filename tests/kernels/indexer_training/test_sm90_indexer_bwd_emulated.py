@@ -12,6 +12,7 @@ from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import indexer_bwd
 from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import BLOCKS, RANGE_KEYS, BwdPlan
 from flashdsa.verify.cases import (
     IndexerTrainingCase,
     SparseMlaCase,
@@ -107,9 +108,16 @@ def test_every_number_of_heads(heads: int, queries: int) -> None:
 def test_keys_in_several_ranges_and_queries_in_parts(
     heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(inputs_of(5, 9000, 70, heads, duplicates=True, invalid=True))
+    run(inputs_of(5, RANGE_KEYS + 500, 70, heads, duplicates=True, invalid=True))
     monkeypatch.setattr(indexer_bwd, "MOST_LIST_BYTES", 1)
     run(inputs_of(3, 90, 70, heads, invalid=True))
+
+
+@pytest.mark.slow
+def test_more_keys_than_the_table_of_a_list_has_places() -> None:
+    inputs = inputs_of(8, 20_000, 280, 16, duplicates=True)
+    assert len(inputs.indices.unique()) > BwdPlan(16, min(BLOCKS)).table_places
+    run(inputs)
 
 
 def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:

@@ -23,9 +23,9 @@ def fuzzed(seed: int) -> IndexerTrainingCase:
     case = SparseMlaCase(
         f"fuzz {seed}",
         rng.choice((1, 2, 3, 5, 9, 17, 150, 600)),
-        rng.choice((1, 40, 64, 200, 1000, 9000)),
+        rng.choice((1, 40, 64, 200, 1000, 9000, 140_000)),
         8,
-        rng.choice((1, 7, 63, 64, 65, 129, 257, 300)),
+        rng.choice((1, 7, 63, 64, 65, 129, 257, 300, 1100)),
         duplicates=rng.random() < 0.3,
         invalid=rng.random() < 0.5,
         empty_rows=rng.random() < 0.3,

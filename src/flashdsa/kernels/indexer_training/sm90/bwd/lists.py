@@ -1,185 +1,228 @@
 """Lists of the keys that a group of neighbouring queries gives a gradient to.
 
-A CTA a group. Of a range of keys each query's gradients are a table in shared memory; keys of which
-any is not 0 come out in ascending order, with the gradients of all queries of the group. What a
-query names twice adds up: first all threads write, and if one of them finds a gradient there, the
-range is written again, a thread for each query, in the order of its slots.
+A CTA a group. Keys that any of its queries gives a gradient to are bits in shared memory; how many
+bits are before a key's is its place in the list. Then each query's gradients come to a table in
+shared memory, at the keys' places, and from there to the list. What a query names twice adds up:
+first all threads write, and if one of them finds a gradient there, the table is written again, a
+warp for each query, in the order of its slots.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
-from cutlass.memory import SmemAllocator
+from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.smem import VECTOR, store4
-from flashdsa.dsl.warp import neighbours_sum, prefix_sum
+from flashdsa.dsl.smem import VECTOR, load4, store4
+from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Lists
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import TILE_KEYS, BwdPlan
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, TILE_KEYS
+from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
+    BLOCK_KEYS,
+    NAMED,
+    PRESENT,
+    RANGE_WORDS,
+    REPEATED,
+    THREADS,
+    WARPS,
+    Range,
+    Shared,
+    Slots,
+    allocate_shared,
+    clear,
+    is_listed,
+    length_of,
+    place_of,
+    read_slots,
+    word_of,
+)
 from flashdsa.kernels.sparse_mla.sm90.choice import is_taken
 
-THREADS = 1024
-WARPS = THREADS // WARP_SIZE
-
-
-class Slots(NamedTuple):
-    """What the group's queries name."""
-
-    indices: cute.Tensor  # (S, topk) int32
-    gradients: cute.Tensor  # (S, topk) fp32
-    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
-    num_keys: Int32
-    first_query: Int32
-    thread: Int32
-    plan: cutlass.Constexpr
-
-
-class Shared(NamedTuple):
-    """Shared memory."""
-
-    table: cute.Tensor  # (queries * table_keys,) bits of fp32
-    counts: cute.Tensor  # (WARPS,) int32: keys that each warp found
-    notes: cute.Tensor  # (3,) int32: queries that name a key; whether any repeats; gradients
-
-
-PRESENT, REPEATED, NAMED = range(3)
-
-
-def allocate_shared(plan: BwdPlan) -> Shared:
-    """The kernel's shared memory."""
-    allocator = SmemAllocator()
-
-    def words(count: int) -> Any:
-        pointer = allocator.allocate_array(Int32, count)
-        return cute.make_tensor(pointer, cute.make_layout(count))
-
-    return Shared(words(plan.queries * plan.table_keys), words(WARPS), words(3))
+OWN_VECTORS = RANGE_WORDS // THREADS // VECTOR
+"""Of the words of which a thread counts the bits, which follow each other."""
+SLOTS_AT_ONCE = 8
+"""That a lane has in flight where a warp reads a query's slots in their order."""
 
 
 @cute.jit
-def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 behind the last query."""
-    count = Int32(0)
-    if query < x.indices.shape[0]:
-        count = Int32(x.indices.shape[1])
-        if x.topk_length.shape[0] > 0:
-            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    return count
-
-
-@cute.jit
-def clear_table(x: Slots, shared: Shared) -> None:
-    """No query has a gradient. All threads call, and sync."""
-    nothing = cute.make_rmem_tensor(VECTOR, Int32)
-    nothing.fill(0)
-    words = x.plan.queries * x.plan.table_keys
-    for at in cutlass.range(x.thread, words // VECTOR, THREADS, unroll=4):
-        store4(shared.table, at, nothing.load())
+def mark_keys(x: Slots, shared: Shared, keys: Range) -> None:
+    """Bits of the keys, and the queries that give a gradient to any. All threads call, and sync."""
+    clear(shared.bits, Int32(0), keys.words, x.thread)
     cute.arch.sync_threads()
-
-
-@cute.jit
-def place_of(x: Slots, row: Int32, base: Int32, counts: Boolean) -> Int32:
-    """Of a key in the table's range that begins at `base`; -1 of one that is not there."""
-    place = row - base
-    if not counts or row < 0 or row >= x.num_keys or place < 0 or place >= x.plan.table_keys:
-        place = Int32(-1)
-    return place
-
-
-@cute.jit
-def mark(x: Slots, shared: Shared, base: Int32) -> None:
-    """The gradients of the keys from `base` on. All threads call, and sync."""
+    present = Int32(0)
     for slot in cutlass.range(x.thread, Int32(x.indices.shape[1]), THREADS, unroll=1):
-        rows, gradients = [], []
+        rows, gradients = read_slots(x, slot)
         for member in cutlass.range_constexpr(x.plan.queries):
-            query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
-            line = Int64(query) * x.indices.shape[1] + slot
-            rows.append((x.indices.iterator + line).load())
-            gradients.append((x.gradients.iterator + line).load().bitcast(Int32))
-        for member in cutlass.range_constexpr(x.plan.queries):
-            counts = slot < length_of(x, x.first_query + member) and gradients[member] << 1 != 0
-            place = place_of(x, rows[member], base, counts)
-            if place >= 0:
-                at = shared.table.iterator + (member * x.plan.table_keys + place)
-                old = cute.arch.atomic_exch(at, gradients[member], sem="relaxed", scope="cta")
-                if old != 0:
-                    cute.arch.atomic_or(
-                        shared.notes.iterator + REPEATED, Int32(1), sem="relaxed", scope="cta"
-                    )
-    cute.arch.sync_threads()
-
-
-@cute.jit
-def mark_in_order(x: Slots, shared: Shared, base: Int32) -> None:
-    """The same, of queries that name a key twice: a thread for each. All threads call, and sync."""
-    clear_table(x, shared)
-    if x.thread < x.plan.queries:
-        length = length_of(x, x.first_query + x.thread)
-        line = Int64(x.first_query + x.thread) * x.indices.shape[1]
-        table = shared.table.iterator + x.thread * x.plan.table_keys
-        for slot in cutlass.range(length, unroll=4):
-            row = (x.indices.iterator + (line + slot)).load()
-            gradient = (x.gradients.iterator + (line + slot)).load()
-            place = place_of(x, row, base, Boolean(True))
-            if place >= 0:
-                sum_so_far = (table + place).load().bitcast(Float32)
-                (table + place).store((sum_so_far + gradient).bitcast(Int32))
-    cute.arch.sync_threads()
-
-
-@cute.jit
-def find_keys(x: Slots, shared: Shared) -> list[Int32]:
-    """A mask for each 32 of the warp's part of the table: keys with a gradient.
-
-    Notes how many each warp has, and the queries that have any. All threads call, and sync.
-    """
-    lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
-    part = x.plan.table_keys // WARPS
-    masks = []
-    present, named, count = Int32(0), Int32(0), Int32(0)
-    for step in cutlass.range_constexpr(part // WARP_SIZE):
-        some = Boolean(False)
-        for member in cutlass.range_constexpr(x.plan.queries):
-            at = member * x.plan.table_keys + warp * part + step * WARP_SIZE + lane
-            if shared.table[at] << 1 != 0:
-                some = Boolean(True)
+            counts = slot < length_of(x, x.first_query + member)
+            if is_listed(x, keys, rows[member], gradients[member], counts):
+                word, bit = word_of(keys, rows[member])
+                cute.arch.atomic_or(
+                    shared.bits.iterator + word, Int32(1) << bit, sem="relaxed", scope="cta"
+                )
                 present = present | (1 << member)
-                named += 1
-        mask = Int32(cute.arch.vote_ballot_sync(some))
-        masks.append(mask)
-        count += Int32(cute.arch.popc(mask))
-    if present != 0:
-        cute.arch.atomic_or(shared.notes.iterator + PRESENT, present, sem="relaxed", scope="cta")
-    named = neighbours_sum(named, WARP_SIZE)
-    if lane == 0:
-        shared.counts[warp] = count
-        cute.arch.atomic_add(shared.notes.iterator + NAMED, named, sem="relaxed", scope="cta")
+    for member in cutlass.range_constexpr(x.plan.queries):
+        if cute.arch.vote_any_sync((present >> member) & 1 == 1):
+            if x.thread % WARP_SIZE == 0:
+                cute.arch.atomic_or(
+                    shared.notes.iterator + PRESENT, Int32(1 << member), sem="relaxed", scope="cta"
+                )
     cute.arch.sync_threads()
-    return masks
+
+
+@cute.jit
+def count_keys(x: Slots, shared: Shared, keys: Range) -> Int32:
+    """Notes how many bits are before each word; returns how many there are. All call, and sync."""
+    lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
+    first = x.thread * OWN_VECTORS
+    own = []
+    count = Int32(0)
+    for i in cutlass.range_constexpr(OWN_VECTORS):
+        words = cute.make_rmem_tensor(VECTOR, Int32)
+        words.fill(0)
+        if (first + i) * VECTOR < keys.words:
+            words.store(load4(shared.bits, first + i))
+        for j in cutlass.range_constexpr(VECTOR):
+            own.append(Int32(cute.arch.popc(words[j])))
+            count += own[-1]
+    upto = prefix_sum(count, lane)
+    if lane == WARP_SIZE - 1:
+        shared.counts[warp] = upto
+    cute.arch.sync_threads()
+    of_warp = Int32(0)
+    if lane < WARPS:
+        of_warp = shared.counts[lane]
+    warps_upto = prefix_sum(of_warp, lane)
+    before = cute.arch.shuffle_sync(warps_upto - of_warp, warp) + upto - count
+    for i in cutlass.range_constexpr(OWN_VECTORS):
+        words = cute.make_rmem_tensor(VECTOR, Int32)
+        for j in cutlass.range_constexpr(VECTOR):
+            words[j] = before
+            before += own[VECTOR * i + j]
+        store4(shared.before, first + i, words.load())
+    cute.arch.sync_threads()
+    return cute.arch.shuffle_sync(warps_upto, WARP_SIZE - 1)
 
 
 @cute.jit
 def write_keys(
-    x: Slots, shared: Shared, lists: Lists, group: Int32, place: Int32, base: Int32, masks: Any
+    x: Slots, shared: Shared, keys: Range, lists: Lists, group: Int32, first: Int32
 ) -> None:
-    """The warp's keys to the list's places from `place` on."""
-    lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
-    part = x.plan.table_keys // WARPS
-    capacity = lists.rows.shape[1]
-    line = Int64(group) * capacity
-    for step in cutlass.range_constexpr(part // WARP_SIZE):
-        mask = masks[step]
-        if (mask >> lane) & 1 == 1:
-            own = place + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
-            key = warp * part + step * WARP_SIZE + lane
-            (lists.rows.iterator + (line + own)).store(base + key)
-            to = lists.gradients.iterator + (line * x.plan.queries + own)
-            for member in cutlass.range_constexpr(x.plan.queries):
-                bits = shared.table[member * x.plan.table_keys + key]
-                (to + Int64(member) * capacity).store(bits.bitcast(Float32))
-        place += Int32(cute.arch.popc(mask))
+    """The range's keys to the list's places from `first` on, in the order of their bits."""
+    line = Int64(group) * lists.rows.shape[1] + first
+    for word in cutlass.range(x.thread, keys.words, THREADS, unroll=1):
+        left = shared.bits[word]
+        to = lists.rows.iterator + (line + shared.before[word])
+        key = keys.base + word // WARP_SIZE * BLOCK_KEYS + word % WARP_SIZE
+        for place in cutlass.range(Int32(cute.arch.popc(left)), unroll=1):
+            (to + place).store(key + lowest_bit(left) * WARP_SIZE)
+            left = left & (left - 1)
+
+
+@cute.jit
+def fill_table(x: Slots, shared: Shared, keys: Range, first: Int32) -> None:
+    """Each query's gradients of the places from `first` on; notes whether a query names a key
+    twice. All threads call, and sync."""
+    places = x.plan.table_places
+    for slot in cutlass.range(x.thread, Int32(x.indices.shape[1]), THREADS, unroll=1):
+        rows, gradients = read_slots(x, slot)
+        for member in cutlass.range_constexpr(x.plan.queries):
+            counts = slot < length_of(x, x.first_query + member)
+            if is_listed(x, keys, rows[member], gradients[member], counts):
+                place = place_of(shared, keys, rows[member]) - first
+                if place >= 0 and place < places:
+                    at = shared.table.iterator + (member * places + place)
+                    old = cute.arch.atomic_exch(at, gradients[member], sem="relaxed", scope="cta")
+                    if old != 0:
+                        cute.arch.atomic_or(
+                            shared.notes.iterator + REPEATED, Int32(1), sem="relaxed", scope="cta"
+                        )
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32) -> None:
+    """Adds the lanes' gradients to their places of a query's table, in the order of the lanes.
+
+    Args:
+        place: -1: the lane has none. All lanes call.
+    """
+    alike = Int32(cute.arch.match_sync(0xFFFFFFFF, place))
+    left = Int32(0)
+    sum_so_far = Float32(0.0)
+    if place >= 0:
+        left = alike
+        sum_so_far = (table + place).load().bitcast(Float32)
+    # Lanes of one place have the same sum, of which the first stores it.
+    while cute.arch.vote_any_sync(left != 0):
+        other = cute.arch.shuffle_sync(gradient, cutlass.max(lowest_bit(left), Int32(0)))
+        if left != 0:
+            sum_so_far += other
+        left = left & (left - 1)
+    cute.arch.sync_warp()
+    if place >= 0 and lowest_bit(alike) == lane:
+        (table + place).store(sum_so_far.bitcast(Int32))
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def fill_table_in_order(x: Slots, shared: Shared, keys: Range, first: Int32) -> None:
+    """The same, of queries that name a key twice: a warp for each. All threads call, and sync.
+
+    The table is clear.
+    """
+    lane, member = x.thread % WARP_SIZE, x.thread // WARP_SIZE
+    if member < x.plan.queries:
+        length = length_of(x, x.first_query + member)
+        line = Int64(x.first_query + member) * x.indices.shape[1]
+        table = shared.table.iterator + member * x.plan.table_places
+        for start in cutlass.range(0, length, SLOTS_AT_ONCE * WARP_SIZE, unroll=1):
+            rows, gradients = [], []
+            for i in cutlass.range_constexpr(SLOTS_AT_ONCE):
+                slot = cutlass.min(start + i * WARP_SIZE + lane, length - 1)
+                rows.append((x.indices.iterator + (line + slot)).load())
+                gradients.append((x.gradients.iterator + (line + slot)).load())
+            for i in cutlass.range_constexpr(SLOTS_AT_ONCE):
+                counts = start + i * WARP_SIZE + lane < length
+                place = Int32(-1)
+                if is_listed(x, keys, rows[i], gradients[i].bitcast(Int32), counts):
+                    place = place_of(shared, keys, rows[i]) - first
+                    if place < 0 or place >= x.plan.table_places:
+                        place = Int32(-1)
+                add_slots(table, place, gradients[i], lane)
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def write_gradients(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
+    """The table's places up to `end` to the list's places from `first` on; notes how many are not
+    0. All threads call.
+
+    Args:
+        lists: None: they are only counted.
+    """
+    named = Int32(0)
+    for member in cutlass.range_constexpr(x.plan.queries):
+        if cutlass.const_expr(lists is not None):
+            line = Int64(group * x.plan.queries + member) * lists.gradients.shape[1] + first
+            to = lists.gradients.iterator + line
+        for place in cutlass.range(x.thread, end, THREADS, unroll=4):
+            bits = shared.table[member * x.plan.table_places + place]
+            if bits << 1 != 0:
+                named += 1
+            if cutlass.const_expr(lists is not None):
+                (to + place).store(bits.bitcast(Float32))
+    named = neighbours_sum(named, WARP_SIZE)
+    if x.thread % WARP_SIZE == 0:
+        cute.arch.atomic_add(shared.notes.iterator + NAMED, named, sem="relaxed", scope="cta")
+
+
+@cute.jit
+def clear_table(x: Slots, shared: Shared, end: Int32) -> None:
+    """No query has a gradient at the places up to `end`. All threads call, and sync."""
+    for member in cutlass.range_constexpr(x.plan.queries):
+        first = member * x.plan.table_places
+        clear(shared.table, Int32(first), first + (end + (VECTOR - 1)) // VECTOR * VECTOR, x.thread)
+    cute.arch.sync_threads()
 
 
 @cute.jit
@@ -197,26 +240,33 @@ def fill_tile(x: Slots, lists: Lists, group: Int32, count: Int32) -> None:
 
 @cute.jit
 def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
-    """All ranges; returns how many keys the group has. lists: None: they are only counted."""
-    lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
+    """All ranges of keys; returns how many keys the group has. lists: None: they are only counted.
+
+    All threads call, and sync.
+    """
     if x.thread < 3:
         shared.notes[x.thread] = Int32(0)
     count = Int32(0)
-    for start in cutlass.range(0, x.num_keys, x.plan.table_keys, unroll=1):
+    for start in cutlass.range(0, x.num_keys, RANGE_KEYS, unroll=1):
         base = Int32(start)
-        clear_table(x, shared)
-        mark(x, shared, base)
-        if shared.notes[REPEATED] != 0:
-            mark_in_order(x, shared, base)
-        masks = find_keys(x, shared)
-        upto = prefix_sum(shared.counts[lane], lane)
-        before = cute.arch.shuffle_sync(upto, cutlass.max(warp - 1, Int32(0)))
-        if warp == 0:
-            before = Int32(0)
+        keys = Range(base, base + cutlass.min(x.num_keys - base, RANGE_KEYS))
+        mark_keys(x, shared, keys)
+        found = count_keys(x, shared, keys)
         if cutlass.const_expr(lists is not None):
-            write_keys(x, shared, lists, group, count + before, base, masks)
-        count += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
-        # All have read the table and the counts, which the next range overwrites.
+            write_keys(x, shared, keys, lists, group, count)
+        for place in cutlass.range(0, found, x.plan.table_places, unroll=1):
+            first = Int32(place)
+            end = cutlass.min(found - first, x.plan.table_places)
+            clear_table(x, shared, end)
+            fill_table(x, shared, keys, first)
+            if shared.notes[REPEATED] != 0:
+                clear_table(x, shared, end)
+                fill_table_in_order(x, shared, keys, first)
+            write_gradients(x, shared, lists, group, count + first, end)
+            # All have read the table, which is cleared for the next places.
+            cute.arch.sync_threads()
+        count += found
+        # All have read the bits, which are cleared for the next range.
         cute.arch.sync_threads()
     return count
 

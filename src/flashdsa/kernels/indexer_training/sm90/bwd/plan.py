@@ -31,9 +31,10 @@ LARGE_HEADS = 64
 MULTIPLIERS = 2
 STAGES = {4: 4, 2: 6}
 """Tiles of keys in shared memory, by a group's blocks."""
-TABLE_WORDS = 32_768
-"""Of the lists' kernel: gradients of a range of keys in shared memory."""
-MOST_TABLE_KEYS = 8192
+RANGE_KEYS = 131_072
+"""Of the lists' kernel: keys of which it has a bit each in shared memory."""
+TABLE_WORDS = 16_384
+"""Of the same: gradients of a range of places in shared memory."""
 MOST_SAMPLES = 128
 """Groups by which the larger ones are chosen."""
 CHOICE_WORDS = 4
@@ -101,9 +102,9 @@ class BwdPlan(Sm90Plan):
         return self.queries * TILE_KEYS * FP32
 
     @property
-    def table_keys(self) -> int:
-        """Keys of a range of which the lists' kernel holds the gradients in shared memory."""
-        return min(MOST_TABLE_KEYS, TABLE_WORDS // self.queries)
+    def table_places(self) -> int:
+        """Places of a list of which its kernel holds each query's gradients in shared memory."""
+        return TABLE_WORDS // self.queries
 
     def capacity(self, topk: Any) -> Any:
         """Of a group's list: room for all its slots, in whole tiles; int or Int32."""

@@ -1,0 +1,126 @@
+"""What the lists' kernel knows of a group's slots, and the bits of keys that it keeps.
+
+Key i of a block of 1,024 keys is a bit of the block's word i % 32, so that neighbouring keys are in
+other banks of shared memory. A key's place is the number of bits before its own.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Int32, Int64, cute
+from cutlass.memory import SmemAllocator
+
+from flashdsa.dsl.smem import VECTOR, store4
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, TABLE_WORDS, BwdPlan
+
+THREADS = 512
+WARPS = THREADS // WARP_SIZE
+WORD_KEYS = 32
+BLOCK_KEYS = WORD_KEYS * WARP_SIZE
+RANGE_WORDS = RANGE_KEYS // WORD_KEYS
+
+
+class Slots(NamedTuple):
+    """What the group's queries name."""
+
+    indices: cute.Tensor  # (S, topk) int32
+    gradients: cute.Tensor  # (S, topk) fp32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    num_keys: Int32
+    first_query: Int32
+    thread: Int32
+    plan: cutlass.Constexpr
+
+
+class Shared(NamedTuple):
+    """Shared memory."""
+
+    table: cute.Tensor  # (TABLE_WORDS,) bits of fp32: of each query table_places
+    bits: cute.Tensor  # (RANGE_WORDS,) int32: of the keys of a range
+    before: cute.Tensor  # (RANGE_WORDS,) int32: bits of the range before each word's
+    counts: cute.Tensor  # (WARPS,) int32: bits in the words that each warp counts
+    notes: cute.Tensor  # (3,) int32: queries that name a key; whether any repeats; gradients
+
+
+PRESENT, REPEATED, NAMED = range(3)
+
+
+class Range(NamedTuple):
+    """Keys of which the bits are in shared memory: from `base` on, to `end`."""
+
+    base: Int32
+    end: Int32
+
+    @property
+    def words(self) -> Any:
+        """Of its bits, whole blocks."""
+        return (self.end - self.base + (BLOCK_KEYS - 1)) // BLOCK_KEYS * WARP_SIZE
+
+
+def allocate_shared(plan: BwdPlan) -> Shared:
+    """The kernel's shared memory."""
+    allocator = SmemAllocator()
+
+    def words(count: int) -> Any:
+        pointer = allocator.allocate_array(Int32, count)
+        return cute.make_tensor(pointer, cute.make_layout(count))
+
+    return Shared(*(words(n) for n in (TABLE_WORDS, RANGE_WORDS, RANGE_WORDS, WARPS, 3)))
+
+
+@cute.jit
+def length_of(x: Slots, query: Int32) -> Int32:
+    """Slots of the query that may be valid; 0 behind the last query."""
+    count = Int32(0)
+    if query < x.indices.shape[0]:
+        count = Int32(x.indices.shape[1])
+        if x.topk_length.shape[0] > 0:
+            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
+    return count
+
+
+@cute.jit
+def clear(words: cute.Tensor, first: Int32, end: Int32, thread: Int32) -> None:
+    """Zeros in the words from `first` to `end` at least, multiples of 4. All threads call."""
+    nothing = cute.make_rmem_tensor(VECTOR, Int32)
+    nothing.fill(0)
+    for at in cutlass.range(first // VECTOR + thread, end // VECTOR, THREADS, unroll=4):
+        store4(words, at, nothing.load())
+
+
+@cute.jit
+def read_slots(x: Slots, slot: Int32) -> tuple[list[Int32], list[Int32]]:
+    """Of each query of the group the key of a slot, and its gradient's bits."""
+    rows, gradients = [], []
+    for member in cutlass.range_constexpr(x.plan.queries):
+        query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
+        line = Int64(query) * x.indices.shape[1] + slot
+        rows.append((x.indices.iterator + line).load())
+        gradients.append((x.gradients.iterator + line).load().bitcast(Int32))
+    return rows, gradients
+
+
+@cute.jit
+def is_listed(x: Slots, keys: Range, row: Int32, gradient: Int32, counts: Boolean) -> Boolean:
+    """Whether a slot gives a gradient to a key of the range.
+
+    Args:
+        counts: whether it is one of the query's valid ones.
+    """
+    return counts and row >= keys.base and row < keys.end and gradient << 1 != 0
+
+
+@cute.jit
+def word_of(keys: Range, row: Int32) -> tuple[Int32, Int32]:
+    """Where the key's bit is: the word, and the bit's number."""
+    key = row - keys.base
+    return key // BLOCK_KEYS * WARP_SIZE + key % WARP_SIZE, key // WARP_SIZE % WORD_KEYS
+
+
+@cute.jit
+def place_of(shared: Shared, keys: Range, row: Int32) -> Int32:
+    """Of a key whose bit is set: bits of the range before its own."""
+    word, bit = word_of(keys, row)
+    below = shared.bits[word] & ((Int32(1) << bit) - 1)
+    return shared.before[word] + Int32(cute.arch.popc(below))
