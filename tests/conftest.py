@@ -21,6 +21,8 @@ from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
+from flashdsa.ops import registration
+from flashdsa.ops.table import OPERATIONS
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
 settings.register_profile("flashdsa", deadline=None, derandomize=True, max_examples=50)
@@ -54,6 +56,21 @@ def backend(request: pytest.FixtureRequest) -> str:
 def device(backend: str) -> str:
     """The device whose tensors `backend` takes."""
     return _device_of(backend)
+
+
+@pytest.fixture
+def new_calls() -> Generator[None]:
+    """No operation remembers a call, neither the test's nor, after it, those of the test."""
+    _forget_calls()
+    yield
+    _forget_calls()
+
+
+def _forget_calls() -> None:
+    registration._served.clear()
+    for spec in OPERATIONS:
+        if spec.memory is not None:
+            spec.memory.clear()
 
 
 @pytest.fixture(scope="session")

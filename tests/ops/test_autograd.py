@@ -8,7 +8,6 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
-from flashdsa.ops import registration
 from flashdsa.problem import Problem
 from tests.ops import inputs
 
@@ -101,6 +100,7 @@ def test_fp16_is_as_near_to_float64_as_its_rounding_allows() -> None:
         torch.testing.assert_close(got.double(), expected, atol=4e-3, rtol=4e-3)
 
 
+@pytest.mark.usefixtures("new_calls")
 def test_the_backward_may_run_on_a_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     select = registry.select
@@ -110,7 +110,6 @@ def test_the_backward_may_run_on_a_backend_of_its_own(monkeypatch: pytest.Monkey
         return select(problem, "cpu")
 
     monkeypatch.setattr(registry, "select", noted)
-    monkeypatch.setattr(registration, "_served", {})
     x = inputs.attention(torch.float32)
     q = x.q.requires_grad_()
     for backend in (("cpu", "emulate-sm100"), "auto"):

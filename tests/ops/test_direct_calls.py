@@ -23,7 +23,6 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops import registration
 from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache
 from flashdsa.ops.plain import is_plain_eager
 from flashdsa.ops.registration import custom_op
@@ -94,7 +93,7 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]:
     pretended = Kernel()
     (real,) = (
         i
@@ -118,7 +117,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}
     monkeypatch.setattr(registry, "_implementations", [implementation])
     monkeypatch.setattr(registry, "_selected", {})
-    monkeypatch.setattr(registration, "_served", {})
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
     LAUNCHES.clear()
     yield pretended

@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import FlashDsaError
-from flashdsa.ops import registration
+from flashdsa.ops import registration, table
 from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
 from tests.ops import inputs
 
 
 @pytest.fixture(autouse=True)
-def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def checks(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[list[str]]:
     """The operations that were checked."""
     checked: list[str] = []
     check = OpSpec.check
@@ -30,7 +30,6 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return check(spec, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OpSpec, "check", noted)
-    monkeypatch.setattr(registration, "_served", {})
     monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
     yield checked
 
@@ -48,13 +47,12 @@ def test_whatever_the_checks_read_makes_a_call_a_new_one(
     checks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = inputs.attention(torch.float32)
-    shifted = torch.cat([x.kv.flatten()[:1], x.kv.flatten()])[1:].view_as(x.kv)
     calls = [
         {},
         {"q": x.q.bfloat16(), "kv": x.kv.bfloat16()},
         {"q": x.q[:-1], "indices": x.indices[:-1]},
         {"q": x.q.transpose(0, 1).contiguous().transpose(0, 1)},
-        {"kv": shifted},
+        {"q": x.q.half(), "kv": x.kv.half()},
         {"sm_scale": 0.5},
         {"d_v": x.d_v - 1},
         {"topk_length": torch.full((len(x.q),), 2, dtype=torch.int32)},
@@ -70,12 +68,70 @@ def test_whatever_the_checks_read_makes_a_call_a_new_one(
     assert len(checks) == len(calls) + 1
 
 
-def test_a_wrong_call_is_wrong_each_time() -> None:
+def test_a_tensor_may_begin_anywhere_in_its_storage(checks: list[str]) -> None:
     x = inputs.attention(torch.float32)
-    flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
+    shifted = torch.cat([x.kv.flatten()[:1], x.kv.flatten()])[1:].view_as(x.kv)
+    results = [flashdsa.sparse_mla_fwd(x.q, kv, x.indices, d_v=x.d_v) for kv in (x.kv, shifted)]
+    assert torch.equal(*(out for out, _ in results))
+    assert checks == ["sparse_mla_fwd"]
+
+
+def test_what_reads_addresses_remembers_no_call() -> None:
+    assert table.READ_INDEX_K_CACHE.memory is None
+    assert table.DSA_TOPK_INDEXER.memory is None
+    cache = torch.zeros(2, 64, 1, 132, dtype=torch.uint8)
+    slots = torch.zeros(1, dtype=torch.int32)
+    flashdsa.read_index_k_cache(cache, slots)
+    behind = torch.zeros(cache.numel() + 1, dtype=torch.uint8)[1:].view_as(cache)
     for _ in range(2):
-        with pytest.raises(FlashDsaError, match="kv: expected dtype float32"):
-            flashdsa.sparse_mla_fwd(x.q, x.kv.bfloat16(), x.indices, d_v=x.d_v)
+        with pytest.raises(FlashDsaError, match="expected pages aligned to 4 bytes"):
+            flashdsa.read_index_k_cache(behind, slots)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kv": "bfloat16"}, "kv: expected dtype float32"),
+        ({"kv": [[1.0]]}, "kv: expected a torch.Tensor; got list"),
+        ({"d_v": 8.0}, "d_v: expected an integer; got float"),
+        ({"backend": ["cpu"]}, "backend: expected one of"),
+        ({"topk_length": 3}, "topk_length: expected a torch.Tensor; got int"),
+    ],
+    ids=["dtype", "no tensor", "no integer", "no name", "no optional tensor"],
+)
+def test_a_wrong_call_is_wrong_each_time(changed: dict[str, Any], message: str) -> None:
+    x = inputs.attention(torch.float32)
+    call: dict[str, Any] = {"q": x.q, "kv": x.kv, "indices": x.indices, "d_v": 8}
+    flashdsa.sparse_mla_fwd(**call)
+    if changed.get("kv") == "bfloat16":
+        changed = {"kv": x.kv.bfloat16()}
+    for _ in range(2):
+        with pytest.raises(FlashDsaError, match=message):
+            flashdsa.sparse_mla_fwd(**{**call, **changed})
+
+
+def test_missing_operands_are_told_from_given_ones(checks: list[str]) -> None:
+    x = inputs.attention(torch.float32)
+    plain, limited = {"d_v": x.d_v}, {"d_v": x.d_v, "topk_length": x.topk_length}
+    expected = [flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, **o)[0] for o in (plain, limited)]
+    for options, out in ((plain, expected[0]), (limited, expected[1])) * 2:
+        assert torch.equal(flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, **options)[0], out)
+    assert len(checks) == 2
+
+
+def test_a_call_is_remembered_without_gradients_only(checks: list[str]) -> None:
+    scores, target = torch.rand(2, 3), torch.rand(2, 3)
+    flashdsa.indexer_kl(scores, target)
+    leaf = scores.clone().requires_grad_()
+    for _ in range(2):
+        flashdsa.indexer_kl(leaf, target).sum().backward()
+    with torch.no_grad():
+        flashdsa.indexer_kl(leaf, target)
+    assert flashdsa.indexer_kl(leaf, target).requires_grad
+    assert leaf.grad is not None
+    # The same tensor twice is no matter of the guards.
+    for _ in range(2):
+        assert (flashdsa.indexer_kl(target, target) > 0).all()
 
 
 def test_an_implementation_that_is_registered_later_is_chosen(
@@ -157,6 +213,7 @@ def test_the_dispatcher_is_asked_where_it_has_something_to_do(
         return custom_op(spec)
 
     monkeypatch.setattr(registration, "custom_op", noted)
+    _plain(inputs.attention(torch.float32))  # remembered
     call(inputs.attention(torch.float32))
     assert bool(asked) == dispatched
 
@@ -181,7 +238,7 @@ BOUND: list[tuple[int, ...]] = []
 def bind_kl(operands: Any) -> Callable[[Any], torch.Tensor]:
     """The sum of the scores, in the divergence's place."""
     BOUND.append(tuple(operands.scores.shape))
-    return lambda operands: operands.scores.sum(1)
+    return lambda operands: operands[0].sum(1)
 
 
 def test_what_binds_is_bound_once_for_calls_alike(monkeypatch: pytest.MonkeyPatch) -> None:

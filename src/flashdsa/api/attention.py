@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashdsa.api.attention_buffers import buffers_for, refuse_gradients
 from flashdsa.errors import ArgumentTypeError
-from flashdsa.operands import MlaBwdOperands, SparseMlaOperands
-from flashdsa.ops.checks import int32_slots, kv_rows, require_tensor, scale_or_default
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.checks import require_tensor, scale_or_default
 from flashdsa.ops.registration import call
-from flashdsa.ops.rules import refuse_packed
-from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT
 from flashdsa.problem import D_V
 
@@ -67,9 +64,10 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         NotImplementedError: no implementation serves the call, or buffers are given where a
             gradient is asked for.
     """
-    operands = normalised(SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink))
+    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
     scale = scale_or_default(sm_scale, q)
     if out is not None or lse is not None:
+        operands = SPARSE_MLA_FWD.normalised(operands)
         buffers = buffers_for(operands, d_v, out, lse, return_max_logits)
         refuse_gradients(operands)
         call(SPARSE_MLA_FWD_OUT, buffers, backend, sm_scale=scale)
@@ -118,7 +116,7 @@ def sparse_mla(
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands = normalised(SPARSE_MLA_FWD, SparseMlaOperands(q, kv, indices, topk_length, attn_sink))
+    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
     forward, backward = _pair(backend)
     results: tuple[Tensor, Tensor, Tensor] = call(
         SPARSE_MLA_FWD,
@@ -175,10 +173,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = normalised(
-        MLA_BWD, MlaBwdOperands(q, kv, dO, lse, O, indices, topk_length, attn_sink)
-    )
-    refuse_packed(operands.kv)
+    operands = q, kv, dO, lse, O, indices, topk_length, attn_sink
     dq, dkv, d_sink = call(
         MLA_BWD,
         operands,
@@ -222,11 +217,3 @@ def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:
             f"(forward, backward); got {backend!r}"
         )
     return backend
-
-
-def normalised(spec: OpSpec, operands: Any) -> Any:
-    """The operands with kv (S_kv, d) and indices (S, topk), since MLA in MQA form has one kv
-    head and ids count the rows of all pages through, and with int32 slots."""
-    spec.require_tensors(operands)
-    slots = int32_slots(operands)
-    return slots._replace(kv=kv_rows("kv", operands.kv))

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from flashdsa.api.attention import normalised
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import (
-    AttentionTargetOperands,
-    IndexerBwdOperands,
-    IndexerKlBwdOperands,
-    IndexerKlOperands,
-    IndexerScoresOperands,
-)
 from flashdsa.ops.checks import (
-    int32_slots,
     require_dtype,
     require_shape,
     require_tensor,
     scale_or_default,
 )
 from flashdsa.ops.registration import call
-from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import (
     ATTENTION_TARGET,
     INDEXER_BWD,
@@ -70,18 +58,15 @@ def attention_target(
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = normalised(
-        ATTENTION_TARGET, AttentionTargetOperands(q, kv, lse, indices, topk_length, attn_sink)
-    )
+    operands = q, kv, lse, indices, topk_length, attn_sink
+    scale = scale_or_default(sm_scale, q)
+    target: Tensor = call(ATTENTION_TARGET, operands, backend, sm_scale=scale)
+    if accumulate_into is None:
+        return target
+    require_tensor("accumulate_into", accumulate_into)
+    require_dtype("accumulate_into", accumulate_into, target.dtype)
+    require_shape("accumulate_into", accumulate_into, target.shape, "[S, topk]")
     with torch.no_grad():
-        target: Tensor = call(
-            ATTENTION_TARGET, operands, backend, sm_scale=scale_or_default(sm_scale, q)
-        )
-        if accumulate_into is None:
-            return target
-        require_tensor("accumulate_into", accumulate_into)
-        require_dtype("accumulate_into", accumulate_into, target.dtype)
-        require_shape("accumulate_into", accumulate_into, target.shape, "[S, topk]")
         return accumulate_into.add_(target)
 
 
@@ -115,9 +100,7 @@ def indexer_scores(
         TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
         NotImplementedError: no implementation serves the call.
     """
-    operands = _normalised(
-        INDEXER_SCORES, IndexerScoresOperands(q_index, k_index, weights, indices, topk_length)
-    )
+    operands = q_index, k_index, weights, indices, topk_length
     scores: Tensor = call(
         INDEXER_SCORES, operands, backend, deterministic=deterministic, backward_backend=backend
     )
@@ -152,10 +135,7 @@ def indexer_bwd(
         dq_index (S, H, 128) in q_index's dtype, dk_index (S_kv, 128), and d_weights (S, H) in
         weights' dtype, summed in fp32.
     """
-    operands = _normalised(
-        INDEXER_BWD,
-        IndexerBwdOperands(q_index, k_index, weights, indices, grad_scores, topk_length),
-    )
+    operands = q_index, k_index, weights, indices, grad_scores, topk_length
     gradients: tuple[Tensor, Tensor, Tensor] = call(
         INDEXER_BWD, operands, backend, deterministic=deterministic, dk_dtype=dk_dtype
     )
@@ -177,9 +157,7 @@ def indexer_kl(scores: Tensor, target: Tensor, *, backend: str = "auto") -> Tens
     Raises:
         TypeError, ValueError, NotImplementedError: as for `indexer_scores`.
     """
-    kl: Tensor = call(
-        INDEXER_KL, IndexerKlOperands(scores, target), backend, backward_backend=backend
-    )
+    kl: Tensor = call(INDEXER_KL, (scores, target), backend, backward_backend=backend)
     return kl
 
 
@@ -195,7 +173,7 @@ def indexer_kl_bwd(
     Returns:
         d_scores (S, topk) in scores' dtype, 0 where a slot is invalid.
     """
-    d_scores: Tensor = call(INDEXER_KL_BWD, IndexerKlBwdOperands(scores, target, grad_kl), backend)
+    d_scores: Tensor = call(INDEXER_KL_BWD, (scores, target, grad_kl), backend)
     return d_scores
 
 
@@ -262,9 +240,3 @@ def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
         backend=backend,
     )
     return indexer_kl(scores, target, backend=backend)
-
-
-def _normalised(spec: OpSpec, operands: Any) -> Any:
-    """The operands with indices (S, topk) and int32 slots."""
-    spec.require_tensors(operands)
-    return int32_slots(operands)

@@ -12,7 +12,11 @@ from flashdsa.hw import BULK_ALIGNMENT
 
 def readable(x: Tensor) -> Tensor:
     """`x`, or a copy where it has gaps or an address that a kernel cannot read 16 bytes from."""
-    x = x.contiguous()
+    return aligned(x.contiguous())
+
+
+def aligned(x: Tensor) -> Tensor:
+    """`x`, which has no gaps, or a copy where a kernel cannot read 16 bytes from its address."""
     return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x
 
 

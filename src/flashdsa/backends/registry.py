@@ -36,7 +36,8 @@ class Implementation:
     function without arguments that serves the call on these very tensors as often as it is called.
 
     `bind`, where there is one, is "module:function": it takes what the entry takes, and gives a
-    function of such operands that serves calls with the same sizes, layouts and parameters.
+    function of such operands, or of a plain tuple of them, that serves calls with the same sizes,
+    layouts and parameters.
     """
 
     operation: Operation
@@ -92,16 +93,17 @@ def _load(entry: str) -> Callable[..., Any]:
 
 
 class Registry:
-    """Implementations in the order of their registration."""
+    """Implementations in the order of their registration.
+
+    Attributes:
+        size: how many were registered.
+    """
 
     def __init__(self) -> None:
         self._implementations: list[Implementation] = []
         self._announced: set[tuple[Operation, str]] = set()
         self._selected: dict[tuple[Problem, str], Implementation] = {}
-
-    def __len__(self) -> int:
-        """How many there are: more where one was registered since."""
-        return len(self._implementations)
+        self.size = 0
 
     def register(self, implementation: Implementation) -> None:
         """Add one; of two of a backend that can serve a call, the first of equal priority does."""
@@ -111,6 +113,7 @@ class Registry:
                 f"got {implementation.backend!r}"
             )
         self._implementations.append(implementation)
+        self.size += 1
         self._selected.clear()
 
     def implementations(self, operation: Operation | None = None) -> list[Implementation]:

@@ -46,8 +46,14 @@ class Runner(Protocol):
     def launching(self) -> AbstractContextManager[Any]:
         """Around calls of functions: the device is the current one."""
 
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """`serve`, which launches functions, as a function that calls it inside `launching()`."""
+
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """A tensor on the device, whose values nobody may rely on."""
+
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """`empty` of these arguments as a function; called in what `on_device` was given."""
 
     def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
         """What `allocate` gives for this runner, in the form that costs a function the least.

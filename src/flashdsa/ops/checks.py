@@ -114,6 +114,7 @@ def wants_positions(ids: object) -> bool:
 def scale_or_default(sm_scale: float | None, q: Tensor) -> float:
     """`sm_scale`, or d_qk ** -0.5 where it is None."""
     if sm_scale is None:
+        require_tensor("q", q)
         return float(q.shape[-1] ** -0.5)
     if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float):
         raise ArgumentTypeError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
@@ -35,16 +37,40 @@ def call(spec: OpSpec, operands: Sequence[Any], backend: str, **parameters: Any)
     """The operation from a public function: through torch's dispatcher where that does anything.
 
     Args:
-        operands: the tuple of `spec.kind`; what is in it is checked.
-        parameters: all that the operation has.
+        operands: in the order of `spec.kind`, as the caller gave them; what is in it is checked.
+        parameters: all that the operation has, in their order.
     """
-    spec.require_tensors(operands)
+    memory = spec.memory
+    if is_dynamo_compiling() or memory is None:
+        return _call(spec, operands, backend, parameters, None)
+    values = parameters.values()
+    key = (backend, *values, *map(type, values), registry.size, *raw_settings())
+    function = memory.find(key, operands)
+    if function is not None:
+        return function(operands)
+    return _call(spec, operands, backend, parameters, key)
+
+
+def _call(
+    spec: OpSpec,
+    given: Sequence[Any],
+    backend: str,
+    parameters: Parameters,
+    key: tuple[Any, ...] | None,
+) -> Any:
+    """A call that is new to the operation's memory, which is to know it by `key`; None: is not."""
+    in_a_row = spec.kind(*given)
+    operands = spec.normalised(in_a_row)
     require_backend("backend", backend)
     values = [parameter.accept(parameters[parameter.name]) for parameter in spec.parameters]
-    # NOTE: torch's dispatcher takes a third of the host's time of a call.
-    if not torch.compiler.is_dynamo_compiling() and is_plain_call(operands):
-        return serve(spec, (*operands, *values, backend))
-    return custom_op(spec)(*operands, *values, backend)
+    with torch.no_grad() if spec.detached else nullcontext():
+        # NOTE: torch's dispatcher takes a third of the host's time of a call.
+        if is_dynamo_compiling() or not is_plain_call(operands):
+            return custom_op(spec)(*operands, *values, backend)
+        arguments = (*operands, *values, backend)
+        if spec.memory is not None and key is not None and operands is in_a_row:
+            spec.memory.keep(key, operands, _serving(spec, operands, arguments))
+        return serve(spec, arguments)
 
 
 MOST_SERVED = 4096
@@ -106,11 +132,10 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
     return True
 
 
-def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
-    """Check a call, unless one like it was served, and have its backend compute the results."""
-    operands = spec.kind(*arguments[: len(spec.operands)])
+def _find_served(spec: OpSpec, operands: Any, arguments: Sequence[Any]) -> _Served:
+    """What serves a call, which is checked unless one like it was."""
     *values, backend = arguments[len(spec.operands) :]
-    chosen_by = backend, raw_settings(), len(registry)
+    chosen_by = backend, raw_settings(), registry.size
     key = (spec.operation, *map(_layout, operands), *values, *chosen_by)
     served = _served.get(key)
     if served is None:
@@ -118,13 +143,27 @@ def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
         if len(_served) >= MOST_SERVED:
             _served.clear()
         _served[key] = served
-    chosen, function, parameters, written = served
+    return served
+
+
+def _serving(spec: OpSpec, operands: Any, arguments: Sequence[Any]) -> Callable[[Any], Any]:
+    """What serves calls like this one, of an operation that writes to none of its operands."""
+    chosen, function, parameters, _ = _find_served(spec, operands, arguments)
+    if chosen.bind:
+        return function
+    return lambda given: function(spec.kind(*given), **parameters)
+
+
+def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
+    """Check a call, unless one like it was served, and have its backend compute the results."""
+    operands = spec.kind(*arguments[: len(spec.operands)])
+    chosen, function, parameters, written = _find_served(spec, operands, arguments)
     results = function(operands, **parameters)
     for number in written:
         torch.autograd.graph.increment_version(operands[number])
     if chosen.launch_config:
         indexer_launch.keep(
-            chosen, operands, (parameters["sorted"], parameters["positions"], backend)
+            chosen, operands, (parameters["sorted"], parameters["positions"], arguments[-1])
         )
     return results
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.again import CallMemory
 from flashdsa.ops.checks import (
     capability,
     dtype_name,
@@ -48,6 +49,7 @@ class Operand:
         note: follows the shape in the message about a wrong one.
         why: ends that message.
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
+        by_address: its rule reads where it begins in its storage.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Operand:
     note: str = ""
     why: str = ""
     rule: Callable[[str, Tensor, Sizes], None] | None = None
+    by_address: bool = False
 
     @cached_property
     def dims(self) -> list[str]:
@@ -169,6 +172,9 @@ class OpSpec:
         facts: of the `Problem`, the same for every call.
         autocast: names of the operands that torch.autocast casts.
         rule: raises for what no operand says alone; takes the operands.
+        normalise: gives the operands in the table's form from tensors in any form that a caller may
+            give them in, the same tuple where they are in that form.
+        detached: it is computed without gradients, whatever its operands ask for.
     """
 
     operation: Operation
@@ -179,6 +185,15 @@ class OpSpec:
     facts: Mapping[str, int] = field(default_factory=dict)
     autocast: tuple[str, ...] = ()
     rule: Callable[[Any], None] | None = None
+    normalise: Callable[[Any], Any] | None = None
+    detached: bool = False
+
+    @cached_property
+    def memory(self) -> CallMemory | None:
+        """Of its calls; None where the checks read more of the operands than their types, sizes and
+        strides, and where one is written."""
+        alone = any(operand.written or operand.by_address for operand in self.operands)
+        return None if alone else CallMemory()
 
     @property
     def schema(self) -> str:
@@ -204,6 +219,15 @@ class OpSpec:
         for operand, value in zip(self.operands, operands, strict=True):
             if value is not None or not operand.optional:
                 require_tensor(operand.name, value)
+
+    def normalised(self, operands: Any) -> Any:
+        """The operands in the table's form, from what a caller gave.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: one is no tensor, or has no such form.
+        """
+        self.require_tensors(operands)
+        return operands if self.normalise is None else self.normalise(operands)
 
     def check(self, operands: Sequence[Any], parameters: Parameters) -> Sizes:
         """Hold a call against the table; nothing but shapes, dtypes, devices and strides is read.

@@ -29,7 +29,8 @@ from flashdsa.operands import (
     TopkOperands,
     TopkPrefillOperands,
 )
-from flashdsa.ops import rules
+from flashdsa.ops import given, rules
+from flashdsa.ops.checks import int32_slots
 from flashdsa.ops.spec import Operand, OpSpec, Parameter
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, Operation
 
@@ -68,6 +69,7 @@ SPARSE_MLA_FWD = OpSpec(
     ),
     outputs=("O", "lse", "max_logits"),  # max_logits is empty where it is not asked for
     autocast=("q", "kv"),
+    normalise=given.rows_and_slots,
 )
 _LSE = Operand("lse", "S H", rules.lse_dtypes)
 _RESULT = Operand("", "", rules.lse_dtypes, written=True, rule=rules.without_gaps)
@@ -110,10 +112,15 @@ MLA_BWD = OpSpec(
         ),
     ),
     outputs=("dQ", "dKV", "d_sink"),  # d_sink is empty where there is no sink
+    normalise=given.rows_with_gradient,
 )
 
 _CACHE = Operand(
-    "cache", f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}", BYTES, rule=rules.packed_pages
+    "cache",
+    f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}",
+    BYTES,
+    rule=rules.packed_pages,
+    by_address=True,
 )
 _INDEXER = (
     Operand(
@@ -256,6 +263,8 @@ ATTENTION_TARGET = OpSpec(
     parameters=(_SCALE,),
     outputs=("target",),
     autocast=("q", "kv"),
+    normalise=given.rows_and_slots,
+    detached=True,
 )
 _INDEX_HEADS = (
     Operand(
@@ -279,6 +288,7 @@ INDEXER_SCORES = OpSpec(
     outputs=("scores",),
     facts=_OF_INDEX_HEADS,
     autocast=_TRAINED,
+    normalise=int32_slots,
 )
 INDEXER_BWD = OpSpec(
     Operation.INDEXER_BWD,
@@ -295,6 +305,7 @@ INDEXER_BWD = OpSpec(
     ),
     outputs=("dq_index", "dk_index", "d_weights"),
     facts=_OF_INDEX_HEADS,
+    normalise=int32_slots,
 )
 _SCORES = Operand("scores", "S topk", SUMS, nonempty="expected topk >= 1 columns; got 0")
 _TARGET = Operand("target", "S topk", rules.same_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -103,6 +103,15 @@ class Emulator:
             yield
         self.findings += emulation.findings
 
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """With the emulator for the device."""
+
+        def run(operands: Any) -> Any:
+            with self.launching():
+                return serve(operands)
+
+        return run
+
     def _launched(self, setup: LaunchSetup) -> None:
         if self._on_launch is not None:
             self._on_launch(setup)
@@ -122,6 +131,10 @@ class Emulator:
         tensor = torch.empty(shape, dtype=dtype)
         tensor.view(torch.uint8).fill_(POISON)
         return tensor
+
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """Of poison too."""
+        return partial(self.empty, *shape, dtype=dtype)
 
     def workspace(self, key: int, allocate: Allocate) -> tuple[Tensor, ...]:
         """There is one stream."""

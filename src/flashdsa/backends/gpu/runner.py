@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -24,7 +24,10 @@ _NOTHING = nullcontext()
 _empty_strided: Any = None
 """On the current device, past torch's dispatcher, as Inductor's code allocates: behind a pause of
 the process `torch.empty` takes 60 us. None where torch has no such function, or no CUDA."""
+_current_device: Callable[[], int] = torch.cuda.current_device
+"""Of a process whose CUDA has begun, as it has where there is a tensor: without the question."""
 if hasattr(torch._C, "_cuda_getDevice"):
+    _current_device = torch._C._cuda_getDevice
     _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
@@ -62,20 +65,38 @@ class Gpu:
 
     def launching(self) -> AbstractContextManager[Any]:
         """The device is torch's current one: a function's first call loads the kernel there."""
-        if torch.cuda.current_device() == self.index:
+        if _current_device() == self.index:
             return _NOTHING
         return torch.cuda.device(self.index)
 
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """Without a context where the device is the current one."""
+        index = self.index
+
+        def run(operands: Any) -> Any:
+            if _current_device() == index:
+                return serve(operands)
+            with torch.cuda.device(index):
+                return serve(operands)
+
+        return run
+
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Not initialised."""
-        if _empty_strided is None or torch.cuda.current_device() != self.index:
+        if _empty_strided is None or _current_device() != self.index:
             return torch.empty(shape, dtype=dtype, device=self.device)
         made: Tensor = _empty_strided(shape, _strides(shape), dtype)
         return made
 
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """Past torch's dispatcher where that is possible."""
+        if _empty_strided is None:
+            return partial(torch.empty, shape, dtype=dtype, device=self.device)
+        return partial(_empty_strided, shape, _strides(shape), dtype)
+
     def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
         """Of the device's current stream, or of the launch that is captured there."""
-        if torch.cuda.current_device() != self.index:
+        if _current_device() != self.index:
             with self.launching():
                 return self.workspace(key, allocate)
         if torch._C._cuda_isCurrentStreamCapturing():

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from flashdsa.backends.memory import lie_densely, readable
+from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import ATTENTION_TARGET
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
@@ -37,6 +37,7 @@ def bind(
     every = runner.empty(0, dtype=torch.int32)
     no_sink = runner.empty(0, dtype=torch.float32)
     num_ctas = min(num_queries * -(-topk // TILE_ROWS), runner.num_sms)
+    empty_target = runner.allocator(num_queries, topk, dtype=torch.float32)
     dense = lie_densely(operands)
 
     def serve(operands: AttentionTargetOperands) -> Tensor:
@@ -44,15 +45,13 @@ def bind(
         lengths = every if topk_length is None else topk_length
         sink = no_sink if attn_sink is None else attn_sink
         if not dense:
-            lse, indices = lse.contiguous(), indices.contiguous()
+            q, kv, lse, indices = (x.contiguous() for x in (q, kv, lse, indices))
             lengths, sink = lengths.contiguous(), sink.contiguous()
-        out = runner.empty(num_queries, topk, dtype=torch.float32)
-        q, kv = readable(q), readable(kv)
-        with runner.launching():
-            function(q, kv, indices, lengths, lse, sink, out, sm_scale, num_ctas)
+        out = empty_target()
+        function(aligned(q), aligned(kv), indices, lengths, lse, sink, out, sm_scale, num_ctas)
         return out
 
-    return serve
+    return runner.on_device(serve)
 
 
 def attention_target(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.memory import lie_densely, readable
+from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_BWD, INDEXER_BWD_SUM
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
@@ -54,23 +54,26 @@ def bind(
     launch = bind_in_order(runner, operands) if deterministic else bind_groups(runner, operands)
     every = runner.empty(0, dtype=torch.int32)
     dense = lie_densely(operands) and weights.dtype is torch.float32
+    empty_dq = runner.allocator(*q.shape, dtype=q.dtype)
+    empty_dk = runner.allocator(*k.shape, dtype=torch.float32)
+    empty_dw = runner.allocator(*weights.shape, dtype=torch.float32)
 
     def serve(operands: IndexerBwdOperands) -> Gradients:
         q, k, weights, indices, grad_scores, topk_length = operands
         lengths = every if topk_length is None else topk_length
-        q, k, of_heads = readable(q), readable(k), weights
+        of_heads = weights
         if not dense:
+            q, k = q.contiguous(), k.contiguous()
             of_heads, indices = weights.float().contiguous(), indices.contiguous()
             grad_scores, lengths = grad_scores.contiguous(), lengths.contiguous()
-        dk = torch.zeros(k.shape, dtype=torch.float32, device=k.device)
-        dq = runner.empty(*q.shape, dtype=q.dtype)
-        dw = runner.empty(*weights.shape, dtype=torch.float32)
-        whole = IndexerBwdOperands(q, k, of_heads, indices, grad_scores, lengths)
-        with runner.launching():
-            launch(whole, Outputs(dq, dk, dw))
-        return dq, dk.to(dk_dtype), dw.to(weights.dtype)
+        dq, dk, dw = empty_dq(), empty_dk().zero_(), empty_dw()
+        whole = IndexerBwdOperands(aligned(q), aligned(k), of_heads, indices, grad_scores, lengths)
+        launch(whole, Outputs(dq, dk, dw))
+        if dk_dtype is not torch.float32:
+            dk = dk.to(dk_dtype)
+        return dq, dk, dw if dense else dw.to(weights.dtype)
 
-    return serve
+    return runner.on_device(serve)
 
 
 def backward(
@@ -88,7 +91,7 @@ def without_keys(operands: IndexerBwdOperands, dk_dtype: torch.dtype) -> Gradien
 
 
 Launch = Callable[[IndexerBwdOperands, Outputs], None]
-"""Of operands without gaps; topk_length (0,) says that every slot counts."""
+"""Of operands without gaps, on the current device; topk_length (0,): every slot counts."""
 
 
 @cache
@@ -111,9 +114,10 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)
     scalars = (SPREAD, runner.num_sms, *((RATIO,) if plan.chosen else ()))
+    empty_scratch = runner.allocator(words, dtype=torch.int32)
 
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:
-        scratch = runner.empty(words, dtype=torch.int32)
+        scratch = empty_scratch()
         if num_queries <= at_a_time:
             function(*operands, scratch, *outputs, *scalars)
             return

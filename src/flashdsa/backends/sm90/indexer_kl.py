@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flashdsa.backends.memory import lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_KL
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
@@ -19,15 +20,18 @@ def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOper
     if not operands.scores.numel():
         return lambda _: runner.empty(rows, dtype=torch.float32).zero_()
     function = runner.function(INDEXER_KL, KlPlan())
+    empty_kl = runner.allocator(rows, dtype=torch.float32)
+    dense = lie_densely(operands)
 
     def serve(operands: IndexerKlOperands) -> Tensor:
         scores, target = operands
-        out = runner.empty(rows, dtype=torch.float32)
-        with runner.launching():
-            function(scores.contiguous(), target.contiguous(), out)
+        if not dense:
+            scores, target = scores.contiguous(), target.contiguous()
+        out = empty_kl()
+        function(scores, target, out)
         return out
 
-    return serve
+    return runner.on_device(serve)
 
 
 def kl(runner: Runner, operands: IndexerKlOperands) -> Tensor:
@@ -43,15 +47,18 @@ def bind_backward(
     if not operands.scores.numel():
         return lambda _: runner.empty(*shape, dtype=torch.float32)
     function = runner.function(INDEXER_KL, KlPlan(gradient=True))
+    empty_gradient = runner.allocator(*shape, dtype=torch.float32)
+    dense = lie_densely(operands)
 
     def serve(operands: IndexerKlBwdOperands) -> Tensor:
         scores, target, grad_kl = operands
-        out = runner.empty(*shape, dtype=torch.float32)
-        with runner.launching():
-            function(scores.contiguous(), target.contiguous(), grad_kl.contiguous(), out)
+        if not dense:
+            scores, target, grad_kl = (x.contiguous() for x in operands)
+        out = empty_gradient()
+        function(scores, target, grad_kl, out)
         return out
 
-    return serve
+    return runner.on_device(serve)
 
 
 def kl_backward(runner: Runner, operands: IndexerKlBwdOperands) -> Tensor:

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from flashdsa.backends.memory import lie_densely, readable
+from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS, TILE_KEYS, ScoresPlan
@@ -33,20 +33,21 @@ def bind(
     # A query for each CTA; of few queries each has several.
     parts = max(1, min(plan.ctas * runner.num_sms // num_queries, -(-topk // TILE_KEYS)))
     every = runner.empty(0, dtype=torch.int32)
+    empty_scores = runner.allocator(num_queries, topk, dtype=torch.float32)
     dense = lie_densely(operands) and operands.weights.dtype is torch.float32
 
     def serve(operands: IndexerScoresOperands) -> Tensor:
         q, k, weights, indices, topk_length = operands
         lengths = every if topk_length is None else topk_length
         if not dense:
+            q, k = q.contiguous(), k.contiguous()
             weights = weights.to(torch.float32).contiguous()
             indices, lengths = indices.contiguous(), lengths.contiguous()
-        out = runner.empty(num_queries, topk, dtype=torch.float32)
-        with runner.launching():
-            function(readable(q), readable(k), indices, lengths, weights, out, parts)
+        out = empty_scores()
+        function(aligned(q), aligned(k), indices, lengths, weights, out, parts)
         return out
 
-    return serve
+    return runner.on_device(serve)
 
 
 def indexer_scores(runner: Runner, operands: IndexerScoresOperands) -> Tensor:

@@ -1,0 +1,93 @@
+"""Calls like one that was served, known by one look of torch's own guards.
+
+A guard, by which `torch.compile` knows its inputs again, compares types, dispatch keys (with those
+that a thread includes and excludes: autocast, transforms, modes), dtypes, devices, sizes, strides
+and whether gradients are asked for. After a pause of the process everything that a call does in
+Python takes ten times as long, and the checks are most of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, profiler
+
+Function = Callable[[Any], Any]
+"""Of an operation's operands: serves calls like the one that it was made for."""
+_Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+
+
+class _Alike(NamedTuple):
+    """Calls that one function serves.
+
+    Attributes:
+        given: of the operands those that are not missing; None: all. missing: numbers of the rest.
+    """
+
+    given: Callable[[Sequence[Any]], tuple[Any, ...]] | None
+    missing: tuple[int, ...]
+    matches: Callable[..., bool]
+    function: Function
+
+
+class CallMemory:
+    """Functions by what chose them and by their operands' guards."""
+
+    def __init__(self, most_keys: int = 256, most_alike: int = 16) -> None:
+        """Holds so many keys at most, and calls with one key: the next one empties it."""
+        self._most_keys, self._most_alike = most_keys, most_alike
+        self._calls: dict[tuple[Any, ...], list[_Alike]] = {}
+
+    def find(self, key: tuple[Any, ...], operands: Sequence[Any]) -> Function | None:
+        """What serves a call with this key and such operands, if one was kept.
+
+        Args:
+            operands: whatever they are; None where an optional one is missing.
+        """
+        try:
+            calls = self._calls.get(key)
+        except TypeError:  # something in it cannot be hashed: no call like this was served
+            return None
+        # Guards do not see torch function modes, profilers and forward-mode AD.
+        if (
+            calls is None
+            or torch._C._len_torch_function_stack()
+            or profiler._is_profiler_enabled
+            or forward_ad._current_level >= 0
+        ):
+            return None
+        for given, missing, matches, function in calls:
+            if given is None:
+                if matches(*operands):
+                    return function
+            elif all(operands[i] is None for i in missing) and matches(*given(operands)):
+                return function
+        return None
+
+    def keep(
+        self, key: tuple[Any, ...], operands: Sequence[Tensor | None], function: Function
+    ) -> None:
+        """`function` serves calls with this key and operands like these, if none of them asks for a
+        gradient."""
+        present = [i for i, x in enumerate(operands) if x is not None]
+        missing = tuple(i for i, x in enumerate(operands) if x is None)
+        given = itemgetter(*present) if missing and len(present) > 1 else None
+        tensors = [x for x in operands if x is not None]
+        if _Guards is None or any(x.requires_grad for x in tensors) or (missing and given is None):
+            return
+        if key not in self._calls and len(self._calls) >= self._most_keys:
+            self._calls.clear()
+        calls = self._calls.setdefault(key, [])
+        if len(calls) >= self._most_alike:
+            calls.clear()
+        matches = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        if matches(*tensors):  # not if one of them is there twice
+            calls.append(_Alike(given, missing, matches, function))
+
+    def clear(self) -> None:
+        """Every call is new again."""
+        self._calls.clear()

@@ -1,0 +1,30 @@
+"""Operands as a caller may give them, brought into the form that the tables have.
+
+MLA in MQA form has one kv head, and ids count the rows of all pages through; slots may be int64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashdsa.ops.checks import int32_slots, kv_rows
+from flashdsa.ops.rules import refuse_packed
+
+
+def rows_and_slots(operands: Any) -> Any:
+    """With kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple where it has them."""
+    slots = int32_slots(operands)
+    if slots.kv.dim() == 2:
+        return slots
+    return slots._replace(kv=kv_rows("kv", operands.kv))
+
+
+def rows_with_gradient(operands: Any) -> Any:
+    """The same, of a backward.
+
+    Raises:
+        UnsupportedError: kv has packed rows.
+    """
+    normalised = rows_and_slots(operands)
+    refuse_packed(normalised.kv)
+    return normalised
