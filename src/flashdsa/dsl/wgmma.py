@@ -26,12 +26,19 @@ def matrix_descriptor(address: Any, leading: int, stride: int, swizzle: str) -> 
 
 ATOM_BYTES = 1024
 """Eight rows of 128 bytes: the stride between the atoms of the 128-byte swizzle."""
+CHUNK_BYTES = 8 * ATOM_BYTES
+"""64 rows: the stride from their columns to those that follow."""
 
 
-def low_word(address: Any) -> Any:
+def along_k(address: Any) -> Any:
     """Low word of the descriptor of rows of 128 bytes, 128-byte swizzle, at a shared memory address
-    that is a multiple of 16; the rows lie along K."""
+    that is a multiple of 16; a row's columns are along K of the product."""
     return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
+
+
+def along_n(address: Any) -> Any:
+    """The same of chunks of 64 rows; a row's columns are along N, or M, and the rows along K."""
+    return Int32(matrix_descriptor(address, CHUNK_BYTES, ATOM_BYTES, "SW128"))
 
 
 def descriptor_behind(low: Any, offset: int) -> Any:

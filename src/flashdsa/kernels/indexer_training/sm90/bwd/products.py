@@ -5,7 +5,7 @@ from typing import Any
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.wgmma import mma_async
+from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,
@@ -16,7 +16,7 @@ from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     IMAGE_BYTES,
     TILE_KEYS,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_k, along_n, descriptor
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.problem import INDEX_HEAD_DIM
 
 LINE_BYTES = CHUNK * BF16
@@ -48,7 +48,7 @@ def issue_scores(acc: Any, q: Any, k: Any) -> None:
     for chunk in range(CHUNKS):
         for step in range(CHUNK // MMA_K):
             offset = chunk * CHUNK_BYTES + step * STEP_COLUMNS
-            first, second = descriptor(a, offset), descriptor(b, offset)
+            first, second = descriptor_behind(a, offset), descriptor_behind(b, offset)
             _multiply(acc, TILE_KEYS, first, second, (chunk, step) != (0, 0), (0, 0))
     warpgroup.commit_group()
 
@@ -58,7 +58,8 @@ def issue_dq(acc: Any, image: Any, k: Any) -> None:
     warpgroup.fence()
     a, b = opaque(along_k(image)), opaque(along_n(k))
     for step in range(TILE_KEYS // MMA_K):
-        first, second = descriptor(a, step * STEP_COLUMNS), descriptor(b, step * STEP_LINES)
+        first = descriptor_behind(a, step * STEP_COLUMNS)
+        second = descriptor_behind(b, step * STEP_LINES)
         _multiply(acc, INDEX_HEAD_DIM, first, second, True, (0, 1))
     warpgroup.commit_group()
 
@@ -73,7 +74,7 @@ def issue_dk(acc: Any, images: Any, q: Any, blocks: int) -> None:
     a, b = opaque(along_n(images)), opaque(along_n(q))
     for block in range(blocks):
         for step in range(BLOCK_ROWS // MMA_K):
-            first = descriptor(a, block * IMAGE_BYTES + step * STEP_LINES)
-            second = descriptor(b, block * BLOCK_BYTES + step * STEP_LINES)
+            first = descriptor_behind(a, block * IMAGE_BYTES + step * STEP_LINES)
+            second = descriptor_behind(b, block * BLOCK_BYTES + step * STEP_LINES)
             _multiply(acc, CHUNK, first, second, (block, step) != (0, 0), (1, 1))
     warpgroup.commit_group()

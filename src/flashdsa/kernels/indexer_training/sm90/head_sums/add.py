@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.wgmma import low_word
+from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.head_sums.context import (
     Context,
@@ -81,8 +81,8 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
         cute.arch.fence_proxy("async.shared", space="cta")
         warpgroup.fence()
         for i, chunk in enumerate(chunks):
-            k = low_word(k_first + k_at.stage * plan.key_piece_bytes + i * CHUNK_BYTES)
-            q = low_word(
+            k = along_k(k_first + k_at.stage * plan.key_piece_bytes + i * CHUNK_BYTES)
+            q = along_k(
                 q_first
                 + q_at.stage * plan.query_piece_bytes
                 + (in_query + i) * plan.query_chunk_bytes

@@ -13,7 +13,7 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.smem import shared_pointer
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.wgmma import descriptor_behind, low_word, mma_async
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS
 from flashdsa.kernels.indexer_training.sm90.scores.query import (
@@ -103,7 +103,7 @@ def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
     """
     warpgroup.fence()
     for number in range(LOADS):
-        low = low_word(q + number // 2 * (num_heads * ROW_BYTES))
+        low = along_k(q + number // 2 * (num_heads * ROW_BYTES))
         for step in range(2):
             first, second = (
                 [words[(half * LOADS + number) * 4 + 2 * step + i] for i in range(2)]

@@ -7,11 +7,11 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Barriers
-from flashdsa.dsl.wgmma import mma_async
+from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS, image_offset
 from flashdsa.kernels.sparse_mla.sm90.choice import is_taken
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, descriptor
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 
 STEPS = TILE_KEYS // MMA_K
 """wgmmas along the 64 keys or rows of an image."""
@@ -105,8 +105,8 @@ def multiply(
         values = mma_async(
             opcode,
             [acc[i] for i in range(columns // 2)],
-            descriptor(a_low, step * a_step),
-            descriptor(b_low, step * b_step),
+            descriptor_behind(a_low, step * a_step),
+            descriptor_behind(b_low, step * b_step),
             accumulate=not clear or step > 0,
             transposes=(int(transposed), 1),
         )

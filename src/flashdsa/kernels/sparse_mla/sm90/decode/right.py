@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.combine import stage_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
@@ -28,8 +29,6 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
     OF_OUT,
     OF_SCORES,
     P_WORDS,
-    along_k,
-    along_n,
     multiply_others,
     multiply_own,
 )

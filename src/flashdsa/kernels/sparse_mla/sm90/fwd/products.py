@@ -6,11 +6,10 @@ along K of the product where it is a row of Q, K or P. Of V they are along N, an
 
 from typing import Any
 
-from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
+from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     BF16,
     CHUNK,
@@ -22,8 +21,6 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
 )
 
 MMA_K = 16
-ATOM_BYTES = 1024
-"""Eight rows of 128 bytes: the stride between a chunk's swizzle atoms."""
 SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32"
 VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32"
 BF16_KIND = "bf16"
@@ -37,22 +34,6 @@ P_WORDS = OF_SCORES // 2
 """Words of P in a thread, two bf16 each."""
 
 
-def along_k(address: Any) -> Any:
-    """Low word of the descriptor of Q, K or P at a shared memory address."""
-    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
-
-
-def along_n(address: Any) -> Any:
-    """Low word of the descriptor of V at a shared memory address."""
-    return Int32(matrix_descriptor(address, CHUNK_BYTES, ATOM_BYTES, "SW128"))
-
-
-def descriptor(low: Any, offset: int) -> Any:
-    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
-    high = (ATOM_BYTES >> 4 | 1 << 30) << 32
-    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
-
-
 def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str = BF16_KIND) -> None:
     """S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
     warpgroup.fence()
@@ -61,7 +42,7 @@ def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str =
         for step in range(CHUNK // MMA_K):
             offset = chunk * CHUNK_BYTES + step * MMA_K * BF16
             accumulate = not clear or (chunk, step) != (piece * PIECE_CHUNKS, 0)
-            a, b = descriptor(q, offset), descriptor(k, offset)
+            a, b = descriptor_behind(q, offset), descriptor_behind(k, offset)
             _multiply(SCORES, kind, s, a, b, accumulate, (0, 0))
 
 
@@ -71,7 +52,8 @@ def multiply_own(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
     v = opaque(v)
     for step in range(TILE_KEYS // MMA_K):
         a = [p[4 * step + i] for i in range(4)]
-        _multiply(VALUES, kind, out, a, descriptor(v, step * MMA_K * CHUNK * BF16), True, (1,))
+        b = descriptor_behind(v, step * MMA_K * CHUNK * BF16)
+        _multiply(VALUES, kind, out, a, b, True, (1,))
     warpgroup.commit_group()
 
 
@@ -80,8 +62,8 @@ def multiply_others(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
     warpgroup.fence()
     p, v = opaque(p), opaque(v)
     for step in range(TILE_KEYS // MMA_K):
-        a = descriptor(p, step * MMA_K * BF16)
-        b = descriptor(v, step * MMA_K * CHUNK * BF16)
+        a = descriptor_behind(p, step * MMA_K * BF16)
+        b = descriptor_behind(v, step * MMA_K * CHUNK * BF16)
         _multiply(VALUES, kind, out, a, b, True, (0, 1))
     warpgroup.commit_group()
 

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import KEYS, add_tile
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.context import Context, first_tile, tile_at
@@ -29,7 +30,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.publish import count_tile
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, arrive_warp, multiply
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import IMAGE_BYTES, IMAGES, ROW_BLOCKS, TILE_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_k, along_n
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
 
 IMAGE_STEP = MMA_K * BF16

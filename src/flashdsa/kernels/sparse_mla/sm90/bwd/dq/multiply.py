@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.wgmma import along_n
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.load import HALVED_DIMS
@@ -13,7 +14,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, arrive_warp, mult
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, IMAGE_BYTES
 from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import BLOCK_DIMS, transpose_quad
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_n
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS, THREAD_ROWS, pack
 
 STEP_BYTES = MMA_K * CHUNK * BF16

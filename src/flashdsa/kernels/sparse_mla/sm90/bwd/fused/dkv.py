@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.wgmma import mma_async
+from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import PAIR_DIMS, add_four, four_dims
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import (
@@ -32,7 +32,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.octets import pack_eight
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import LAST_WORDS, LINE_UNITS, ROW_WORDS
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_n, descriptor
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
 
 LINE_DIMS = 32
@@ -101,7 +101,7 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
                 OPCODE,
                 [acc[i] for i in range(OF_LINE)],
                 [words[A_WORDS * step + i] for i in range(A_WORDS)],
-                descriptor(rows, offset),
+                descriptor_behind(rows, offset),
                 accumulate=bool(place or step),
                 transposes=(1,),
             )

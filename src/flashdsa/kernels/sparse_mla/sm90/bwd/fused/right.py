@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.wgmma import along_n
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context, tiles_of
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import LEFT_CHUNKS
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.rows import Rows, copy_rows
@@ -13,7 +14,6 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fused.score import STEP_BYTES
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.store import store_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import arrive_warp, multiply
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, CHUNK_BYTES
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import along_n
 
 PRODUCTS = ((4, 2), (6, 2), (8, 1))
 """First chunk of dims, and chunks: each is a group of wgmmas."""

@@ -14,7 +14,7 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16
-from flashdsa.dsl.wgmma import mma_async
+from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context, tile_behind, tiles_of
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import (
@@ -30,7 +30,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.fused.store import store_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import arrive_warp, multiply
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, TILE_KEYS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K, along_k, along_n, descriptor
+from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
 
 LOG2_E = 1.4426950408889634
@@ -94,8 +94,8 @@ def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Cons
             _multiply(
                 acc,
                 2 * HALF_ROWS if has_v else HALF_ROWS,
-                descriptor(keys, chunk * CHUNK_BYTES + offset),
-                descriptor(rows, place + offset),
+                descriptor_behind(keys, chunk * CHUNK_BYTES + offset),
+                descriptor_behind(rows, place + offset),
                 (chunk, step) != (ORDER[0], 0),
             )
     warpgroup.commit_group()

@@ -6,9 +6,7 @@ product. dO comes from registers.
 
 from typing import Any
 
-from cutlass import Int32, Int64, Uint32
-
-from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
+from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import (
     BF16,
     CHUNK,
@@ -20,24 +18,11 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS
 MMA_K = 16
 STEPS = CHUNK // MMA_K
 """wgmmas of a chunk."""
-ATOM_BYTES = 1024
-"""Eight rows of 128 bytes: the stride between a chunk's swizzle atoms."""
 OPCODE = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32.bf16.bf16"
 OF_TILE = TILE_KEYS // 2
 """fp32 of S, and of dP, in a thread."""
 A_WORDS = 4
 """Words of A in a thread, two bf16 each, of one wgmma."""
-
-
-def low_word(address: Any) -> Any:
-    """Low word of the descriptor of a chunk at a shared memory address."""
-    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
-
-
-def descriptor(low: Any, offset: int) -> Any:
-    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
-    high = (ATOM_BYTES >> 4 | 1 << 30) << 32
-    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 
 
 def multiply_chunk(s: Any, dp: Any, q: Any, do: Any, k: Any, chunk: int) -> None:
@@ -48,10 +33,9 @@ def multiply_chunk(s: Any, dp: Any, q: Any, do: Any, k: Any, chunk: int) -> None
     """
     for step in range(STEPS):
         offset = step * MMA_K * BF16
-        b = descriptor(k, offset)
-        _multiply(
-            s, descriptor(q, chunk * CHUNK_BYTES + offset), b, (chunk, step) != (0, 0), (0, 0)
-        )
+        b = descriptor_behind(k, offset)
+        a = descriptor_behind(q, chunk * CHUNK_BYTES + offset)
+        _multiply(s, a, b, (chunk, step) != (0, 0), (0, 0))
         if chunk < V_CHUNKS:
             first = A_WORDS * (chunk * STEPS + step)
             a = [do[first + i] for i in range(A_WORDS)]

@@ -17,6 +17,7 @@ from flashdsa.dsl.gmem import store2
 from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
+from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.context import Context, release, tiles_of
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import (
@@ -37,7 +38,6 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.scores.products import (
     MMA_K,
     OF_TILE,
     STEPS,
-    low_word,
     multiply_chunk,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import (
@@ -172,7 +172,7 @@ def issue_products(
     """S and dP of a tile, a group of wgmmas a batch; frees the chunks of all but the last one."""
     ctx = role.ctx
     ring = ctx.arena.consumer("k_full", "k_free")
-    q = low_word(ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
+    q = along_k(ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
     keys = ctx.arena.address("k")
     for batch in cutlass.range_constexpr(CHUNKS // BATCH_CHUNKS):
         chunks = range(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS)
@@ -183,7 +183,7 @@ def issue_products(
         cute.arch.fence_proxy("async.shared", space="cta")
         warpgroup.fence()
         for chunk, place in zip(chunks, places, strict=True):
-            k = low_word(keys + place.stage * CHUNK_BYTES)
+            k = along_k(keys + place.stage * CHUNK_BYTES)
             multiply_chunk(s, dp, q, do, k, chunk)
         warpgroup.commit_group()
         if cutlass.const_expr(batch > 0):
