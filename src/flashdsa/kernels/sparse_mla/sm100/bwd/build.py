@@ -8,11 +8,7 @@ from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
 from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
-from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import (
-    launch_backward,
-    launch_deterministic_backward,
-    launch_grouped_backward,
-)
+from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import launch_backward
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import D_QK, D_V, BwdPlan
 
 
@@ -26,14 +22,12 @@ def compile_backward(plan: BwdPlan) -> Any:
 
     (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv, sm_scale, pairs), or where it is
     deterministic (..., dkv, slots, order, starts, sm_scale, pairs), or of a group (..., dkv, rows,
-    members, counts, present, named, sm_scale, pairs); see `launch_backward`,
-    `launch_deterministic_backward` and `launch_grouped_backward`.
+    members, counts, present, named, sm_scale, pairs); see `launch_backward`.
     """
     rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
-    launch, further = launch_backward, []
+    further = []
     if plan.deterministic:
         slots, bounds = cute.sym_int32(), cute.sym_int32()
-        launch = launch_deterministic_backward
         further = [
             _tensor(Float32, (slots, D_QK)),
             _tensor(Int32, (slots,), 4),
@@ -41,14 +35,15 @@ def compile_backward(plan: BwdPlan) -> Any:
         ]
     elif plan.group > 1:
         groups, most = cute.sym_int32(), cute.sym_int32()
-        launch = launch_grouped_backward
         further = [
             _tensor(Int32, (groups, most), 4),
             _tensor(Uint8, (groups, most), 1),
             *(_tensor(Int32, (groups,), 4) for _ in range(3)),
         ]
     return cute.compile(
-        launch,
+        launch_backward,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
         _tensor(BFloat16, (rows, D_QK)),
         _tensor(BFloat16, (keys, D_QK)),
         _tensor(BFloat16, (rows, D_V)),
@@ -62,7 +57,5 @@ def compile_backward(plan: BwdPlan) -> Any:
         *further,
         Float32(1.0),
         Int32(1),
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
         options="--enable-tvm-ffi --gpu-arch sm_100a",
     )

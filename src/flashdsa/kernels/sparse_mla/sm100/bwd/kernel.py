@@ -13,7 +13,7 @@ K[b+2]          | dQ += dS K               |                          | part 0 +
 next item's     | next Q, dO               | dQ -> global             | last parts
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, GridConstant, Int32, Int64, cute
@@ -69,7 +69,7 @@ def backward_kernel(
     scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of a pair; arguments as in `launch_pairs`."""
+    """One CTA of a pair; arguments as in `Operands`, `Items` and `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     arena, hold = enter_pair(plan, thread, warp, 1)
@@ -147,20 +147,69 @@ def of_row(ctx: Context, values: cute.Tensor) -> Float32:
     return value
 
 
+class Operands(NamedTuple):
+    """What every launch has, in the order of its arguments."""
+
+    q: cute.Tensor  # (S * H, 576) bf16 with H = plan.group_heads
+    kv: cute.Tensor  # (S_kv, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    out: cute.Tensor  # (S * H, 512) bf16
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32: slots of each query that may be valid
+    delta: cute.Tensor  # (S, H) fp32, written
+    dq: cute.Tensor  # as q, written
+    dkv: cute.Tensor  # (S_kv, 576) fp32, added to
+
+
+class Items(NamedTuple):
+    """What pairs of CTAs share out: queries, or groups of them."""
+
+    indices: cute.Tensor  # (items, any) int32
+    lengths: cute.Tensor  # (items,): slots of each that may be valid
+    # None of both: an item is a query. (items, any) uint8, bit i: query i of the item names the
+    # slot's row. (items,) int32, bit i: query i names any row.
+    members: Any
+    present: Any
+
+
+@cute.jit
+def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch delta, lists where there are groups, dQ and dKV on `stream`.
+
+    Args:
+        arguments: those of `Operands`. Where the plan is deterministic, dKV is the same bits every
+            time (docs/decisions/0012), and these follow:
+            slots: (S * topk, 576) fp32, overwritten.
+            order, starts: see `launch_ordered_sum`; of the valid slots, numbered as in `slots`.
+        of a group of queries
+            rows, members: (groups, any) int32 and uint8, written, with room for plan.group * topk,
+            rounded up to B_TOPK. counts, present, named: (groups,) int32, written: see
+            `union_memory.Lists`.
+        and of any plan at last
+            scale. pairs: of CTAs, at most one an item; as many as run at once.
+    """
+    count = len(Operands._fields)
+    x, further = Operands(*arguments[:count]), arguments[count:-2]
+    scale, pairs = arguments[-2:]
+    items = Items(x.indices, x.topk_length, None, None)
+    if cutlass.const_expr(plan.group > 1):
+        lists = Lists(*further)
+        num_keys = Int32(x.kv.shape[0])
+        launch_union(x.indices, x.topk_length, lists, num_keys, plan.group, stream, tile=B_TOPK)
+        items = Items(lists.rows, lists.counts, lists.members, lists.present)
+    if cutlass.const_expr(plan.deterministic):
+        slots, order, starts = further
+        launch_pairs(x, items, slots, scale, pairs, plan, stream)
+        launch_ordered_sum(slots, order, starts, x.dkv, stream)
+    else:
+        launch_pairs(x, items, None, scale, pairs, plan, stream)
+
+
 @cute.jit
 def launch_pairs(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    members: Any,
-    present: Any,
-    delta: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
+    x: Operands,
+    items: Items,
     slots: Any,
     scale: Float32,
     pairs: Int32,
@@ -170,145 +219,32 @@ def launch_pairs(
     """Launch the kernel for delta, then pairs of CTAs that share the items out, on `stream`.
 
     Args:
-        q: (S * H, 576) bf16 with H = plan.group_heads. kv: (S_kv, 576) bf16.
-        do, out: (S * H, 512) bf16. lse: (S, H) fp32.
-        indices: (items, any) int32. topk_length: (items,): slots of each that may be valid.
-        members: (items, any) uint8, bit i: query i of the item names the slot's row. present:
-            (items,) int32, bit i: query i names any row. None of both: the item is one query.
-        delta: (S, H) fp32, written. dq: as q, written. dkv: as kv in fp32, added to.
         slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
             dKV, if the slot is valid, and dkv nothing. None: dkv gets all.
-        pairs: of CTAs, at most one an item; as many as run at once.
     """
-    launch_delta(do, out, delta, stream)
+    launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
     backward_kernel(
-        make(q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
-        make(do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
-        make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
-        lse,
-        delta,
-        indices,
-        topk_length,
-        members,
-        present,
-        dq,
-        dkv,
+        make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
+        make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
+        make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide),
+        make(x.kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
+        x.lse,
+        x.delta,
+        items.indices,
+        items.lengths,
+        items.members,
+        items.present,
+        x.dq,
+        x.dkv,
         slots,
         scale,
         plan,
     ).launch(
-        grid=[cutlass.min(topk_length.shape[0], pairs) * CLUSTER, 1, 1],
+        grid=[cutlass.min(items.lengths.shape[0], pairs) * CLUSTER, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[CLUSTER, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
     )
-
-
-@cute.jit
-def launch_backward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    scale: Float32,
-    pairs: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """dQ and dKV, whose rows are added in any order; an item is a query.
-
-    Args:
-        indices: (S, topk) int32. topk_length: (S,). The others as in `launch_pairs`.
-    """
-    launch_pairs(
-        q, kv, do, lse, out, indices, topk_length, None, None,
-        delta, dq, dkv, None, scale, pairs, plan, stream,
-    )  # fmt: skip
-
-
-@cute.jit
-def launch_grouped_backward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    scale: Float32,
-    pairs: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the kernel for the groups' unions, then the backward, on `stream`.
-
-    Args:
-        indices: (S, topk) int32. topk_length: (S,). rows, members: (groups, any) int32 and uint8,
-            written, with room for plan.group * topk, rounded up to B_TOPK. counts, present, named:
-            (groups,) int32, written: see `union_memory.Lists`. The others as in `launch_pairs`.
-    """
-    launch_union(
-        indices,
-        topk_length,
-        Lists(rows, members, counts, present, named),
-        Int32(kv.shape[0]),
-        plan.group,
-        stream,
-        tile=B_TOPK,
-    )
-    launch_pairs(
-        q, kv, do, lse, out, rows, counts, members, present,
-        delta, dq, dkv, None, scale, pairs, plan, stream,
-    )  # fmt: skip
-
-
-@cute.jit
-def launch_deterministic_backward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    out: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    delta: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    order: cute.Tensor,
-    starts: cute.Tensor,
-    scale: Float32,
-    pairs: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """dQ and dKV, the same bits every time (docs/decisions/0012).
-
-    Args:
-        indices: (S, topk) int32. topk_length: (S,). slots: (S * topk, 576) fp32, overwritten.
-        order, starts: see `launch_ordered_sum`; of the valid slots, numbered as in `slots`. The
-            others as in `launch_pairs`.
-    """
-    launch_pairs(
-        q, kv, do, lse, out, indices, topk_length, None, None,
-        delta, dq, dkv, slots, scale, pairs, plan, stream,
-    )  # fmt: skip
-    launch_ordered_sum(slots, order, starts, dkv, stream)
