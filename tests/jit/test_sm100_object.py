@@ -74,8 +74,8 @@ def test_its_functions_load_without_a_compiler_and_know_their_arguments(built: P
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "Expects 12 parameters when calling: `launch_backward",
-        *["Expects 17 parameters when calling: `launch_grouped_backward"] * 3,
-        "Expects 15 parameters when calling: `launch_deterministic_backward",
+        *["Expects 17 parameters when calling: `launch_backward"] * 3,
+        "Expects 15 parameters when calling: `launch_backward",
         "Expects 12 parameters when calling: `launch_backward",
     ]
 
