@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import pytest
 import torch
@@ -22,6 +23,23 @@ GUARD: Final = 4096
 """Elements in front of a buffer and behind it."""
 POISON: Final = 0x7F
 """Of a guard's bytes: large numbers, NaN, indices far outside."""
+
+_Results = TypeVar("_Results")
+
+
+def by_turns_on_streams(
+    calls: Sequence[Callable[[], _Results]], rounds: int
+) -> list[list[_Results]]:
+    """What each call gave in each round, every call on a stream of its own; they have ended."""
+    streams = [torch.cuda.Stream() for _ in calls]
+    together: list[list[_Results]] = [[] for _ in calls]
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for call, stream, results in zip(calls, streams, together, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(call())
+    torch.cuda.synchronize()
+    return together
 
 
 class Guarded(Gpu):

@@ -22,7 +22,7 @@ from flashdsa.verify.cases import (
 )
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results
-from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded
+from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 CASE = IndexerTrainingCase(
@@ -73,15 +73,7 @@ def test_a_graph_replays_it_on_new_values(what: str) -> None:
 def test_two_streams_do_not_disturb_each_other(what: str) -> None:
     both = [calls(make_indexer_training_inputs(CASE, seed, "cuda"))[what] for seed in range(2)]
     alone = [call() for call in both]
-    streams = [torch.cuda.Stream() for _ in both]
-    torch.cuda.synchronize()
-    together: list[list[Tensor]] = [[], []]
-    for _ in range(10):
-        for number, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                together[number].append(both[number]())
-    torch.cuda.synchronize()
-    for expected, results in zip(alone, together, strict=True):
+    for expected, results in zip(alone, by_turns_on_streams(both, 10), strict=True):
         assert all(torch.equal(one, expected) for one in results)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from flashdsa.verify.cases import IndexerTrainingCase, SparseMlaCase, make_index
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_indexer_training import check_index_backward
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.kernels.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 
@@ -80,15 +81,9 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
 def test_two_streams_do_not_share_a_workspace() -> None:
     inputs = [many(seed) for seed in range(2)]
     alone = [gradients(one) for one in inputs]
-    streams = [torch.cuda.Stream() for _ in inputs]
-    torch.cuda.synchronize()
-    for _ in range(3):
-        together = []
-        for one, stream in zip(inputs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                together.append(gradients(one))
-        torch.cuda.synchronize()
-        for got, expected in zip(together, alone, strict=True):
+    together = by_turns_on_streams([partial(gradients, one) for one in inputs], 3)
+    for results, expected in zip(together, alone, strict=True):
+        for got in results:
             assert torch.equal(got[0], expected[0])
             torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.kernels.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 
@@ -77,14 +78,8 @@ def test_two_streams_do_not_share_a_workspace() -> None:
     case = SparseMlaCase("streams", 300, 500, 128, 200)
     inputs = [make_sparse_mla_inputs(case, seed, "cuda") for seed in range(2)]
     alone = [gradients(one) for one in inputs]
-    streams = [torch.cuda.Stream() for _ in inputs]
-    torch.cuda.synchronize()
-    for _ in range(3):
-        together = []
-        for one, stream in zip(inputs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                together.append(gradients(one))
-        torch.cuda.synchronize()
-        for got, expected in zip(together, alone, strict=True):
+    together = by_turns_on_streams([partial(gradients, one) for one in inputs], 3)
+    for results, expected in zip(together, alone, strict=True):
+        for got in results:
             assert torch.equal(got[0], expected[0])
             torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-3)

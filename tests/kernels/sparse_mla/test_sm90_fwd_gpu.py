@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from flashdsa.operands import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
-from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded
+from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 
@@ -186,14 +187,7 @@ def test_two_streams_do_not_disturb_each_other(heads: int) -> None:
         return flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend="sm90")
 
     alone = [forward(number) for number in range(2)]
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    torch.cuda.synchronize()
-    together: list[list[tuple[Tensor, Tensor]]] = [[], []]
-    for _ in range(10):
-        for number, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                together[number].append(forward(number))
-    torch.cuda.synchronize()
-    for number in range(2):
-        for results in together[number]:
-            assert all(torch.equal(x, y) for x, y in zip(results, alone[number], strict=True))
+    together = by_turns_on_streams([partial(forward, number) for number in range(2)], 10)
+    for expected, every in zip(alone, together, strict=True):
+        for results in every:
+            assert all(torch.equal(x, y) for x, y in zip(results, expected, strict=True))
