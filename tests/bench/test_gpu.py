@@ -68,6 +68,10 @@ class FalseClock:
             times[name] = GpuTimes(Times.of([10.0 * place] * repeats), late=0)
         return times
 
+    def captured(self, call: Call) -> Call:
+        self.captures = getattr(self, "captures", 0) + 1
+        return call
+
     def host_us(self, call: Call) -> float:
         call()
         return 7.0
@@ -111,6 +115,8 @@ def run_tiny(cases: list[BenchCase], peers: Peers) -> GpuBenchResult:
 def test_the_nine_shapes_the_ragged_batches_and_every_distribution_are_there() -> None:
     cases = indexer_cases()
     assert [(len(c.lengths), c.lengths[0]) for c in cases if c.kind == "shape"] == list(SHAPES)
+    captured = [c for c in cases if c.kind == "captured"]
+    assert [(len(c.lengths), c.lengths[0]) for c in captured] == list(SHAPES)
     contest, ragged, *mixes = (c for c in cases if c.kind == "ragged")
     assert 2 + len(mixes) == NUM_RAGGED == len({c.name for c in cases if c.kind == "ragged"})
     for mix in mixes:
@@ -212,6 +218,16 @@ def test_a_whole_run() -> None:
     assert met["host, raw launch"] is False and met["host, torch op"] is True
     assert met["nine shapes, geometric mean"] is None
     assert parse_gpu_result(json.loads(result.to_json())) == result
+
+
+def test_a_captured_case_times_graphs_of_every_contender() -> None:
+    timer = FalseClock()
+    options = GpuBenchOptions([replace(TINY, kind="captured")], 3, "cpu", 1)
+    peers = Peers(FalseDeepGemm(), cudnn_top_k)
+    (row,) = run_indexer_bench(options, timer, peers).rows
+    assert row.findings == [] and row.best_pair == CUDNN_PAIR
+    timed = [peer for peer in row.peers.values() if peer.us_median is not None]
+    assert timer.captures == 1 + len(timed) == 6
 
 
 def test_without_peers_every_row_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,26 @@ REQUESTS = (
     (128, 32 * K, 2),
 )
 """(B, tokens, next_n) of multi-token prediction; DeepGEMM takes up to two queries a request."""
-OTHER_SHAPES = ((2, 128 * K), (4, 64 * K), (8, 64 * K), (48, 64 * K), (200, 16 * K), (300, 4 * K))
+OTHER_SHAPES = (
+    (2, 128 * K),
+    (4, 64 * K),
+    (8, 64 * K),
+    (48, 64 * K),
+    (200, 16 * K),
+    (300, 4 * K),
+    (1, 64 * K),
+    (1, 200_000),
+    (2, 32 * K),
+    (4, 8 * K),
+    (16, 8 * K),
+    (16, 64 * K),
+    (24, 32 * K),
+    (32, 2049),
+    (64, 8 * K),
+    (64, 32 * K),
+    (96, 16 * K),
+    (256, 4 * K),
+)
 """Rows of one length beside the peers' table."""
 
 NUM_RAGGED = 3 + len(OUTLIERS) + len(LOG_UNIFORM_ROWS)
@@ -62,7 +81,8 @@ class BenchCase:
     """One batch to time.
 
     Attributes:
-        kind: "shape", "equal", "ragged", "distribution" or "requests".
+        kind: "shape", "equal", "captured", "ragged", "distribution" or "requests". Of "captured"
+            every contender is the replay of a CUDA graph.
         lengths: tokens of each row. next_n: neighbouring rows of one request, over the same pages.
         data: "random", or one of DISTRIBUTIONS.
         num_pages: of the cache, at least; the rows' own pages if they need more.
@@ -89,14 +109,15 @@ def requests_case(name: str, lengths: Sequence[int], next_n: int) -> BenchCase:
 
 
 def shape_name(batch: int, length: int) -> str:
-    """As the tables write it: 32/16K."""
-    return f"{batch}/{length // 1024}K"
+    """As the tables write it: 32/16K, 32/2049."""
+    return f"{batch}/{length}" if length % K else f"{batch}/{length // K}K"
 
 
 def indexer_cases(quick: bool = False) -> list[BenchCase]:
     """Every case, in the order of the table; `quick`: the smallest of each kind."""
     cases = [BenchCase(shape_name(b, n), "shape", (n,) * b) for b, n in SHAPES]
     cases += [BenchCase(shape_name(b, n), "equal", (n,) * b) for b, n in OTHER_SHAPES]
+    cases += [BenchCase(f"{shape_name(b, n)}, captured", "captured", (n,) * b) for b, n in SHAPES]
     cases.append(BenchCase(CONTEST, "ragged", CONTEST_LENGTHS, num_pages=CONTEST_PAGES))
     cases.append(BenchCase(RAGGED, "ragged", ragged_lengths()))
     cases += [BenchCase(f"ragged, {name}", "ragged", lengths) for name, lengths in OUTLIERS]

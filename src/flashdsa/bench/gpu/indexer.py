@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 import torch
-from torch import Tensor
 
 import flashdsa
 from flashdsa.bench.checkout import find_checkout
@@ -19,7 +18,14 @@ from flashdsa.bench.gpu.host import host_floor_us, host_us
 from flashdsa.bench.gpu.inputs import BenchInputs, make_inputs
 from flashdsa.bench.gpu.judge import judge_ids, judge_peer
 from flashdsa.bench.gpu.peers import CONTENDERS, LOGITS, PAIRS, TOP_KS, Peers, in_a_line
-from flashdsa.bench.gpu.protocol import PROTOCOL, GpuHangError, GpuTimes, Timer, read_bandwidths
+from flashdsa.bench.gpu.protocol import (
+    PROTOCOL,
+    Call,
+    GpuHangError,
+    GpuTimes,
+    Timer,
+    read_bandwidths,
+)
 from flashdsa.bench.gpu.result import GpuBenchResult, GpuRow, PeerTime
 from flashdsa.bench.gpu.thresholds import geometric_mean, judge_thresholds
 from flashdsa.problem import INDEX_TOKEN_BYTES
@@ -92,13 +98,15 @@ def _row(
     case: BenchCase, options: GpuBenchOptions, timer: Timer, peers: Peers, gbps: float
 ) -> GpuRow:
     inputs = make_inputs(case, options.device)
-    launch = partial(flashdsa.dsa_topk_indexer_launch, *inputs.operands)
+    launch: Call = partial(flashdsa.dsa_topk_indexer_launch, *inputs.operands)
     if case.next_n > 1:
         launch = partial(flashdsa.dsa_topk_indexer, *inputs.of_requests)
     launch()
     timer.synchronize(OURS)
     first = inputs.ids.clone()
     findings = judge_ids(inputs, first)
+    if case.kind == "captured":
+        launch = timer.captured(launch)
     ready, found = _ready_peers(inputs, peers, timer)
     times = timer.in_turns({OURS: launch, **ready}, options.repeats)
     if not torch.equal(inputs.ids, first):
@@ -150,9 +158,9 @@ def _fastest(peers: dict[str, PeerTime], names: tuple[str, ...]) -> tuple[str | 
 
 def _ready_peers(
     inputs: BenchInputs, peers: Peers, timer: Timer
-) -> tuple[dict[str, Callable[[], Tensor]], dict[str, PeerTime]]:
+) -> tuple[dict[str, Call], dict[str, PeerTime]]:
     """The peers that can be timed on these operands, and what is known of all of them."""
-    ready: dict[str, Callable[[], Tensor]] = {}
+    ready: dict[str, Call] = {}
     found = {name: PeerTime(missing=reason) for name, reason in peers.missing.items()}
     try:
         calls = peers.calls(inputs)
@@ -163,6 +171,8 @@ def _ready_peers(
             picked = call()
             timer.synchronize(name)
             wrong = judge_peer(inputs, picked) if name != LOGITS else []
+            if inputs.case.kind == "captured":
+                call = timer.captured(call)
         except GpuHangError:
             raise
         except Exception as error:
