@@ -55,9 +55,11 @@ class Runner(Protocol):
     def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
         """`empty` of these arguments as a function; called in what `on_device` was given."""
 
-    def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
-        """What `allocate` gives for this runner, in the form that costs a function the least.
+    def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
+        """So many Int32 counters, if any, and what `allocate` gives for this runner, in the form
+        that costs a function the least.
 
-        Launches of one stream share it by its key, as they follow each other. A launch that is
-        captured into a CUDA graph has its own: its replays cannot meet another launch.
+        Launches of one stream share it by its key, as they follow each other, and so do those that
+        one CUDA graph captures on a stream: its replays cannot meet another launch. Counters are 0
+        before the first launch; each leaves them at 0.
         """

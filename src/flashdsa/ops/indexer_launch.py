@@ -117,7 +117,8 @@ def launch_again(
     every tensor to: its number of dimensions; its fixed sizes; one B; sizes that fit int32; no
     gaps, or stride 1 in the table's rows; its alignment; the type cuda and one device index; its
     dtype, but not the sign of integers. Left to check here are those that must be int32, and the
-    number of pages. What is refused goes to the checks, which say what is wrong with it.
+    numbers of pages and of the table's rows. What is refused goes to the checks, which say what is
+    wrong with it.
     """
     raw_backend, raw_check = raw_settings()
     launch = find_launch(
@@ -136,6 +137,7 @@ def launch_again(
         or raw_check is not None
         or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
         or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
+        or block_table.shape[0] != seq_lens.shape[0]
     ):
         return False
     function, first, second = launch

@@ -243,12 +243,24 @@ def test_the_public_operation_runs_it_on_cpu_tensors(small_device: None) -> None
     flashdsa.dsa_topk_indexer(*nothing, got[:0], backend="emulate-sm90")
 
 
-def test_requests_with_several_queries_share_a_table(small_device: None) -> None:
-    inputs = make_inputs([600, 601, 90, 700], num_heads=16)
-    table = inputs.block_table[1::2].contiguous()
+@pytest.mark.parametrize(
+    ("lengths", "next_n"), [((600, 601, 90, 700), 2), ((520, 2, 530), 3)], ids=["2 x 2", "1 x 3"]
+)
+def test_requests_with_several_queries_share_a_table(
+    lengths: tuple[int, ...], next_n: int, small_device: None
+) -> None:
+    inputs = make_inputs(list(lengths), num_heads=16)
+    table = inputs.block_table[next_n - 1 :: next_n].contiguous()
     q, cache, weights, seq_lens, _ = inputs
-    of_requests = (q.view(2, 2, 16, 128), cache, weights.view(2, 2, 16), seq_lens.view(2, 2), table)
-    ids = [inputs.output(512).view(2, 2, 512) for _ in range(2)]
+    first = len(lengths) // next_n, next_n
+    of_requests = (
+        q.view(*first, 16, 128),
+        cache,
+        weights.view(*first, 16),
+        seq_lens.view(first),
+        table,
+    )
+    ids = [inputs.output(512).view(*first, 512) for _ in range(2)]
     for backend, out in zip(("cpu", "emulate-sm90"), ids, strict=True):
         flashdsa.dsa_topk_indexer(*of_requests, out, backend=backend)
     assert torch.equal(*ids)

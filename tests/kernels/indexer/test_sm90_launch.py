@@ -14,7 +14,7 @@ pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
 
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.backends.gpu import runner
+from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import choose_clusters, clusters_for
 from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES
@@ -97,7 +97,8 @@ class Gpu:
     """What the backend asks torch about, and the launches that it made."""
 
     stream: int = 7
-    capturing: bool = False
+    capturing: int = 0
+    """The driver's number of what is captured; 0: nothing is."""
     device: int = 0
     launches: list[tuple[Any, ...]] = field(default_factory=list)
     plans: list[IndexerPlan] = field(default_factory=list)
@@ -148,13 +149,15 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
     c, cuda = torch._C, torch.cuda
     for owner, name, value in (
-        (c, "_cuda_isCurrentStreamCapturing", lambda: pretended.capturing),
+        (c, "_cuda_isCurrentStreamCapturing", lambda: pretended.capturing > 0),
         (c, "_cuda_getCurrentRawStream", lambda _: pretended.stream),
         (cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=4)),
         (cuda, "current_device", lambda: pretended.device),
         (cuda, "is_initialized", lambda: True),
-        (cuda, "is_current_stream_capturing", lambda: pretended.capturing),
+        (cuda, "is_current_stream_capturing", lambda: pretended.capturing > 0),
+        (cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None)),
         (cuda, "device", OnDevice),
+        (workspaces, "capture_id", lambda _: pretended.capturing),
         (runner, "load", pretended.loaded),
         (runner, "_empty_strided", None),
         (runner, "clusters_at_once", lambda *_: pretended.capacity),
@@ -219,14 +222,33 @@ def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     assert [plan.splits for plan in splitting.plans] == [False, True]
 
 
-def test_a_captured_launch_of_split_rows_has_a_workspace_of_its_own(splitting: Gpu) -> None:
-    for capturing in (False, True, True, False):
-        splitting.capturing = capturing
+def test_graphs_have_workspaces_of_their_own_which_their_launches_share(splitting: Gpu) -> None:
+    """In a graph those of a stream follow each other; two graphs may run at a time."""
+    for splitting.capturing, splitting.stream in (
+        *((0, 7), (1, 7), (1, 7), (1, 8), (2, 8), (2, 8), (0, 7)),
+    ):
         launch(rows(1, SPLIT_PAGES))
-    before, captured, captured_too, after = splitting.addresses()
-    assert before == after
-    assert not set(before) & set(captured)
-    assert captured != captured_too
+    before, one, again, other_stream, two, two_again, after = splitting.addresses()
+    assert before == after and one == again and two == two_again
+    counters, slots = zip(before, one, other_stream, two, strict=True)
+    assert len(set(counters)) == len(set(slots)) == 4
+
+
+def test_graphs_clear_counters_only_where_no_cleared_ones_are_left(
+    splitting: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRAPHS", 1)
+    cleared: list[int] = []
+    zeros = runner.Gpu._zeros
+    monkeypatch.setattr(
+        runner.Gpu, "_zeros", lambda self, *shape: cleared.append(1) or zeros(self, *shape)
+    )
+    launch(rows(1, SPLIT_PAGES))
+    assert len(cleared) == 2  # the stream's, and for graphs
+    for splitting.capturing, count in ((1, 2), (2, 3)):
+        launch(rows(1, SPLIT_PAGES))
+        assert len(cleared) == count
+    assert not any(torch.from_dlpack(a[6]).any() for a in splitting.launches)
 
 
 def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: Gpu) -> None:
@@ -247,7 +269,7 @@ def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     splitting.on_allocation = lambda: asked.append(splitting.device)
     splitting.device = 1
     ready.function(*inputs, ids, ready.num_clusters, ready.cluster_size)
-    assert asked == [0, 0] and splitting.device == 1
+    assert asked == [0, 0, 0] and splitting.device == 1
 
 
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:

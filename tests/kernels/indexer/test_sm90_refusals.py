@@ -117,13 +117,18 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
         {"k_index_cache_fp8": CACHE.view(torch.int8)},
         {"block_table": torch.zeros(2, 99, dtype=torch.int32)[:, :11]},
         {"block_table": torch.zeros(2, 5, dtype=torch.int32)[:, :1]},
+        {"block_table": TABLE[:1]},
         # These are wrong: what is left to check.
         {"seq_lens": LENS.view(torch.uint32)},
         {"block_table": TABLE.view(torch.uint32)},
+        {"block_table": TABLE[:0]},
         {"topk_indices": OUT.view(torch.uint32)},
         {"k_index_cache_fp8": CACHE[:0]},
     ],
-    ids=["right", "int8 cache", "rows apart", "one page", *("lens", "table", "ids"), "no pages"],
+    ids=[
+        *("right", "int8 cache", "rows apart", "one page", "one request"),
+        *("lens", "table", "no table", "ids", "no pages"),
+    ],
 )
 def test_what_would_be_launched(function: Callable[..., Any], changed: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"cudaError|CUDA error"):
@@ -148,7 +153,6 @@ def test_what_would_be_launched(function: Callable[..., Any], changed: dict[str,
         ({"weights": torch.zeros(16, 2).t()}, r"weights.strides\["),
         ({"seq_lens": LENS[:1]}, r"seq_lens.shape\[0\] .*expected to match q_index_fp8.shape"),
         ({"seq_lens": LENS.repeat(2)[::2]}, r"seq_lens.strides\[0\]"),
-        ({"block_table": TABLE[:1]}, r"block_table.shape\[0\] .*expected to match"),
         ({"block_table": TABLE.t().contiguous().t()}, r"block_table.strides\[1\]"),
         ({"topk_indices": OUT[:, :256].contiguous()}, r"topk_indices.shape\[1\] .* to be 512"),
         ({"topk_indices": OUT.repeat(1, 2)[:, :512]}, r"topk_indices.strides\[0\]"),

@@ -136,10 +136,11 @@ class Emulator:
         """Of poison too."""
         return partial(self.empty, *shape, dtype=dtype)
 
-    def workspace(self, key: int, allocate: Allocate) -> tuple[Tensor, ...]:
+    def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Tensor, ...]:
         """There is one stream."""
         if key not in self.workspaces:
-            self.workspaces[key] = allocate(self)
+            zeros = (torch.zeros(counters, dtype=torch.int32),) if counters else ()
+            self.workspaces[key] = (*zeros, *allocate(self))
         return self.workspaces[key]
 
 

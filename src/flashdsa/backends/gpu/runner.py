@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
+from flashdsa.backends.gpu.workspaces import GRAPHS, Workspaces
 from flashdsa.backends.runner import Allocate
 from flashdsa.jit.loader import load
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -40,7 +41,7 @@ class Gpu:
         self.device = torch.device("cuda", index)
         self.launches: dict[tuple[Any, ...], Any] = {}
         self._capacities: dict[tuple[int, int], Mapping[int, int]] = {}
-        self._workspaces: dict[int, dict[int, tuple[Any, ...]]] = defaultdict(dict)
+        self._workspaces: dict[int, Workspaces] = defaultdict(Workspaces)
 
     @cached_property
     def num_sms(self) -> int:
@@ -94,24 +95,35 @@ class Gpu:
             return partial(torch.empty, shape, dtype=dtype, device=self.device)
         return partial(_empty_strided, shape, _strides(shape), dtype)
 
-    def workspace(self, key: int, allocate: Allocate) -> tuple[Any, ...]:
-        """Of the device's current stream, or of the launch that is captured there."""
+    def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
+        """Of the device's current stream, or of what is captured there."""
         if _current_device() != self.index:
             with self.launching():
-                return self.workspace(key, allocate)
-        if torch._C._cuda_isCurrentStreamCapturing():
-            return self._allocate(allocate)
-        by_stream = self._workspaces[key]
+                return self.workspace(key, allocate, counters)
+        known = self._workspaces[key]
         stream = torch._C._cuda_getCurrentRawStream(self.index)
-        kept = by_stream.get(stream)
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return known.of_capture(stream, partial(self._make, allocate, counters))
+        kept = known.of_stream.get(stream)
         if kept is None:
-            kept = by_stream[stream] = self._allocate(allocate)
+            if counters and not known.of_stream:
+                known.spare.extend(self._zeros(GRAPHS, counters))
+                # Graphs may replay on any stream, and none waits for this one.
+                torch.cuda.current_stream().synchronize()
+            kept = known.of_stream[stream] = self._make(allocate, counters, None)
         return kept
 
-    def _allocate(self, allocate: Allocate) -> tuple[Any, ...]:
+    def _make(self, allocate: Allocate, counters: int, cleared: Tensor | None) -> tuple[Any, ...]:
+        """A new workspace, its counters `cleared` if there are any."""
         import tvm_ffi
 
-        return tuple(map(tvm_ffi.from_dlpack, allocate(self)))
+        first: tuple[Tensor, ...] = ()
+        if counters:
+            first = (self._zeros(counters) if cleared is None else cleared,)
+        return tuple(map(tvm_ffi.from_dlpack, (*first, *allocate(self))))
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return self.empty(*shape, dtype=torch.int32).zero_()
 
 
 @lru_cache(maxsize=1024)

@@ -35,7 +35,9 @@ class RowSplits:
         self._split: Callable[..., Any] | None
         self._unsplit = runner.function(spec, unsplit) if unsplit else None
         self._least_pages = least_pages if unsplit else 0
-        self._workspace = partial(runner.workspace, plan.slot_words, self._allocate)
+        self._workspace = partial(
+            runner.workspace, plan.slot_words, self._allocate, runner.num_sms * ROW_COUNTERS
+        )
         self._split = None if unsplit else runner.function(spec, plan)
 
     def launch(
@@ -53,7 +55,7 @@ class RowSplits:
         row gets one cluster."""
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         rows = seq_lens.numel()
-        if self._unsplit is not None and block_table.numel() < rows * self._least_pages:
+        if self._unsplit is not None and block_table.shape[1] < self._least_pages:
             self._unsplit(*tensors, rows, cluster_size)
             return
         if self._split is None:
@@ -61,8 +63,7 @@ class RowSplits:
         workspace = self._workspace()
         self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows or 1)
 
-    def _allocate(self, runner: Runner) -> tuple[Tensor, Tensor]:
-        """Counters, which each launch leaves at 0, and slots: see `launch_splits`."""
-        num_ctas = runner.num_sms  # and no more rows than CTAs where only these are counted
-        slots = runner.empty(num_ctas, self._plan.slot_words, dtype=torch.int32)
-        return runner.empty(num_ctas * ROW_COUNTERS, dtype=torch.int32).zero_(), slots
+    def _allocate(self, runner: Runner) -> tuple[Tensor]:
+        """Slots behind the counters: see `launch_splits`. Where rows are counted, there are no more
+        of them than CTAs."""
+        return (runner.empty(runner.num_sms, self._plan.slot_words, dtype=torch.int32),)

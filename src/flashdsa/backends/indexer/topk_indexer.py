@@ -41,7 +41,6 @@ def topk_indexer(
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
     """
-    operands = with_table_of_rows(operands)
     require_layout(*operands)
     q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = operands
     if check and values_are_checked():
@@ -63,17 +62,6 @@ def topk_indexer(
             topk_indices,
             *numbers,
         )
-
-
-def with_table_of_rows(operands: TopkIndexerOperands) -> TopkIndexerOperands:
-    """The operands with a row of the block table for each query: a copy where requests have
-    several. Rows of a request come one after the other, so that the later ones find its pages in
-    the second-level cache."""
-    rows, requests = operands.seq_lens.numel(), operands.block_table.shape[0]
-    if rows == requests:
-        return operands
-    table = operands.block_table.repeat_interleave(rows // requests, dim=0)
-    return operands._replace(block_table=table)
 
 
 class LaunchConfig(NamedTuple):

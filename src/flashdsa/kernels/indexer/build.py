@@ -33,7 +33,7 @@ def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
     """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
     cluster_size) on torch's current stream; needs no GPU. With splits it is (..., topk_indices,
     arrivals, slots, num_clusters, cluster_size, num_splits)."""
-    rows, pages, table, counters, slots = (cute.sym_int32() for _ in range(5))
+    rows, requests, pages, table, counters, slots = (cute.sym_int32() for _ in range(6))
     workspace = (
         compact_tensor(Int32, (counters,), WORD_ALIGNMENT),
         compact_tensor(Int32, (slots, plan.slot_words), BULK_ALIGNMENT),
@@ -44,7 +44,7 @@ def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
         compact_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
         compact_tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
         compact_tensor(Int32, (rows,), WORD_ALIGNMENT),
-        rows_apart(Int32, rows, table),
+        rows_apart(Int32, requests, table),
         compact_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         *(workspace if plan.splits else ()),
         *(Int32(1) for _ in range(3 if plan.splits else 2)),

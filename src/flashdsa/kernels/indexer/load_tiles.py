@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, const_expr, cute
 
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, write_tile
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, request_of, write_tile
 from flashdsa.kernels.indexer.sizes import DEPTH_STEPS
 
 SPREAD = 5
@@ -86,7 +86,7 @@ def load_query(ctx: Any, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> N
 def page_table(ctx: Any, tile: WorkTile) -> Any:
     """Pointer to the ids of the tile's pages."""
     return ctx.block_table.iterator + (
-        Int64(tile.row) * ctx.block_table.stride[0] + tile.first_page
+        Int64(request_of(ctx.rows, tile.row)) * ctx.block_table.stride[0] + tile.first_page
     )
 
 

@@ -20,7 +20,7 @@ def prefetch_inputs(
     """What is read after `seq_lens`; the caller is `thread` of `threads` that share the lines.
 
     Args:
-        block_table: (B, max_pages) int32, any distance between rows. weights: (B, H) fp32.
+        block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H) fp32.
     """
     lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):

@@ -7,7 +7,7 @@ from cutlass import Int32, Int64, const_expr, cute
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
 from flashdsa.problem import PAGE_SIZE
 
 PAGE_BITS = PAGE_SIZE.bit_length() - 1
@@ -17,7 +17,7 @@ class Output(NamedTuple):
     """Where ids go, and what they are made from."""
 
     topk_indices: Any  # (B, topk) int32, device memory
-    block_table: Any  # (B, max_pages) int32, device memory; None: there are no pages
+    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: there are no pages
     id_table: Any  # the block table; None: ids are positions
     num_pages: Int32
     rows: Rows
@@ -28,7 +28,8 @@ def token_id(output: Output, row: Int32, position: Int32) -> Int32:
     """page * 64 + offset of a token; its position if ids are positions."""
     if const_expr(output.id_table is None):
         return position
-    at = Int64(row) * output.id_table.stride[0] + (position >> PAGE_BITS)
+    request = request_of(output.rows, row)
+    at = Int64(request) * output.id_table.stride[0] + (position >> PAGE_BITS)
     page = (output.id_table.iterator + at).load()
     return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
 
@@ -86,8 +87,9 @@ def emit_all(
     pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
     page = Int32(-1)
     if lane < pages:
+        request = request_of(output.rows, row)
         page = (
-            output.block_table.iterator + (Int64(row) * output.block_table.stride[0] + lane)
+            output.block_table.iterator + (Int64(request) * output.block_table.stride[0] + lane)
         ).load()
     valid = page >= 0 and page < output.num_pages
     mask = cute.arch.vote_ballot_sync(valid)

@@ -3,11 +3,11 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32, Uint32, Uint64, const_expr, cute
 
 from flashdsa.kernels.indexer.sizes import TILE_WORDS
 from flashdsa.kernels.indexer.smem_views import InputBuffers
-from flashdsa.problem import PAGE_SIZE
+from flashdsa.problem import MAX_NEXT_N, PAGE_SIZE
 
 
 class Rows(NamedTuple):
@@ -16,6 +16,14 @@ class Rows(NamedTuple):
     seq_lens: Any  # (B,) int32, device memory
     count: Int32  # B
     max_length: Int32  # tokens that the block table has room for
+    requests: Any = None  # Int32: rows of the block table, B / next_n of them; None: B
+
+
+def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor) -> Rows:
+    """The rows of a launch, of which neighbouring ones may share a row of the table."""
+    requests, pages = block_table.shape
+    room = cutlass.min(requests, 1) * pages * PAGE_SIZE  # none in a table without rows
+    return Rows(seq_lens, seq_lens.shape[0], room, requests)
 
 
 class WorkTile(NamedTuple):
@@ -27,6 +35,24 @@ class WorkTile(NamedTuple):
     length: Int32  # of the row, in tokens
     num_splits: Int32  # clusters that share the row
     first_number: Int32  # pages that this CTA's stages before these hold
+
+
+@cute.jit
+def request_of(rows: Rows, row: Int32) -> Int32:
+    """The row of the block table that has the row's pages: up to MAX_NEXT_N neighbours share one.
+
+    Never one behind the table's last, even where B is no multiple of its rows.
+    """
+    request = row
+    if const_expr(rows.requests is not None):
+        if rows.requests < rows.count:
+            share = Uint32(1 << 31)  # of 2**32, for each row of a request
+            for next_n in cutlass.range_constexpr(3, MAX_NEXT_N + 1):
+                if next_n * rows.requests <= rows.count:
+                    share = Uint32((1 << 32) // next_n + (next_n & 1))
+            request = Int32(Uint64(Uint32(row)) * Uint64(share) >> 32)
+            request = cutlass.min(request, rows.requests - 1)
+    return request
 
 
 @cute.jit

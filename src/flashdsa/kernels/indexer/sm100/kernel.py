@@ -29,7 +29,7 @@ from flashdsa.kernels.indexer.prefetch import prefetch_inputs
 from flashdsa.kernels.indexer.schedule.coord import find_coord, packed
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
-from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.schedule.work_tile import rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
 from flashdsa.kernels.indexer.select.row_splits import Published
 from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
@@ -72,7 +72,7 @@ def indexer_kernel(
         prims.prefetch_tensormap(queries_map.get_ptr())
     arena = allocate(plan)
     select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
-    rows = Rows(seq_lens, seq_lens.shape[0], block_table.shape[1] * PAGE_SIZE)
+    rows = rows_of(seq_lens, block_table)
     coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
     # Asked for before anything else: the way to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, thread, consumes, plan)
@@ -154,7 +154,7 @@ def launch_indexer(
     Args:
         q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
         weights: (B, H) fp32. seq_lens: (B,) int32.
-        block_table: (B, max_pages) int32, any distance between rows.
+        block_table: (B / next_n, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
         num_clusters: best as many as run at once. cluster_size: CTAs of each, 1 to 16.
     """

@@ -26,7 +26,7 @@ class LoadContext(NamedTuple):
     queries_map: Any  # pointer to the tensor map of the rows' queries
     cache: Any  # (num_pages, 64, 1, 132) bytes, device memory
     weights: Any  # (B, H) fp32, device memory
-    block_table: Any  # (B, max_pages) int32, device memory
+    block_table: Any  # (B / next_n, max_pages) int32, device memory
     rows: Rows
     warp: Int32  # among the role's; the first one announces tiles
 

@@ -27,7 +27,7 @@ class LoadContext(NamedTuple):
     keys_map: Any  # pointer to the pages' tensor map; None: there are no pages
     queries_map: Any  # pointer to the tensor map of the rows' queries; None: likewise
     weights: Any  # (B, H) fp32, device memory
-    block_table: Any  # (B, max_pages) int32, device memory
+    block_table: Any  # (B / next_n, max_pages) int32, device memory
     num_pages: Int32  # pages of the cache
     rows: Rows
     warp: Int32  # among the role's; the first one announces tiles
