@@ -16,33 +16,32 @@ from typing import Any
 
 import cutlass
 from cutlass import GridConstant, Int32, const_expr, cute
-from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
-from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.prefetch import prefetch_inputs
-from flashdsa.kernels.indexer.schedule.coord import find_coord, packed
+from flashdsa.kernels.indexer.fused import (
+    Operands,
+    consume,
+    find_caller,
+    prefetch_maps,
+    prefetch_meanwhile,
+)
+from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.work_tile import rows_of
-from flashdsa.kernels.indexer.score_batch import PageSource, score_batch
 from flashdsa.kernels.indexer.select.row_splits import Published
-from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.indexer.sm90.score import SCORING, make_scorer
+from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.smem_views import (
     cluster_buffers_in,
     input_buffers_in,
     select_buffers_in,
 )
 from flashdsa.kernels.indexer.tma_maps import make_tensor_maps
-from flashdsa.problem import PAGE_SIZE
 
 
 @cute.kernel
@@ -59,59 +58,22 @@ def indexer_kernel(
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = thread % WARP_SIZE
-    consumes = warp < plan.consumer_warps
-    load_threads = plan.threads - plan.consumer_threads
-    if thread == plan.consumer_threads:
-        prims.prefetch_tensormap(keys_map.get_ptr())
-        prims.prefetch_tensormap(queries_map.get_ptr())
+    caller = find_caller(plan)
+    prefetch_maps(caller, keys_map, queries_map, plan)
     arena = allocate(plan)
     select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = rows_of(seq_lens, block_table)
+    operands = Operands(weights, block_table, topk_indices, published, num_pages, rows)
     coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
     # Asked for before anything else: the way to the first page begins with the lengths.
-    lengths = first_lengths(select, rows, coord, thread, consumes, plan)
-    enter_cluster(arena, thread, INITIALISING_WARPS)
-    if const_expr(plan.scheduled):
-        if not consumes:  # the others put rows in order
-            prefetch_inputs(
-                block_table,
-                weights,
-                cta * load_threads + thread - plan.consumer_threads,
-                num_ctas * load_threads,
-                plan,
-            )
-    coord = schedule_rows(select, rows, coord, lengths, thread, consumes, plan)
+    lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
+    enter_cluster(arena, caller.thread, INITIALISING_WARPS)
+    prefetch_meanwhile(caller, operands, plan)
+    coord = schedule_rows(select, rows, coord, lengths, caller.thread, caller.consumes, plan)
     load, role = plan.roles
-    if consumes:
+    if caller.consumes:
         cute.arch.setmaxregister_increase(role.registers)
-        id_table = None if const_expr(plan.positions) else block_table
-        output = Output(topk_indices, block_table, id_table, num_pages, rows)
-        if const_expr(not plan.scheduled):
-            prefetch_inputs(
-                block_table,
-                weights,
-                cta * plan.consumer_threads + thread,
-                num_ctas * plan.consumer_threads,
-                plan,
-            )
-        # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
-        emit_unscored_rows(
-            output,
-            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
-            num_ctas * plan.consumer_warps,
-            lane,
-            plan,
-        )
-        inputs = input_buffers_in(arena, plan, arena.consumer)
-        place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
-        ctx = SelectContext(inputs, select, cluster, place, output, published)
-        scorer = make_scorer(inputs.pages, inputs.queries, thread, plan)
-        select_rows(ctx, PageSource(scorer, Static(SCORING)), score_batch, thread, plan)
+        consume(caller, arena, select, cluster, coord, operands, page_source, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
         load_ctx = LoadContext(
@@ -122,12 +84,12 @@ def indexer_kernel(
             block_table,
             num_pages,
             rows,
-            warp - plan.consumer_warps,
+            caller.warp - plan.consumer_warps,
         )
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
         # anything else: compute-sanitizer's racecheck lets none of them go on before all came.
         cute.arch.cluster_wait()
-        load_scheduled(load_ctx, PAGES, select, coord, lengths, lane, plan)
+        load_scheduled(load_ctx, PAGES, select, coord, lengths, caller.lane, plan)
 
 
 @cute.jit

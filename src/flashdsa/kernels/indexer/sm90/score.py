@@ -15,13 +15,15 @@ import cutlass
 from cutlass import Float8E4M3FN, Float32, Int32, const_expr, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
 from flashdsa.kernels.indexer.select.list_scores import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.indexer.smem_views import InputBuffers
+from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 MMA_K = 32
@@ -329,3 +331,9 @@ def load_scale(scorer: Scorer, stage: Int32, token: Int32, plan: cutlass.Constex
 
 SCORING = PageScoring(prepare, score_pages)
 """See score_batch.py."""
+
+
+def page_source(arena: Arena, thread: Int32, plan: IndexerPlan) -> PageSource:
+    """What a consumer scores pages with."""
+    inputs = input_buffers_in(arena, plan, arena.consumer)
+    return PageSource(make_scorer(inputs.pages, inputs.queries, thread, plan), Static(SCORING))

@@ -1,0 +1,114 @@
+"""What the fused kernels of all architectures do alike: who a thread is, and the role select."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, const_expr, cute
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.prefetch import prefetch_inputs
+from flashdsa.kernels.indexer.schedule.coord import Coord, packed
+from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.score_batch import score_batch
+from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers, input_buffers_in
+
+
+class Caller(NamedTuple):
+    """Which thread calls."""
+
+    thread: Int32  # of the CTA
+    warp: Int32
+    lane: Int32
+    cta: Int32
+    num_ctas: Int32
+    consumes: cutlass.Boolean  # it scores and selects; the others come behind
+
+
+class Operands(NamedTuple):
+    """What of the launch's operands both roles need."""
+
+    weights: cute.Tensor
+    block_table: cute.Tensor
+    topk_indices: cute.Tensor
+    published: Any  # Published; None: a row is one cluster's
+    num_pages: Int32  # of the cache
+    rows: Rows
+
+
+def find_caller(plan: Any) -> Caller:
+    """At the kernel's start."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    return Caller(thread, warp, thread % WARP_SIZE, cta, num_ctas, warp < plan.consumer_warps)
+
+
+@cute.jit
+def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass.Constexpr) -> None:
+    """Tensor maps, before anything else."""
+    if caller.thread == plan.consumer_threads:
+        prims.prefetch_tensormap(keys_map.get_ptr())
+        prims.prefetch_tensormap(queries_map.get_ptr())
+
+
+@cute.jit
+def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constexpr) -> None:
+    """Where the lengths decide, the threads that put no rows in order prefetch tables and
+    weights."""
+    if const_expr(plan.scheduled):
+        threads = plan.threads - plan.consumer_threads
+        if not caller.consumes:
+            prefetch_inputs(
+                operands.block_table,
+                operands.weights,
+                caller.cta * threads + caller.thread - plan.consumer_threads,
+                caller.num_ctas * threads,
+                plan,
+            )
+
+
+@cute.jit
+def consume(
+    caller: Caller,
+    arena: Arena,
+    select: SelectBuffers,
+    cluster: ClusterBuffers,
+    coord: Coord,
+    operands: Operands,
+    page_source: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Role select: rows that need no scores, then the CTA's tiles.
+
+    Args:
+        page_source: (arena, thread, plan) gives the PageSource of the calling thread.
+    """
+    id_table = None if const_expr(plan.positions) else operands.block_table
+    output = Output(
+        operands.topk_indices, operands.block_table, id_table, operands.num_pages, operands.rows
+    )
+    if const_expr(not plan.scheduled):
+        prefetch_inputs(
+            operands.block_table,
+            operands.weights,
+            caller.cta * plan.consumer_threads + caller.thread,
+            caller.num_ctas * plan.consumer_threads,
+            plan,
+        )
+    # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
+    emit_unscored_rows(
+        output,
+        (caller.num_ctas - 1 - caller.cta) * plan.consumer_warps + caller.warp,
+        caller.num_ctas * plan.consumer_warps,
+        caller.lane,
+        plan,
+    )
+    inputs = input_buffers_in(arena, plan, arena.consumer)
+    place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
+    ctx = SelectContext(inputs, select, cluster, place, output, operands.published)
+    select_rows(ctx, page_source(arena, caller.thread, plan), score_batch, caller.thread, plan)
