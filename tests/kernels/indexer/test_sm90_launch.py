@@ -238,11 +238,14 @@ def test_graphs_clear_counters_only_where_no_cleared_ones_are_left(
     splitting: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "GRAPHS", 1)
-    cleared: list[int] = []
+    cleared: list[tuple[int, ...]] = []
     zeros = runner.Gpu._zeros
-    monkeypatch.setattr(
-        runner.Gpu, "_zeros", lambda self, *shape: cleared.append(1) or zeros(self, *shape)
-    )
+
+    def counted(self: runner.Gpu, *shape: int) -> torch.Tensor:
+        cleared.append(shape)
+        return zeros(self, *shape)
+
+    monkeypatch.setattr(runner.Gpu, "_zeros", counted)
     launch(rows(1, SPLIT_PAGES))
     assert len(cleared) == 2  # the stream's, and for graphs
     for splitting.capturing, count in ((1, 2), (2, 3)):

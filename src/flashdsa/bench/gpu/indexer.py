@@ -171,14 +171,13 @@ def _ready_peers(
             picked = call()
             timer.synchronize(name)
             wrong = judge_peer(inputs, picked) if name != LOGITS else []
-            if inputs.case.kind == "captured":
-                call = timer.captured(call)
+            timed = timer.captured(call) if inputs.case.kind == "captured" else call
         except GpuHangError:
             raise
         except Exception as error:
             found[name] = _refused(error)
             continue
-        ready[name] = call
+        ready[name] = timed
         found[name] = PeerTime(findings=wrong)
     return ready, found
 
