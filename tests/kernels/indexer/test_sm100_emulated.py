@@ -70,6 +70,11 @@ def test_clusters_share_a_long_row() -> None:
     assert_as_the_cpu(SPLITS, inputs, 4, 1, num_splits=2)
 
 
+def test_queries_of_a_request_share_its_row_of_the_table() -> None:
+    inputs = make_inputs([520, 2, 530], num_heads=16)
+    assert_as_the_cpu(SMALL, inputs._replace(block_table=inputs.block_table[2:]), 1, 2)
+
+
 def test_ids_are_positions() -> None:
     """Of rows without scores, and of scored ones."""
     plan = IndexerPlan(num_heads=16, topk=512, positions=True)

@@ -113,6 +113,19 @@ def test_ragged_batches_are_exact() -> None:
         assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
 
 
+@pytest.mark.parametrize("next_n", [2, 3, 4])
+@pytest.mark.parametrize("longest", [3000, 90_000])
+def test_queries_of_a_request_share_its_row_of_the_table(longest: int, next_n: int) -> None:
+    generator = torch.Generator().manual_seed(next_n)
+    lengths = torch.randint(1, longest + 1, (5 * next_n,), generator=generator).tolist()
+    lengths[-1] = longest
+    rows = make_inputs(lengths)
+    rows.block_table[:] = rows.block_table[-1].clone()  # of the longest row
+    rows = rows.to("cuda")
+    requests = rows._replace(block_table=rows.block_table[::next_n].contiguous())
+    assert torch.equal(select(requests, 2048), expected_ids(rows, 2048))
+
+
 @pytest.mark.parametrize(
     "rows", [2, 7, 8, 9, 15, 17, 22, 30, 39, 40, 60, 61, 66, 67, 119, 132, 133, 400]
 )
@@ -299,12 +312,15 @@ def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
 
 
 def test_graphs_on_two_streams_do_not_meet() -> None:
+    """The launches of a graph share a workspace."""
     work = []
     for seed, lengths in enumerate(([130_000, 5000], [4000, 90_000])):
         inputs = make_inputs(lengths, seed=seed).to("cuda")
         ids = inputs.output(2048)
         graph = torch.cuda.CUDAGraph()
+        first = torch.empty_like(ids)
         with torch.cuda.graph(graph):
+            flashdsa.dsa_topk_indexer_launch(*inputs, first)
             flashdsa.dsa_topk_indexer_launch(*inputs, ids)
         work.append((torch.cuda.Stream(), graph, inputs, ids, expected_ids(inputs, 2048)))
     torch.cuda.synchronize()
