@@ -158,6 +158,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         (cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None)),
         (cuda, "device", OnDevice),
         (workspaces, "capture_id", lambda _: pretended.capturing),
+        (runner, "_current_device", lambda: pretended.device),
         (runner, "load", pretended.loaded),
         (runner, "_empty_strided", None),
         (runner, "clusters_at_once", lambda *_: pretended.capacity),
