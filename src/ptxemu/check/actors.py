@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, TCGEN05, Knowledge
+from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, Knowledge
 from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
+    from ptxemu.check.known_order import Limits
     from ptxemu.check.shadow import State
     from ptxemu.syntax.ast import Instruction
 
@@ -40,6 +41,7 @@ class Event:
         "is_non_coherent",
         "is_silent",
         "kind",
+        "limits",
         "proxy",
         "reach",
         "reads_with",
@@ -68,6 +70,8 @@ class Event:
         """The state of bytes that this event was the last to write and nobody read since."""
         self.reads_with: dict[tuple[Event, ...], tuple[Event, ...]] = {}
         """Of an operation's read: by the reads that there were, those to remember now."""
+        self.limits: dict[Space, Limits] = {}
+        """What it was found to come behind."""
         self.columns: tuple[int, int] | None = None
         """In TMEM: the first column and the one behind the last."""
 
@@ -179,6 +183,15 @@ class Actor:
         """Whether what `other` did until its `clock` happened before what this agent does now."""
         return other is self or self.know.includes(other.home, other.slot, other.is_warp, clock)
 
+    def has_seen(self, other: Actor, clock: int) -> bool:
+        """Whether what `other`, of the same cluster, did at its `clock` came before in time."""
+        part = self.know.parts.get(other.home)
+        if other is self or part is None:
+            return other is self
+        if other.is_warp:
+            return part.clocks.item(SEEN, other.slot) >= clock
+        return bool((part.done | part.seen) >> other.slot & 1)
+
     def knows_issue(self, operation: OperationActor) -> bool:
         """Whether `operation` was issued before what this agent does now happens."""
         part = self.know.parts.get(operation.home)
@@ -190,7 +203,7 @@ class Actor:
 class WarpActor(Actor):
     """A warp. Its clock ticks whenever others may have learnt what it did until now."""
 
-    __slots__ = ("clock", "lagging", "leading", "released_by_fence", "to_acquire")
+    __slots__ = ("_label", "clock", "lagging", "leading", "released_by_fence", "to_acquire")
 
     is_warp = True
 
@@ -198,6 +211,7 @@ class WarpActor(Actor):
         self, home: int, cta: int, ctaid: tuple[int, ...], warp: int, slot: int, width: int
     ) -> None:
         super().__init__(home, cta, ctaid, warp, Knowledge(), slot)
+        self._label = f"cta ({','.join(map(str, ctaid))}) warp {warp}"
         self.clock = 0
         self.released_by_fence: tuple[Knowledge, str] | None = None
         """What its last fence made fit to be released by a relaxed store, and the scope."""
@@ -214,7 +228,7 @@ class WarpActor(Actor):
     @property
     def label(self) -> str:
         """For people: "cta (0,0,0) warp 3"."""
-        return f"cta ({','.join(map(str, self.ctaid))}) warp {self.warp}"
+        return self._label
 
     def knows_by_other_lanes(self, event: Event) -> bool:
         """Whether `event` is known to the warp, though not to the lanes whose access is judged."""
@@ -228,7 +242,8 @@ class WarpActor(Actor):
     def tick(self) -> None:
         """What follows is not known to those who have learnt this agent's past."""
         self.clock += 1
-        self.know.parts[self.home].clocks[GENERIC, self.slot] = self.clock
+        clocks = self.know.parts[self.home].clocks
+        clocks[GENERIC, self.slot] = clocks[SEEN, self.slot] = self.clock
 
 
 class OperationActor(Actor):

@@ -27,6 +27,7 @@ LEVELS: dict[str, str] = {
     "missing-mbarrier-init-fence": "error",
     "mbarrier-access": "error",
     "mbarrier-overrun": "error",
+    "mbarrier-early-arrival": "error",
     "mbarrier-tx-left": "warning",
     "mbarrier-arrivals-left": "warning",
     "unordered-mma": "error",

@@ -3,6 +3,9 @@
 A wait names a parity. If phase n + 1 completes before a warp's wait for phase n looks, the wait
 sees the parity of n again and blocks, or takes a later phase for its own. So every wait for phase n
 must have happened before phase n + 1 completes: one of its arrivals must come after the wait.
+
+An arrival counts for the phase that it finds. So one of phase n + 1 must come after all arrivals of
+phase n, in time at least: else it may be early and complete phase n in the place of another one.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from ptxemu.check.actors import OperationActor, WarpActor
+from ptxemu.check.actors import ARRIVAL, COMMIT, OperationActor, WarpActor
 
 if TYPE_CHECKING:
     from ptxemu.check.actors import Actor
@@ -37,10 +40,12 @@ class Phases:
         self._waits: dict[Object, dict[int, dict[WarpActor, tuple[int, Instruction]]]] = {}
         self._arrivals: dict[Object, dict[int, Place | None]] = {}
         """By phase the last arrival; None where one was relaxed, which tells of nothing."""
+        self._members: dict[Object, dict[int, dict[Actor, tuple[int, Place]]]] = {}
+        """By phase, the latest two, who arrived, or delivered bytes, with the clock."""
 
     def forget(self, cta: int) -> None:
         """A CTA is gone."""
-        for objects in (self._waits, self._arrivals):
+        for objects in (self._waits, self._arrivals, self._members):
             for key in [key for key in objects if key[0] == cta]:
                 del objects[key]
 
@@ -48,6 +53,7 @@ class Phases:
         """An object begins, with phase 0."""
         self._waits.pop((cta, offset), None)
         self._arrivals.pop((cta, offset), None)
+        self._members.pop((cta, offset), None)
 
     def waited(
         self, warp: WarpActor, cta: int, offset: int, phase: int, instruction: Instruction
@@ -67,6 +73,7 @@ class Phases:
         before: Knowledge | None,
     ) -> None:
         """An arrival in `phase`; `before`: what was released in the phase before, now complete."""
+        self._is_in_time(actor, cta, offset, phase)
         arrivals = self._arrivals.setdefault((cta, offset), {})
         if phase not in arrivals:
             self.completed(cta, offset, phase - 1, before)
@@ -75,6 +82,22 @@ class Phases:
             arrivals[phase] = None
         elif arrivals[phase] is not None:
             arrivals[phase] = actor, actor.instruction, "arrival"
+
+    def _is_in_time(self, actor: Actor, cta: int, offset: int, phase: int) -> None:
+        """Report an arrival that nothing keeps behind those of the phase before."""
+        phases = self._members.setdefault((cta, offset), {})
+        arrived = phases.get(phase)
+        if arrived is None:
+            arrived = phases[phase] = {}
+            phases.pop(phase - 2, None)
+        mine = actor, actor.instruction, "arrival"
+        if actor not in arrived and (
+            not isinstance(actor, OperationActor) or actor.kind in (COMMIT, ARRIVAL)
+        ):
+            for other, (clock, before) in phases.get(phase - 1, {}).items():
+                if not actor.has_seen(other, clock):
+                    self._report_early(cta, offset, before, mine)
+        arrived[actor] = actor.clock, mine
 
     def completed(self, cta: int, offset: int, phase: int, released: Knowledge | None) -> None:
         """`phase` is complete: do its arrivals know of the waits for the phase before?"""
@@ -108,3 +131,13 @@ class Phases:
             )
 
         self._findings.add("mbarrier-overrun", wait, arrival, message)
+
+    def _report_early(self, cta: int, offset: int, before: Place, early: Place) -> None:
+        def message(a: Site | None, b: Site | None) -> str:
+            return (
+                f"{b} at the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and {a} in the "
+                "phase before: nothing keeps the first from coming before the second, and it would "
+                "count for that phase then: needs a wait in front of it"
+            )
+
+        self._findings.add("mbarrier-early-arrival", before, early, message)

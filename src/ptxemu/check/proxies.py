@@ -20,7 +20,8 @@ from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 if TYPE_CHECKING:
     from ptxemu.check.actors import Actor, Event, WarpActor
 
-_ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
+ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
+"""What is ordered for the async proxy too."""
 
 
 def apply_fence(warp: WarpActor, fence: Fence) -> None:
@@ -28,7 +29,7 @@ def apply_fence(warp: WarpActor, fence: Fence) -> None:
     source, kind = GENERIC, fence.kind
     rows: tuple[int, ...] = ()
     if kind is FenceKind.ASYNC_PROXY:
-        rows = tuple(row for space, row in _ROW_OF_SPACE.items() if space in fence.spaces)
+        rows = tuple(row for space, row in ROW_OF_SPACE.items() if space in fence.spaces)
     elif kind is FenceKind.MBARRIER_INIT:
         rows = (MBARRIER_INIT,)
     elif kind is FenceKind.TENSORMAP_RELEASE:
@@ -55,7 +56,7 @@ def missing_fence(first: Event, second: Event, space: Space) -> tuple[str, str] 
         if second.actor.knows(first, TENSORMAP_RELEASED):
             return "missing-tensormap-fence", "fence.proxy.tensormap::generic.acquire by the issuer"
         return "missing-tensormap-fence", "fence.proxy.tensormap::generic.release by the writer"
-    row = _ROW_OF_SPACE.get(space)
+    row = ROW_OF_SPACE.get(space)
     if row is None or second.actor.knows(first, row):
         return None
     if first.kind is AccessKind.READ:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxemu.check import proxies, tcgen05_order
+from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
 from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.shadow import Ids, Index, Page, ShadowRegion, State
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.events import AccessKind, Proxy, Space
 
-MAX_READS = 32
-"""Unordered reads of a granule that are remembered; older ones are forgotten."""
 MAX_SUSPECTS = 4
 """Reads of a granule before any write that are remembered."""
 MAX_ATOMICS = 8
@@ -63,9 +61,10 @@ class Races:
         if state.next_event is event:
             assert state.next_state is not None
             return state.next_state
-        if event.kind is AccessKind.READ:
+        new = known_order.after(state, event, spot.space)
+        if new is None and event.kind is AccessKind.READ:
             new = self._read(state, event, spot)
-        else:
+        elif new is None:
             new = self._write(state, event, spot)
         state.next_event, state.next_state = event, new
         return new
@@ -94,7 +93,7 @@ class Races:
         hidden = state.hidden
         now = event.reads_with.get(reads)
         if now is None:
-            now = self._reads_now(reads, event)
+            now = known_order.reads_now(reads, event)
         if event.reach:
             hidden = _united(hidden, (r for r in reads if r.reach < event.reach and actor.knows(r)))
         return State(
@@ -104,16 +103,6 @@ class Races:
             suspects=suspects,
             hidden=hidden,
         )
-
-    def _reads_now(self, reads: tuple[Event, ...], event: Event) -> tuple[Event, ...]:
-        """The reads to remember after the read `event`."""
-        # A write that knows this event knows the reads that this event knows.
-        actor = event.actor
-        kept = [read for read in reads if not actor.knows(read)]
-        now = (*kept[-(MAX_READS - 1) :], event)
-        if not actor.is_warp:  # what an operation knows does not change while it acts
-            event.reads_with[reads] = now
-        return now
 
     def _write(self, state: State, event: Event, spot: Spot) -> State:
         actor, is_atomic = event.actor, event.kind is AccessKind.ATOMIC

@@ -18,6 +18,7 @@ from ptxemu.check.vector_clock import (
     GENERIC,
     MBARRIER_INIT,
     RELAXED,
+    SEEN,
     TCGEN05,
     Knowledge,
 )
@@ -35,6 +36,7 @@ def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
     """
     held.unite_row(warp.know, MBARRIER_INIT)
     held.unite_row(warp.know, TCGEN05)
+    held.unite_row(warp.know, SEEN)
     if not at_mbarrier:
         for home, part in warp.know.parts.items():
             seen = held.part(home, part.clocks.shape[1]).clocks[RELAXED]
@@ -42,6 +44,7 @@ def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
     mine, left = warp.know.parts[warp.home], held.parts[warp.home]
     left.done |= mine.tcgen05
     left.handed_on |= mine.tcgen05
+    left.seen |= mine.seen | mine.done
     if at_mbarrier:
         left.clocks[ARRIVED, warp.slot] = max(left.clocks.item(ARRIVED, warp.slot), warp.clock)
     if warp.released_by_fence is not None:
@@ -68,9 +71,12 @@ def acquire(warp: WarpActor, held: Knowledge, no_mbarrier: int) -> None:
     if warp.to_acquire is None:
         warp.to_acquire = Knowledge()
     warp.to_acquire.unite(held)
+    warp.know.unite_row(held, SEEN)
     left = held.parts.get(warp.home)
     if left is not None:
-        warp.know.parts[warp.home].reads |= (left.done | left.reads) & ~no_mbarrier
+        mine = warp.know.parts[warp.home]
+        mine.reads |= (left.done | left.reads) & ~no_mbarrier
+        mine.seen |= left.seen | left.done
 
 
 def before_thread_sync(warp: WarpActor, tcgen05: int) -> None:

@@ -125,17 +125,20 @@ class Page:
         return self.base + (int(index.reshape(-1)[position]) << self.shift)
 
 
+ID_BYTES = 4
 FEW = 256
 """Numbers up to which a set of Python integers is the quickest way to the distinct ones."""
+FEW_PIECES = 4
+"""Pieces up to which each is quicker taken by itself."""
 
 
 def distinct(ids: Ids) -> list[int]:
     """The distinct numbers, in order."""
+    data = ids.tobytes()
+    if data == data[:ID_BYTES] * ids.size:
+        return [ids.item(0)]
     if ids.size <= FEW:
         return sorted(set(ids.ravel().tolist()))
-    lowest = int(np.minimum.reduce(ids, axis=None))
-    if lowest == np.maximum.reduce(ids, axis=None):
-        return [lowest]
     flat = ids.reshape(-1)
     changes = np.flatnonzero(flat[1:] != flat[:-1])
     return sorted({int(flat[0]), *flat[changes + 1].tolist()})
@@ -155,12 +158,22 @@ def _count(n: int) -> NDArray[np.int64]:
 class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
-    __slots__ = ("_bits", "_initial", "_tmem", "name", "pages")
+    __slots__ = ("_bits", "_initial", "_is_one_page", "_tmem", "name", "pages")
 
-    def __init__(self, name: str, page_bits: int, initial: int, *, is_tmem: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        page_bits: int,
+        initial: int,
+        *,
+        is_one_page: bool = False,
+        is_tmem: bool = False,
+    ) -> None:
+        """`is_one_page`: all addresses are below 2**page_bits."""
         self.name = name
         """For people: "shared memory of cta (0,0,0)"."""
         self._bits = page_bits
+        self._is_one_page = is_one_page
         self._initial = initial
         self.pages: dict[int, Page | TmemPage] = {}
         self._tmem: TmemPage | None = None
@@ -189,7 +202,19 @@ class ShadowRegion:
             tmem = self._tmem
             return [(tmem, ids, index) for ids, index in tmem.select(starts, size)]
         count = len(starts)
-        if count <= FEW:
+        if count == 1:
+            low = starts.item(0)
+            high, distinct = low + size, True
+        elif self._is_one_page and not distinct:
+            page = self.page(0)
+            if size & 3:
+                page.refine(0 if size & 1 else 1)
+            return [(page, page.ids, _granules(starts, size, page.shift))]
+        elif distinct and count <= FEW_PIECES:
+            return [
+                one for start in starts for one in self.select(start[None], size, distinct=True)
+            ]
+        elif count <= FEW:
             listed = starts.tolist()
             low, high = min(listed), max(listed) + size
         else:

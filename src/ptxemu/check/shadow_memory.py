@@ -70,7 +70,8 @@ class ShadowMemory:
                 nobody = self._states.uninitialised.id
                 name = self._name(owner)
                 if space is Space.SHARED:
-                    region = ShadowRegion(f"shared memory of {name}", SHARED_PAGE_BITS, nobody)
+                    label = f"shared memory of {name}"
+                    region = ShadowRegion(label, SHARED_PAGE_BITS, nobody, is_one_page=True)
                 else:
                     region = ShadowRegion(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
             self._regions[space, owner] = region

@@ -32,7 +32,9 @@ SC_SEEN = 9
 """Generic accesses that the next fence.sc acquires."""
 RELAXED = 10
 """Generic accesses that only a relaxed barrier of the cluster separates: the ISA orders nothing."""
-ROWS = 11
+SEEN = 11
+"""What happened before in time, be it by relaxed arrivals and waits, which order no memory."""
+ROWS = 12
 
 
 class Part:
@@ -50,6 +52,7 @@ class Part:
         "reads",
         "sc_released",
         "sc_seen",
+        "seen",
         "tcgen05",
         "touched",
         "used",
@@ -73,6 +76,8 @@ class Part:
         """Operations done whose generic-proxy writes are ordered for the async proxy too."""
         self.sc_released = self.sc_seen = 0
         """Operations, as the clocks of SC_RELEASED and SC_SEEN."""
+        self.seen = 0
+        """Operations besides those that are done, as the clocks of SEEN."""
 
     def copy(self) -> Part:
         """A copy that may change on its own."""
@@ -81,20 +86,31 @@ class Part:
         new.done, new.reads, new.fenced = self.done, self.reads, self.fenced
         new.touched, new.used = self.touched, self.used
         new.tcgen05, new.handed_on = self.tcgen05, self.handed_on
-        new.sc_released, new.sc_seen = self.sc_released, self.sc_seen
+        new.sc_released, new.sc_seen, new.seen = self.sc_released, self.sc_seen, self.seen
         return new
 
     def unite(self, other: Part) -> None:
         """Learn all that `other` holds."""
         np.maximum(self.clocks, other.clocks, out=self.clocks)
-        self.done |= other.done
-        self.reads |= other.reads
-        self.fenced |= other.fenced
-        self.touched |= other.touched
-        self.used |= other.used
-        self.handed_on |= other.handed_on
-        self.sc_released |= other.sc_released
-        self.sc_seen |= other.sc_seen
+        # A set of thousands of operations takes longer to unite than to be found the same or empty.
+        if other.done is not self.done:
+            self.done |= other.done
+        if other.reads is not self.reads:
+            self.reads |= other.reads
+        if other.fenced is not self.fenced:
+            self.fenced |= other.fenced
+        if other.touched:
+            self.touched |= other.touched
+        if other.used:
+            self.used |= other.used
+        if other.handed_on is not self.handed_on:
+            self.handed_on |= other.handed_on
+        if other.seen is not self.seen:
+            self.seen |= other.seen
+        if other.sc_released:
+            self.sc_released |= other.sc_released
+        if other.sc_seen:
+            self.sc_seen |= other.sc_seen
 
 
 class Knowledge:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lanes import has_lanes
 
 if TYPE_CHECKING:
     from ptxemu.machine.lanes import Mask
@@ -56,10 +57,10 @@ class Groups:
         still_open = []
         for member in self._open:
             grouped = member.lanes & lanes
-            if grouped.any():
+            if has_lanes(grouped):
                 self._members.append(Member(member.operation, grouped, self._commits))
                 member.lanes = member.lanes & ~lanes
-            if member.lanes.any():
+            if has_lanes(member.lanes):
                 still_open.append(member)
         self._open = still_open
 
@@ -67,30 +68,30 @@ class Groups:
         """What the threads of `lanes` wait for who allow `pending` groups to be incomplete."""
         latest = self._commits - pending
         members = self._members if reads_only else self._read + self._members
-        return [m for m in members if (m.lanes & lanes & (m.numbers <= latest)).any()]
+        return [m for m in members if has_lanes(m.lanes & lanes & (m.numbers <= latest))]
 
     def prior(self, lanes: Mask) -> list[Member]:
         """All operations that the threads of `lanes` have issued and not waited for."""
         found = (*self._read, *self._members, *self._open)
-        return [member for member in found if (member.lanes & lanes).any()]
+        return [member for member in found if has_lanes(member.lanes & lanes)]
 
     def forget_open(self, lanes: Mask) -> None:
         """Drop what the threads of `lanes` have issued since their last commit."""
         for member in self._open:
             member.lanes = member.lanes & ~lanes
-        self._open = [member for member in self._open if member.lanes.any()]
+        self._open = [member for member in self._open if has_lanes(member.lanes)]
 
     def join(self, members: Sequence[Member], lanes: Mask, *, reads_only: bool = False) -> None:
         """The threads of `lanes` have waited for `members`."""
         if reads_only:
-            known = [member for member in members if not (member.lanes & ~lanes).any()]
+            known = [member for member in members if not has_lanes(member.lanes & ~lanes)]
             self._read += known
             self._members = [member for member in self._members if member not in known]
             return
         for member in members:
             member.lanes = member.lanes & ~lanes
-        self._members = [member for member in self._members if member.lanes.any()]
-        self._read = [member for member in self._read if member.lanes.any()]
+        self._members = [member for member in self._members if has_lanes(member.lanes)]
+        self._read = [member for member in self._read if has_lanes(member.lanes)]
 
 
 copy_groups: EngineState[Warp, Groups] = EngineState(lambda warp: Groups())

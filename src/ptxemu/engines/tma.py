@@ -151,10 +151,13 @@ class GlobalTile:
         report_map_read(operation, self.map_address)
         data = filler(self.tensor_map, self.shape)
         rounds = self.tensor_map.dtype.startswith("tf32")
+        tiles = []
         for tile, part in self._tiles(data):
             for view, rows in _views(operation, tile, part):
                 rows[...] = rounded_tf32(view) if rounds else view
-            _report_tile(operation, tile, AccessKind.READ)
+            tiles.append(tile)
+        if operation.cta.machine.observer is not None:
+            _report_reads(operation, tiles)
         return data
 
     def write(self, operation: AsyncOperation, data: Bytes) -> None:
@@ -210,6 +213,18 @@ def _views(
     places = np.ndindex(*tile.shape[:-1])
     for start, place in zip(tile.row_starts().tolist(), places, strict=True):
         yield span(operation, start, tile.row_bytes), part[place]
+
+
+def _report_reads(operation: AsyncOperation, tiles: list[Tile]) -> None:
+    """Report tiles as read: rows of one length, as of tile::gather4, at once."""
+    shapes = {tile.shape for tile in tiles}
+    starts = np.array(sorted({tile.start for tile in tiles}), dtype=np.int64)
+    if len(tiles) < 2 or len(shapes) > 1 or not tiles[0].is_contiguous:
+        for tile in tiles:
+            _report_tile(operation, tile, AccessKind.READ)
+        return
+    size = prod(tiles[0].shape)
+    report_async(operation, Space.GLOBAL, None, starts, size, AccessKind.READ)
 
 
 def _report_tile(

@@ -181,7 +181,7 @@ class TmemAllocator:
                 f"{instruction.span}: {instruction.opcode}: TMEM columns {column} to "
                 f"{column + columns - 1} are beyond the last one, {COLUMNS - 1}"
             )
-        if self._owned[column : column + columns].all():
+        if b"\0" not in self._owned[column : column + columns].tobytes():
             return
         where = f"TMEM columns {column} to {column + columns - 1} of cta {self._cta.ctaid}"
         if self._ever_owned[column : column + columns].all():

@@ -25,7 +25,7 @@ from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import Lanes, Mask
 from ptxemu.machine.operands import address_reader
 from ptxemu.machine.operation import AsyncOperation
-from ptxemu.memory.address import SHARED_RANK_SHIFT
+from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
 
@@ -243,10 +243,9 @@ def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) ->
         values = np.atleast_2d(read(warp, mask))
         operation = AsyncOperation(".".join(instruction.modifiers[:2]), warp, instruction)
         for numbers in _at_once(targets, bars, is_reduction=function is not None):
-            offsets = np.empty(len(numbers), dtype=np.int64)
-            for row, number in enumerate(numbers.tolist()):
-                address = int(targets[number])
-                cta, offsets[row] = locate_shared(warp.cta, address, size, instruction)
+            addresses = targets[numbers]  # in one CTA: where the last one lies, all do
+            cta, _ = locate_shared(warp.cta, int(addresses.max()), size, instruction)
+            offsets = addresses & SHARED_OFFSET_MASK
             owner, bar = locate_shared(warp.cta, int(bars[numbers[0]]), 8, instruction)
             misaligned = offsets % size != 0
             if misaligned.any() or owner is not cta:

@@ -66,10 +66,11 @@ def release_all(warp: Warp, operation: AsyncOperation) -> None:
 
 def touch_block(warp: Warp, block: Block) -> None:
     """A block of pure instructions is about to run."""
-    if block.registers.isdisjoint(warp.in_flight):
+    held_slots = warp.in_flight.keys()  # which asks for the few slots of the other set
+    if held_slots.isdisjoint(block.registers):
         return
     for instruction, sources, results in block.slots:
-        if sources.isdisjoint(warp.in_flight) and results.isdisjoint(warp.in_flight):
+        if held_slots.isdisjoint(sources) and held_slots.isdisjoint(results):
             continue
         origins: dict[AsyncOperation, None] = {}
         for slot in sources | results:

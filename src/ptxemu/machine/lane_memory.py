@@ -103,15 +103,17 @@ class LaneMemory:
             if not region.is_writable:
                 raise IndexError
             machine = warp.cta.machine
+            words, size, count = region.words, self._element, self._count
             if machine.observer is not None:
-                same = region.words.gather(inside, self._element, self._count) == values
-            region.words.scatter(inside, values, self._element, self._count)
+                same = words.exchange(inside, values, size, count)
+            else:
+                words.scatter(inside, values, size, count)
         except IndexError:
             self._store_apart(warp, mask, addresses, values)
             return
         machine.progress += 1
         if machine.observer is not None:
-            self._report_write(warp, region, inside, same if same.ndim == 1 else same.all(axis=0))
+            self._report_write(warp, region, inside, same)
 
     def update(self, warp: Warp, mask: Mask, combine: Combine) -> Values:
         """Replace each lane's words by what `combine` makes of them, in lane order.
@@ -315,7 +317,7 @@ class LaneMemory:
         self, warp: Warp, region: Region, inside: NDArray[np.int64], same: NDArray[np.bool_]
     ) -> None:
         """Report a store, and which lanes wrote what was there already."""
-        silent = int(np.count_nonzero(same))
+        silent = same.tobytes().count(1)
         if silent in (0, len(same)):
             self._report(warp, region, inside, AccessKind.WRITE, is_silent=silent > 0)
         else:

@@ -59,6 +59,16 @@ class Words:
         index, rows = self._rows(addresses, element, count)
         rows[index] = values if count == 1 else values.T
 
+    def exchange(
+        self, addresses: NDArray[np.int64], values: NDArray[Any], element: int, count: int
+    ) -> NDArray[np.bool_]:
+        """As `scatter`; returns at which of the n addresses the words were there already."""
+        index, rows = self._rows(addresses, element, count)
+        new = values if count == 1 else values.T
+        same: NDArray[np.bool_] = rows.take(index, axis=0) == new
+        rows[index] = new
+        return same if count == 1 else np.logical_and.reduce(same, axis=1)
+
     def holds(self, address: int, size: int) -> bool:
         """Whether [address, address + size) lies inside."""
         return self.base <= address and address + size <= self.end

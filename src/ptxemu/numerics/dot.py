@@ -132,11 +132,10 @@ def accumulated(
     if before is not None:
         old = before.view(F4) if type_ == "f32" else before.astype(U2).view(F2)
         total = old * scale + sums if scale != 1.0 else old + sums
-    is_f32 = type_ == "f32"
-    cells = total.astype(F4).view(U4) if is_f32 else total.astype(F2).view(U2).astype(U4)
-    nan = np.isnan(total)
-    if nan.any():
-        cells[nan] = _CANONICAL_NAN[type_]
+    rounded = total.astype(F4 if type_ == "f32" else F2)
+    cells = rounded.view(U4) if type_ == "f32" else rounded.view(U2).astype(U4)
+    if rounded.size and np.isnan(np.maximum.reduce(rounded, axis=None)):  # a maximum keeps NaNs
+        cells[np.isnan(rounded)] = _CANONICAL_NAN[type_]
     return cells
 
 

@@ -167,6 +167,7 @@ def test_a_later_phase_of_an_mbarrier_includes_the_earlier_ones() -> None:
     a, b, c = run.warps
     run.write(a, 0x800)
     run.arrive(a, phase=0)
+    run.checker.acquired(b, ("mbarrier", 0, 0, 0), "relaxed")
     run.arrive(b, phase=1)
     run.wait(c, phase=1)
     run.read(c, 0x800)

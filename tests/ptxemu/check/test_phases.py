@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ptxemu.errors import DeadlockError
+from ptxemu.errors import DeadlockError, ExecutionError
 from ptxemu.sched.policy import Policy
 from tests.ptxemu.check.checked_run import POLICIES, check, errors, on_all_schedules
 from tests.ptxemu.check.fake_run import FakeRun
@@ -95,3 +95,68 @@ def test_a_product_issued_behind_the_wait_tells_of_it(run: FakeRun) -> None:
     run.arrive(producer, phase=1)
     run.see(consumer, phase=1)
     assert run.codes == []
+
+
+WORKER = """
+W{0}: mov.u32 %r2, 0;
+C{0}: and.b32 %r3, %r2, 1;
+{wait}
+@%p1 bra R{0};
+mbarrier.arrive{order}.shared.b64 _, [%r1+8];
+R{0}:
+add.u32 %r2, %r2, 1;
+setp.lt.u32 %p3, %r2, 4;
+@%p3 bra C{0};
+bra END;
+"""
+
+
+def shared_ring(*, idle_waits: bool, order: str = "") -> str:
+    """Warp 0 fills, warps 1 and 2 empty together, four times; warp 2, which has nothing to do, may
+    go without waiting for the filled buffer."""
+
+    def wait(label: int, offset: str) -> str:
+        return WAIT.format(label, offset, "%r3").replace("parity.shared", f"parity{order}.shared")
+
+    parts = [
+        HEAD.replace("[%r1+8], 1;", "[%r1+8], 2;"),
+        "setp.eq.u32 %p4, %r9, 2;\n@%p4 bra W20;\n",
+        WORKER.format(10, wait=wait(1, ""), order=order),
+        WORKER.format(20, wait=wait(2, "") if idle_waits else "", order=order),
+        PRODUCER.replace("ACQUIRE", wait(3, "+8")).replace(
+            "arrive.shared", f"arrive{order}.shared"
+        ),
+    ]
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("order", ["", ".relaxed.cta"])
+def test_arrivals_behind_a_wait_are_in_time_be_they_relaxed(order: str) -> None:
+    """That the other consumer has arrived is known by way of the producer, not of any memory."""
+    program = shared_ring(idle_waits=True, order=order)
+    assert on_all_schedules(program, block=96, how={"shared": 1024}) == {()}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("order", ["", ".relaxed.cta"])
+def test_an_arrival_without_the_wait_may_be_early(order: str, policy: Policy) -> None:
+    """It counts for the phase before then; where it did in the run, that ends badly."""
+    program = shared_ring(idle_waits=False, order=order)
+    try:
+        found = errors(check(program, block=96, how={"shared": 1024}, policy=policy))
+    except (DeadlockError, ExecutionError):
+        return
+    assert "mbarrier-early-arrival" in found
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_arrival_must_come_behind_those_of_the_phase_before(run: FakeRun, ordered: bool) -> None:
+    first, second = run.warps
+    run.arrive(first, phase=0)
+    run.arrive(second, phase=0)
+    run.see(first, phase=0)
+    if ordered:
+        run.see(second, phase=0)
+    run.arrive(first, phase=1)
+    run.arrive(second, phase=1)
+    assert run.codes == ([] if ordered else ["mbarrier-early-arrival"])

@@ -1,0 +1,111 @@
+"""Most accesses come behind everything that conflicts with them: those are told quickly here.
+
+What an agent knows only grows, so that a clock once known stays known; what is not known by the
+clocks that were noted is left to `check.races`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeAlias
+
+from ptxemu.check import proxies
+from ptxemu.check.shadow import State
+from ptxemu.check.vector_clock import GENERIC
+from ptxemu.events import AccessKind, Proxy, Space
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import Actor, Event
+
+MAX_READS = 32
+"""Unordered reads of a granule that are remembered; older ones are forgotten."""
+Limits: TypeAlias = "dict[tuple[Actor, Proxy, AccessKind], int]"
+"""By agent, proxy and kind of earlier accesses the clock up to which an event may follow them."""
+
+
+def after(state: State, event: Event, space: Space) -> State | None:
+    """The state behind an event that nothing stands in the way of; None where that is not sure."""
+    if space is Space.TMEM or event.reach or state.hidden or state.suspects:
+        return None
+    limits = event.limits.get(space)
+    if limits is None:
+        limits = event.limits[space] = {}
+    if event.kind is AccessKind.READ:
+        return _after_read(state, event, space, limits)
+    if event.kind is AccessKind.WRITE and not event.is_silent:
+        return _after_write(state, event, space, limits)
+    return None
+
+
+def _after_read(state: State, event: Event, space: Space, limits: Limits) -> State | None:
+    if not state.initialised or event.is_non_coherent:
+        return None
+    writes, reads = state.writes, state.reads
+    if writes:
+        if len(writes) > 1:
+            return None
+        write = writes[0]
+        if write.is_mbarrier or not _may_follow(write, event, space, limits):
+            return None
+    if len(reads) == 1:
+        only = reads[0]
+        if (
+            only.actor is event.actor
+            and only.clock == event.clock
+            and only.proxy is event.proxy
+            and not only.reach
+        ):
+            return state
+    now = event.reads_with.get(reads)
+    return State(writes, reads_now(reads, event) if now is None else now)
+
+
+def _after_write(state: State, event: Event, space: Space, limits: Limits) -> State | None:
+    for first in (*state.writes, *state.reads):
+        if first.is_mbarrier:
+            return None
+        if (first.actor is not event.actor or first.proxy is not event.proxy) and not _may_follow(
+            first, event, space, limits
+        ):
+            return None
+    if event.write_state is None:
+        event.write_state = State((event,), ())
+    return event.write_state
+
+
+def _may_follow(first: Event, event: Event, space: Space, limits: Limits) -> bool:
+    key = first.actor, first.proxy, first.kind
+    limit = limits.get(key, -1)
+    if first.clock > limit:  # unknown, or known since
+        limit = limits[key] = _known_clock(first, event, space)
+    return first.clock <= limit
+
+
+def _known_clock(first: Event, event: Event, space: Space) -> int:
+    """The clock of the agent of `first` up to which accesses like it may come before `event`."""
+    actor, before = event.actor, first.actor
+    if not before.is_warp or event.proxy is Proxy.TENSORMAP:
+        is_known = actor.knows(first) and proxies.missing_fence(first, event, space) is None
+        return first.clock if is_known else -1
+    needs_fence = first.proxy is Proxy.GENERIC and event.proxy is not Proxy.GENERIC
+    if before is actor and not needs_fence:
+        return sys.maxsize
+    part = actor.know.parts.get(before.home)
+    if part is None:
+        return -1
+    clock = sys.maxsize if before is actor else part.clocks.item(GENERIC, before.slot)
+    row = proxies.ROW_OF_SPACE.get(space)
+    if needs_fence and row is not None:
+        clock = min(clock, part.clocks.item(row, before.slot))
+    return int(clock)
+
+
+def reads_now(reads: tuple[Event, ...], event: Event) -> tuple[Event, ...]:
+    """The reads to remember after the read `event`."""
+    # A write that knows this event knows the reads that this event knows.
+    actor = event.actor
+    kept = [read for read in reads if not actor.knows(read)]
+    now = (*kept[-(MAX_READS - 1) :], event)
+    if not actor.is_warp:  # what an operation knows does not change while it acts
+        event.reads_with[reads] = now
+    return now
