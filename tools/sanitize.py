@@ -276,7 +276,10 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--build-controls", type=Path, metavar="DIR", help="make them there, and run nothing"
     )
     options = parser.parse_args(arguments)
-    if not any(options.only in name for name in CASES):
+    with_controls = options.controls or options.build_controls
+    if not any(options.only in name for name in CASES) and not (
+        with_controls and controls_with(options.only)
+    ):
         parser.error(f"--only: no case has {options.only!r} in its name")
     return options
 

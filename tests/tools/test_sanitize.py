@@ -141,6 +141,15 @@ def test_a_slow_case_hides_no_other(
     assert " ".join(slow.split()) == "bad pages did not end in 1 s"
 
 
+def test_controls_are_chosen_by_what_is_said_of_them(sanitize: ModuleType, tmp_path: Path) -> None:
+    """Without a folder for them a text that no case has is a mistake: nothing would run."""
+    options = sanitize.parsed(["--only", "slots: the warps", "--build-controls", str(tmp_path)])
+    assert sanitize.controls_with(options.only) == ["places"]
+    for wrong in (["--only", "slots: the warps"], ["--only", "none", "--controls", str(tmp_path)]):
+        with pytest.raises(SystemExit):
+            sanitize.parsed(wrong)
+
+
 def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType) -> None:
     """Else `--build-controls` fails, on a day when the GPU waits for it."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
