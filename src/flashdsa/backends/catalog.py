@@ -81,9 +81,7 @@ _INDEXER_POSITIONS = replace(
     _INDEXER, num_heads=OneOf((32, 64)), topk=OneOf((2048,)), positions=True
 )
 """Of the variants that write positions: the sizes of the models that are served with them."""
-_SM90_PREFILL = replace(
-    _INDEXER, dtypes=("float8_e4m3fn", "bfloat16"), topk=UpTo(2048), sorted=False
-)
+_SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"), topk=UpTo(2048))
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),

@@ -147,7 +147,8 @@ PREFILL = KernelSpec(
     arch=SM90.name,
     operations=(Operation.DSA_TOPK_PREFILL,),
     plans=tuple(
-        PrefillPlan(num_heads, dtype) for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
+        PrefillPlan(num_heads, dtype, with_scores=with_scores)
+        for with_scores, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",

@@ -16,7 +16,7 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.operands import TopkPrefillOperands
 from flashdsa.plan import BudgetError
 from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_prefill import check_prefill_scores
+from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
 from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
 from ptxemu import Policy
 
@@ -62,6 +62,45 @@ def assert_exact(case: PrefillCase, seed: int = 0, log_keys: int = 0) -> None:
 )
 def test_rows_are_those_of_the_best_of_its_own_scores(case: PrefillCase) -> None:
     assert_exact(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        PrefillCase("sorted", ((0, 0), (3, 300), (200, 700)), 100, 16, sorted=True),
+        pytest.param(
+            PrefillCase("ties", RAGGED, 512, 64, plateaus=True, nan_keys=True, sorted=True),
+            marks=LATER,
+        ),
+        pytest.param(PrefillCase("bf16", RAGGED, 300, 32, BF16, sorted=True), marks=LATER),
+    ],
+    ids=lambda case: f"{case.name}-{case.num_heads}",
+)
+def test_rows_in_the_order_of_scores(case: PrefillCase) -> None:
+    x = make_prefill_inputs(case, 0)
+    with emulation(ONE_SM) as runner:
+        scores = flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
+        verdicts = check_prefill_selection(x, scores, BACKEND)
+    assert failures(verdicts) == [] and runner.findings == []
+
+
+@pytest.mark.slow
+def test_scores_of_the_best_come_with_their_rows() -> None:
+    """From a log and a segment, bit for bit."""
+    x = make_prefill_inputs(PrefillCase("scores", RAGGED, 300, 64), 0)
+    with emulation(ONE_SM) as runner:
+        scores = flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
+        ids = x.output_buffer()
+        best = torch.full_like(ids, -1)
+        operands = TopkPrefillOperands(
+            x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
+        )
+        plan = replace(prefill.plan_of(operands.inputs), segment_keys=CHUNK, with_scores=True)
+        prefill.launch(runner, plan, operands, best)
+    assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, 300))
+    of_rows = (scores + 0.0).gather(1, ids.clamp_min(0).long()).view(torch.int32)
+    assert torch.equal(best, torch.where(ids >= 0, of_rows, -1))
+    assert runner.findings == []
 
 
 @pytest.mark.slow

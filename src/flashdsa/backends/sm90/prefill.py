@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,14 +12,16 @@ from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.topk import topk_positions
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
-from flashdsa.operands import PrefillOperands, TopkPrefillOperands
+from flashdsa.operands import PrefillOperands, TopkOperands, TopkPrefillOperands
 
 
 def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool) -> None:
-    """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row.
+    """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
+    with `sorted` in descending score, by a second launch that ranks the scores of the best.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
     device.
@@ -33,16 +36,44 @@ def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool)
     if not inputs.q_index.shape[0] or not inputs.k_index.shape[0]:
         topk_indices.fill_(-1)
         return
-    launch(runner, plan_of(inputs), operands)
+    plan = plan_of(inputs)
+    if not sorted:
+        launch(runner, plan, operands)
+        return
+    scores = runner.empty(*topk_indices.shape, dtype=torch.int32)
+    launch(runner, replace(plan, with_scores=True), operands, scores)
+    best = TopkOperands(scores.view(torch.float32), _chosen(operands))
+    order = topk_positions(runner, best, topk=topk_indices.shape[1], sorted=True)
+    rows = topk_indices.gather(1, order.clamp_min(0).long())
+    torch.where(order >= 0, rows, order, out=topk_indices)
 
 
-def launch(runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands) -> None:
-    """Launch a plan's kernel; there are queries and keys."""
+def _chosen(operands: TopkPrefillOperands) -> Tensor:
+    """How many rows each query gets, (S,) int32."""
+    keys, topk = operands.k_index.shape[0], operands.topk_indices.shape[1]
+    lengths = operands.ends.clamp(0, keys)
+    if operands.starts is not None:
+        lengths = lengths - operands.starts.clamp(0, keys)
+    return lengths.clamp(0, topk)
+
+
+def launch(
+    runner: Runner,
+    plan: PrefillPlan,
+    operands: TopkPrefillOperands,
+    topk_scores: Tensor | None = None,
+) -> None:
+    """Launch a plan's kernel; there are queries and keys.
+
+    Args:
+        topk_scores: (S, topk) int32, bits of the best's fp32 scores; of a plan that writes them.
+    """
+    outputs = [operands.topk_indices] + ([] if topk_scores is None else [topk_scores])
     allocate = partial(_allocate, words=plan.workspace_words)
     (workspace,) = runner.workspace(plan.workspace_words, allocate)
     function = runner.function(PREFILL, plan)
     with runner.launching():
-        function(*_arguments(operands.inputs), operands.topk_indices, workspace, runner.num_sms)
+        function(*_arguments(operands.inputs), *outputs, workspace, runner.num_sms)
 
 
 def logits(runner: Runner, operands: PrefillOperands) -> Tensor:

@@ -27,9 +27,22 @@ from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
 
 
 @cute.jit
-def mark_bounds(team: Team, entries: Entries, bounds: Bounds, begin: Int32, end: Int32) -> None:
-    """Bits of what is at least `bounds.sure`, and of what is at least `bounds.maybe`, of the chunks
-    `begin` to `end` - 1."""
+def mark_floor(team: Team, entries: Entries, floor: Float32, begin: Int32, end: Int32) -> None:
+    """Bits of what is at least `floor`, of the chunks `begin` to `end` - 1."""
+    mark_chunks(team, entries, Bounds(floor, floor, cutlass.Boolean(True)), begin, end, False)
+
+
+@cute.jit
+def mark_chunks(
+    team: Team,
+    entries: Entries,
+    bounds: Bounds,
+    begin: Int32,
+    end: Int32,
+    both: cutlass.Constexpr,
+) -> None:
+    """Bits of what is at least `bounds.sure`, and with `both` of what is at least `bounds.maybe`,
+    of the chunks `begin` to `end` - 1."""
     last = entries.count - 1
     mine = load_chunk(entries, cutlass.min(begin, last), team.lane)
     for chunk in cutlass.range(begin, end, unroll=1):
@@ -39,20 +52,22 @@ def mark_bounds(team: Team, entries: Entries, bounds: Bounds, begin: Int32, end:
             for i in cutlass.range_constexpr(4):
                 score = mine[4 * four + i].bitcast(Float32)
                 sures.append(Int32(cute.arch.vote_ballot_sync(score >= bounds.sure)))
-                maybes.append(Int32(cute.arch.vote_ballot_sync(score >= bounds.maybe)))
+                if cutlass.const_expr(both):
+                    maybes.append(Int32(cute.arch.vote_ballot_sync(score >= bounds.maybe)))
             if team.lane == 0:
                 at = 4 * (CHUNK_MASKS * chunk + 4 * four)
                 store_words(address_of(team.masks) + at, sures)
-                store_words(address_of(team.maybes) + at, maybes)
+                if cutlass.const_expr(both):
+                    store_words(address_of(team.maybes) + at, maybes)
         for i in cutlass.range_constexpr(WORDS_EACH):
             mine[i] = following[i]
     cute.arch.sync_warp()
 
 
 @cute.jit
-def collect(team: Team, entries: Entries, begin: Int32, end: Int32) -> None:
-    """Count this warp's sure entries among its chunks, and those about the cut-off, which become
-    candidates while these have room."""
+def collect(team: Team, begin: Int32, end: Int32) -> None:
+    """Count this warp's sure entries among its chunks, and those about the cut-off, of which the
+    places become candidates while these have room."""
     sure = Int32(0)
     counter = team.scratch.iterator + SCRATCH_COUNT
     for word in cutlass.range(
@@ -66,13 +81,21 @@ def collect(team: Team, entries: Entries, begin: Int32, end: Int32) -> None:
             rest = rest & (rest - 1)
             index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="cta")
             if index < CANDIDATES:
-                of_chunk = first_word(entries, place // CHUNK) + place % CHUNK
-                team.keys[index] = key_of((entries.words + of_chunk).load())
                 team.places[index] = place
     sure = Int32(cute.arch.warp_redux_sync(sure, "add"))
     if team.lane == 0:
         total = team.scratch.iterator + SCRATCH_SURE
         cute.arch.atomic_add(total, sure, sem="relaxed", scope="cta")
+
+
+@cute.jit
+def load_candidates(team: Team, entries: Entries, listed: Int32, plan: cutlass.Constexpr) -> None:
+    """Keys of all candidates, by all warps of the team, so that they come at the same time."""
+    begin = team.member * WARP_SIZE + team.lane
+    for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
+        place = team.places[own]
+        word = first_word(entries, place // CHUNK) + place % CHUNK
+        team.keys[own] = key_of((entries.words + word).load())
 
 
 @cute.jit

@@ -9,15 +9,19 @@ from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.indexer.build import WORD_ALIGNMENT, compact_tensor
-from flashdsa.kernels.indexer.sm90.prefill.kernel import launch_prefill, launch_scores
+from flashdsa.kernels.indexer.sm90.prefill.kernel import (
+    launch_prefill,
+    launch_scored,
+    launch_scores,
+)
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
 from flashdsa.problem import INDEX_HEAD_DIM
 
 
 def compile_prefill(plan: PrefillPlan) -> Any:
     """A TVM-FFI function (q_index, k_index, k_scale, weights, starts, ends, topk_indices,
-    workspace, num_ctas), or of the scores alone (..., ends, scores, num_ctas), on torch's current
-    stream; needs no GPU."""
+    workspace, num_ctas), with scores (..., topk_indices, topk_scores, workspace, num_ctas), or of
+    the scores alone (..., ends, scores, num_ctas), on torch's current stream; needs no GPU."""
     queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
@@ -25,9 +29,10 @@ def compile_prefill(plan: PrefillPlan) -> Any:
         launch = launch_scores
         outputs: tuple[Any, ...] = (compact_tensor(Float32, (queries, keys), WORD_ALIGNMENT),)
     else:
-        launch = launch_prefill
+        launch = launch_scored if plan.with_scores else launch_prefill
+        best = compact_tensor(Int32, (queries, topk), WORD_ALIGNMENT)
         outputs = (
-            compact_tensor(Int32, (queries, topk), WORD_ALIGNMENT),
+            *([best] * (1 + plan.with_scores)),
             compact_tensor(Int32, (ctas, plan.workspace_words), BULK_ALIGNMENT),
         )
     return cute.compile(

@@ -52,7 +52,7 @@ def mark_exactly(
     plan: cutlass.Constexpr,
 ) -> None:
     """Masks of all entries above a range of keys, and of the best `wanted` in it; where nothing is
-    to be cut, of all scores. Starts and ends synced."""
+    to be cut, of all scores. Starts synced, unless something is cut; ends synced."""
     threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
     if cuts:
         threshold = find_threshold(team, entries, within, wanted, plan)
@@ -64,7 +64,7 @@ def mark_exactly(
 def find_threshold(
     team: Team, entries: Entries, allowed: KeyRange, k: Int32, plan: cutlass.Constexpr
 ) -> Threshold:
-    """Of the k-th best of the entries of a range of keys, which has at least k. Ends synced."""
+    """Of the k-th best of the entries of a range of keys, which has at least k. Ends not synced."""
     turns = Turns(team.member, plan.team_warps)
     range_ = extremes(entries, allowed, turns, team.lane)
     if cutlass.const_expr(plan.team_warps > 1):
@@ -91,7 +91,6 @@ def find_threshold(
         left -= found.above
         within = found.within
         range_ = narrowed(range_, shift, found.bin)
-    team_sync(team, plan)
     return Threshold(range_.low, left, within != left)
 
 

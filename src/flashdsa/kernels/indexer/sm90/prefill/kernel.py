@@ -3,7 +3,7 @@
 load                      | score, two warpgroups
 ------------------------- | -----------------------------------------------------------
 a tile's queries          | weights and ranges
-64 keys, up to 8 in flight| 64 keys x 256 columns, relu, head sums -> workspace (in L2), bins
+64 keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins
 ...                       | behind a segment: every team of warps ranks its queries
 the next tile's           | rows of the best
 """
@@ -50,6 +50,7 @@ def prefill_kernel(
     ends: cute.Tensor,
     num_keys: Int32,
     topk_indices: Any,
+    topk_scores: Any,
     scores: cute.Tensor,
     plan: cutlass.Constexpr,
 ):
@@ -86,7 +87,7 @@ def prefill_kernel(
         # descriptors of products among them.
         group = Int32(cute.arch.warp_redux_sync(thread // WARPGROUP_SIZE, "max"))
         score_ctx = ScoreContext(arena, ranges, weights, to, group)
-        select_ctx = SelectContext(ranges, to, topk_indices)
+        select_ctx = SelectContext(ranges, to, topk_indices, topk_scores)
         score_all(score_ctx, select_ctx, thread, plan)
 
 
@@ -113,11 +114,11 @@ def score_all(
 
 @cute.jit
 def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """Of all queries of a tile, by all warps that score."""
+    """Of all queries of a tile, by all warps that score, which count behind the barrier of a tile's
+    sample at the earliest."""
     team = team_of(arena, thread, plan)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
         clear(team, part(arena, "histogram", query, plan.bins), plan.bins, plan)
-    score_sync(plan)
 
 
 @cute.jit
@@ -177,8 +178,34 @@ def launch_prefill(
         num_ctas: best one an SM.
     """
     launch(
-        q_index, k_index, k_scale, weights, starts, ends, topk_indices, workspace, num_ctas, plan,
-        stream,
+        q_index, k_index, k_scale, weights, starts, ends, topk_indices, None, workspace, num_ctas,
+        plan, stream,
+    )  # fmt: skip
+
+
+@cute.jit
+def launch_scored(
+    q_index: cute.Tensor,
+    k_index: cute.Tensor,
+    k_scale: cute.Tensor,
+    weights: cute.Tensor,
+    starts: cute.Tensor,
+    ends: cute.Tensor,
+    topk_indices: cute.Tensor,
+    topk_scores: cute.Tensor,
+    workspace: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch with the scores of the best on `stream`. Other arguments as in `launch_prefill`.
+
+    Args:
+        topk_scores: (S, topk) int32, bits of fp32; written where `topk_indices` is not -1.
+    """
+    launch(
+        q_index, k_index, k_scale, weights, starts, ends, topk_indices, topk_scores, workspace,
+        num_ctas, plan, stream,
     )  # fmt: skip
 
 
@@ -200,7 +227,9 @@ def launch_scores(
     Args:
         scores: (S, S_kv) fp32; written where a query sees the key.
     """
-    launch(q_index, k_index, k_scale, weights, starts, ends, None, scores, num_ctas, plan, stream)
+    launch(
+        q_index, k_index, k_scale, weights, starts, ends, None, None, scores, num_ctas, plan, stream
+    )  # fmt: skip
 
 
 @cute.jit
@@ -212,12 +241,13 @@ def launch(
     starts: cute.Tensor,
     ends: cute.Tensor,
     topk_indices: Any,
+    topk_scores: Any,
     scores: cute.Tensor,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Either of the two."""
+    """Any of the three."""
     keys_map = key_map(k_index, plan)
     prefill_kernel(
         query_map(q_index, plan),
@@ -228,6 +258,7 @@ def launch(
         ends,
         k_index.shape[0],
         topk_indices,
+        topk_scores,
         scores,
         plan,
     ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -19,8 +19,9 @@ from flashdsa.plan import (
 )
 from flashdsa.problem import INDEX_HEAD_DIM
 
-COLUMNS = 256
-"""Of a product: the heads of all queries of a tile."""
+COLUMNS = {64: 256, 32: 256, 16: 128}
+"""Of a product: the heads of all queries of a tile, by heads of a query. 16 queries would leave
+each too little of the workspace."""
 TILE_KEYS = 64
 """Rows of a product."""
 SPAN_BYTES = 128
@@ -40,11 +41,11 @@ ROUND_BINS = 2 * CANDIDATES
 """Of a team, for an exact search; where candidates lay, which were too many."""
 SCRATCH_WORDS = 4
 """Of a team."""
-SEGMENTS = {64: 16_384, 32: 8192, 16: 2048}
+SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
 """Scores of a query that are kept until they are ranked, by heads of a query."""
-WHOLE = {64: 28_672, 32: 12_288, 16: 7168}
+WHOLE = {64: 28_672, 32: 12_288, 16: 12_288}
 """Scores of a query that fit where none are left of earlier segments, by heads of a query."""
-LOGS = {64: 6144, 32: 3072, 16: 2304}
+LOGS = {64: 6144, 32: 3072, 16: 3072}
 """Places for scores of earlier segments that may be among the best, by heads of a query. With the
 segments they fill less than 64 MB for 132 CTAs."""
 DTYPES = ("float8_e4m3fn", "bfloat16")
@@ -60,6 +61,7 @@ class PrefillPlan:
     Attributes:
         num_heads: 16, 32 or 64. dtype: of queries and keys.
         scores_only: write the scores, rank nothing.
+        with_scores: write the scores of the best, too.
         segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.
         log_keys: scores of a query that are kept of earlier segments; 0: as many as fit.
         load_registers, score_registers: of a thread.
@@ -68,6 +70,7 @@ class PrefillPlan:
     num_heads: int = 64
     dtype: str = "float8_e4m3fn"
     scores_only: bool = False
+    with_scores: bool = False
     segment_keys: int = 0
     log_keys: int = 0
     load_registers: int = 40
@@ -93,6 +96,8 @@ class PrefillPlan:
     def name(self) -> str:
         """The exported name of its function."""
         what = "prefill_logits" if self.scores_only else "prefill"
+        if self.with_scores:
+            what = "prefill_scored"
         return f"{what}_h{self.num_heads}_{'fp8' if self.is_fp8 else 'bf16'}"
 
     @property
@@ -101,9 +106,14 @@ class PrefillPlan:
         return self.dtype == "float8_e4m3fn"
 
     @property
+    def columns(self) -> int:
+        """Of a product."""
+        return COLUMNS[self.num_heads]
+
+    @property
     def tile_queries(self) -> int:
         """Queries of a tile."""
-        return COLUMNS // self.num_heads
+        return self.columns // self.num_heads
 
     @property
     def groups(self) -> int:
@@ -173,7 +183,7 @@ class PrefillPlan:
     @property
     def query_chunk_bytes(self) -> int:
         """A span of all columns of a tile."""
-        return COLUMNS * SPAN_BYTES
+        return self.columns * SPAN_BYTES
 
     @property
     def stages(self) -> int:

@@ -6,19 +6,22 @@ from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
-from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, SPAN_BYTES
+from flashdsa.kernels.indexer.sm90.prefill.plan import SPAN_BYTES
 
 MMA_BYTES = 32
 """Of a row, that one wgmma multiplies."""
 ATOM_BYTES = 1024
 """Eight rows of 128 bytes: the stride between swizzle atoms."""
-OF_TILE = COLUMNS // 2
-"""fp32 of a product in a thread."""
 OPCODES = {
-    "float8_e4m3fn": ("wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3", ()),
-    "bfloat16": ("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16", (0, 0)),
+    "float8_e4m3fn": ("wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3", ()),
+    "bfloat16": ("wgmma.mma_async.sync.aligned.m64n{}k16.f32.bf16.bf16", (0, 0)),
 }
 """By dtype, and whether either operand is transposed where that can be said."""
+
+
+def of_tile(plan: Any) -> int:
+    """fp32 of a product in a thread."""
+    return int(plan.columns // 2)
 
 
 def low_word(address: Any) -> Any:
@@ -39,13 +42,13 @@ def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
     for chunk in range(plan.chunks):
         for step in range(SPAN_BYTES // MMA_BYTES):
             values = mma_async(
-                opcode,
-                [accumulator[i] for i in range(OF_TILE)],
+                opcode.format(plan.columns),
+                [accumulator[i] for i in range(of_tile(plan))],
                 descriptor(keys, chunk * plan.key_chunk_bytes + step * MMA_BYTES),
                 descriptor(queries, chunk * plan.query_chunk_bytes + step * MMA_BYTES),
                 accumulate=(chunk, step) != (0, 0),
                 transposes=transposes,
             )
-            for i in range(OF_TILE):
+            for i in range(of_tile(plan)):
                 accumulator[i] = values[i]
     warpgroup.commit_group()

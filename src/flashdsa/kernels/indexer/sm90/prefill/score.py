@@ -19,8 +19,8 @@ from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.relu import doubled_relu
 from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
-from flashdsa.kernels.indexer.sm90.prefill.plan import COLUMNS, QUERY_GROUP, TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.products import OF_TILE, low_word, multiply
+from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.products import low_word, multiply, of_tile
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
@@ -37,8 +37,6 @@ from flashdsa.kernels.indexer.sm90.prefill.window import (
 
 CHAINS = 8
 """Sums of a score that are added up at the end: of heads with the same remainder."""
-OF_LANE = COLUMNS // QUERY_GROUP
-"""Weights of a lane."""
 ROWS_APART = 8
 """The two keys of a lane."""
 
@@ -56,7 +54,7 @@ class ScoreContext(NamedTuple):
 class Prepared(NamedTuple):
     """What a thread keeps of a tile."""
 
-    weights: cute.Tensor  # (64,) halves of the weights of column 8 c + 2 j + o, at 2 c + o
+    weights: cute.Tensor  # halves of the weights of column 8 c + 2 j + o, at 2 c + o
     starts: list[Int32]  # of its queries' ranges
     lengths: list[Int32]
     queries: Int32  # low word of the columns' descriptor
@@ -68,7 +66,7 @@ def prepare(
     ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> Prepared:
     """Wait for the tile's queries; weights and ranges of this lane's queries into registers."""
-    weights = cute.make_rmem_tensor(OF_LANE, Float32)
+    weights = cute.make_rmem_tensor(plan.columns // QUERY_GROUP, Float32)
     last = ctx.ranges.num_queries - 1
     starts, lengths = [], []
     for group in cutlass.range_constexpr(plan.groups):
@@ -122,7 +120,7 @@ def score_segment(
     ring = ctx.arena.consumer("key_full", "key_empty")
     first = begin + ((ctx.group - number - begin) & 1)
     state = ring.state(number + first)
-    accumulator = cute.make_rmem_tensor(OF_TILE, Float32)
+    accumulator = cute.make_rmem_tensor(of_tile(plan), Float32)
     keys = low_word(ctx.arena.address("keys"))
     target = target_of(ctx, tile, begin, lane, plan)
     bins = Int32(0)

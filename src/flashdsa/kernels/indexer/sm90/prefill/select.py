@@ -10,7 +10,13 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.bounds import collect, mark_bounds, mark_candidates
+from flashdsa.kernels.indexer.sm90.prefill.bounds import (
+    collect,
+    load_candidates,
+    mark_candidates,
+    mark_chunks,
+    mark_floor,
+)
 from flashdsa.kernels.indexer.sm90.prefill.emit import (
     Source,
     append,
@@ -48,6 +54,7 @@ class SelectContext(NamedTuple):
     ranges: Ranges
     workspace: Any  # pointer to Int32: this CTA's
     topk_indices: cute.Tensor  # (S, topk) int32
+    topk_scores: Any  # (S, topk) Int32, bits of fp32; None: they are not written
 
 
 @cute.jit
@@ -109,14 +116,15 @@ def select_query(
     team_sync(team, plan)
     if end == tile.key_tiles:
         mark_best(team, entries, bounds, known, seen, topk, plan)
-        to = row_of(ctx.topk_indices, tile.first_query + query, topk)
-        write_rows(team, source, to, topk, plan)
+        to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
+        if cutlass.const_expr(plan.with_scores):
+            scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
+        write_rows(team, source, to, scores, topk, plan)
     else:
         keep = mark_kept(team, source, bounds, known, logged, seen, topk, plan)
         total = append(team, source, keep, plan)
         if team.member == 0 and team.lane == 0:
             logs[query] = total
-    team_sync(team, plan)
 
 
 def chunks_of(entries: Int32) -> Int32:
@@ -145,14 +153,16 @@ def mark_best(
     right, range_, wanted = known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if known:
         first, end = share_of(team, Int32(0), entries.count, plan)
-        mark_bounds(team, entries, bounds, first, end)
-        collect(team, entries, first, end)
+        mark_chunks(team, entries, bounds, first, end, True)
+        collect(team, first, end)
         team_sync(team, plan)
         listed, sure = team.scratch[SCRATCH_COUNT], team.scratch[SCRATCH_SURE]
         wanted = topk - sure
         range_ = keys_between(bounds)
         right = listed <= CANDIDATES
         if right:
+            load_candidates(team, entries, listed, plan)
+            team_sync(team, plan)
             mark_candidates(team, listed, wanted, plan)
             team_sync(team, plan)
     if not right:
@@ -184,15 +194,14 @@ def mark_kept(
     entries = source.entries
     keep, fits = logged, cutlass.Boolean(False)
     if known:
-        floor = Bounds(bounds.maybe, bounds.maybe, bounds.known)
         first, end = share_of(team, entries.logged, entries.count, plan)
-        mark_bounds(team, entries, floor, first, end)
+        mark_floor(team, entries, bounds.maybe, first, end)
         team_sync(team, plan)
         fresh = number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
         fits = logged + fresh <= plan.log
         if not fits:
             first, end = share_of(team, Int32(0), entries.logged, plan)
-            mark_bounds(team, entries, floor, first, end)
+            mark_floor(team, entries, bounds.maybe, first, end)
             team_sync(team, plan)
             of_log = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
             if of_log + fresh <= plan.log:
@@ -200,7 +209,6 @@ def mark_kept(
                 compact(team, source)
                 keep = of_log
     if not fits:
-        team_sync(team, plan)
         all_keys = KeyRange(Int32(LOWEST), Int32(MAGNITUDE))
         mark_exactly(team, entries, all_keys, topk, seen > topk, plan)
         keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)

@@ -101,7 +101,7 @@ def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
 
 def unscored_length(ranges: Ranges, plan: Any) -> Any:
     """Rows up to which a query needs no scores: all of them are among the best."""
-    return Int32(0) if plan.scores_only else ranges.topk
+    return Int32(0) if plan.scores_only or plan.with_scores else ranges.topk
 
 
 def num_tiles(ranges: Ranges, plan: Any) -> Int32:
