@@ -2,11 +2,11 @@
 
     python benchmarks/prefill_gpu.py results.json
 
-Peers: DeepGEMM's logits of all queries at once, then the fastest top-k of cuDNN Frontend,
-FlashInfer (the module of tools/build_flashinfer_topk.py) and torch. What is not installed is named.
-A machine without CuTe DSL cannot compile cuDNN Frontend's kernel: --cudnn-object takes a shared
-object of it, with functions topk_4096 to topk_131072. Calls take turns, the second-level cache is
-flushed before each, times are medians by CUDA events.
+Peers: logits of all queries at once, DeepGEMM's of fp8 and cuDNN Frontend's of bf16; then the
+fastest top-k of cuDNN Frontend, FlashInfer (tools/build_flashinfer_topk.py) and torch.
+What is not installed is named. cuDNN Frontend compiles its kernels with CuTe DSL: --cudnn-object
+takes those of tools/build_cudnn_prefill.py. Calls take turns, the second-level cache is flushed
+before each, times are medians by CUDA events.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Shape:
     """`equal`, `two values`, `ascending` and `descending`: of every query along the keys."""
     sequences: int = 1
     """Packed: so many of equal length, each with its own keys."""
+    by_score: bool = False
+    """Ours with `sorted=True`, which no peer's exact top-k offers."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,8 @@ class Shape:
         kind = "fp8" if self.dtype is E4M3 else "bf16"
         rest = "" if self.scores == "random" else f", {self.scores}"
         packed = "" if self.sequences == 1 else f", {self.sequences} sequences"
-        return f"{self.queries} x {self.keys}, {self.heads} heads, {kind}{rest}{packed}"
+        order = ", by score" if self.by_score else ""
+        return f"{self.queries} x {self.keys}, {self.heads} heads, {kind}{rest}{packed}{order}"
 
 
 SIZES = ((4096, 4096), (8192, 8192), (32768, 32768), (4096, 131072))
@@ -70,6 +73,7 @@ SHAPES = (
         for kind in ("equal", "two values", "ascending", "descending")
     ),
     Shape(8192, 8192, sequences=8),
+    *(Shape(8192, 8192, h, by_score=True) for h in (64, 32)),
 )
 
 
@@ -122,6 +126,38 @@ def cudnn_call(load: Callable[[str], Any], scores: Tensor, ends: Tensor) -> Call
     return call
 
 
+def deep_gemm_logits(deep_gemm: Any, x: dict[str, Any]) -> Call:
+    """DeepGEMM's logits of fp8 queries and keys; what no query sees is not cleared."""
+    starts = torch.zeros_like(x["ends"]) if x["starts"] is None else x["starts"]
+    keys = x["k_index"], x["k_scale"]
+    return partial(
+        deep_gemm.fp8_mqa_logits,
+        x["q_index"],
+        keys,
+        x["weights"],
+        starts,
+        x["ends"],
+        clean_logits=False,
+    )
+
+
+def cudnn_logits(load: Callable[[str], Any], x: dict[str, Any]) -> Call:
+    """cuDNN Frontend's logits of bf16 queries and keys, causal. Its wrapper fills the scores with
+    -inf first, which is not counted: top-k kernels take lengths."""
+    q, k, weights = (x[name][None] for name in ("q_index", "k_index", "weights"))
+    queries, keys = q.shape[1], k.shape[1]
+    function = load(f"logits_h{q.shape[2]}_bf16")
+    offsets = torch.full((1,), keys - queries, dtype=torch.int32, device="cuda")
+
+    def call() -> Tensor:
+        scores = torch.empty(1, queries, keys, device="cuda")
+        shape = 1, queries, keys, 1.0
+        function(q, k[:, :, None], weights, None, None, scores, None, *shape, None, None, offsets)
+        return scores[0]
+
+    return call
+
+
 def peer_calls(
     x: dict[str, Any], cudnn: Callable[[str], Any] | None
 ) -> tuple[dict[str, Call], dict[str, str]]:
@@ -129,22 +165,20 @@ def peer_calls(
     peers = load_peers()
     calls: dict[str, Call] = {}
     missing = {name: why for name, why in peers.missing.items() if "+" not in name}
-    if peers.deep_gemm is None or x["k_scale"] is None:
-        return calls, missing
-    ends, zeros = x["ends"], torch.zeros_like(x["ends"])
-    starts = zeros if x["starts"] is None else x["starts"]
-
-    def logits() -> Tensor:
-        keys = x["k_index"], x["k_scale"]
-        scores: Tensor = peers.deep_gemm.fp8_mqa_logits(
-            x["q_index"], keys, x["weights"], starts, ends, clean_logits=False
-        )
-        return scores
-
+    ends = x["ends"]
+    if x["k_scale"] is not None:
+        if peers.deep_gemm is None:
+            return calls, missing
+        logits = deep_gemm_logits(peers.deep_gemm, x)
+    elif cudnn is not None:
+        logits = cudnn_logits(cudnn, x)
+    else:
+        return calls, missing | {"cuDNN Frontend logits": "no --cudnn-object"}
     calls["logits"] = logits
     if x["starts"] is not None:
         return calls, missing  # their top-k kernels take lengths from row 0 on
     scores = logits()
+    assert isinstance(scores, Tensor)
     for kind, top_k in peers.flashinfer_top_ks.items():
         calls[f"FlashInfer {kind}"] = partial(top_k, scores, ends, TOPK)
     if peers.cudnn_top_k is not None:
@@ -178,7 +212,7 @@ def time_calls(calls: dict[str, Call], repeats: int) -> dict[str, float]:
 
 
 def wrong_rows(x: dict[str, Any], ids: Tensor, logits: Call | None) -> int:
-    """Of 16 queries, those whose rows are not the best of DeepGEMM's scores: compared as scores,
+    """Of 16 queries, those whose rows are not the best of the peer's scores: compared as scores,
     so that ties do not matter."""
     if logits is None or x["starts"] is not None:
         return 0
@@ -197,8 +231,8 @@ def measure(shape: Shape, repeats: int, cudnn: Callable[[str], Any] | None) -> d
     """One row of the document; times in milliseconds."""
     x = make_inputs(shape)
     ids = torch.empty(shape.queries, TOPK, dtype=torch.int32, device="cuda")
-    calls, missing = peer_calls(x, cudnn)
-    calls["ours"] = partial(flashdsa.dsa_topk_prefill, **x, topk_indices=ids)
+    calls, missing = ({}, {}) if shape.by_score else peer_calls(x, cudnn)
+    calls["ours"] = partial(flashdsa.dsa_topk_prefill, **x, topk_indices=ids, sorted=shape.by_score)
     times = time_calls(calls, repeats)
     row: dict[str, Any] = {"name": shape.name, "heads": shape.heads, "queries": shape.queries}
     row |= {"keys": shape.keys, "ms": times, "missing": missing}
@@ -229,7 +263,7 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(0),
         "protocol": (
             "median of CUDA events, calls in turns in random order, L2 flushed by reading 256 MiB; "
-            "ratio: (DeepGEMM's logits + the fastest top-k) / ours"
+            "ratio: (logits of DeepGEMM, for bf16 of cuDNN Frontend, + the fastest top-k) / ours"
         ),
         "rows": [],
     }

@@ -20,7 +20,7 @@ from flashdsa.bench.gpu.cases import TOPK, indexer_cases
 from flashdsa.jit.shared_object import build_shared_object
 
 PACKAGES = ("", ".deepseek_sparse_attention", *(
-    f".deepseek_sparse_attention.{name}" for name in ("indexer_top_k", "utils")
+    f".deepseek_sparse_attention.{name}" for name in ("indexer_forward", "indexer_top_k", "utils")
 ))  # fmt: skip
 KERNEL = "cudnn.deepseek_sparse_attention.indexer_top_k.indexer_top_k_decode_varlen"
 MANY_ROWS = 148
@@ -49,8 +49,8 @@ def indexer_top_k_wrapper(scores, lengths, k, return_val=False):
 '''
 
 
-def import_kernel(unpacked: Path) -> Any:
-    """The kernel's module, without its packages' own imports, which ask for a GPU's libraries."""
+def import_kernel(unpacked: Path, module: str = KERNEL) -> Any:
+    """A kernel's module, without its packages' own imports, which ask for a GPU's libraries."""
     for name in PACKAGES:
         package = types.ModuleType(f"cudnn{name}")
         package.__path__ = [str(unpacked / f"cudnn{name}".replace(".", "/"))]
@@ -58,7 +58,7 @@ def import_kernel(unpacked: Path) -> Any:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.current_device = lambda: 0
     torch.cuda.is_available = lambda: True
-    return import_module(KERNEL)
+    return import_module(module)
 
 
 def main() -> None:
