@@ -27,9 +27,17 @@ from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
 
 
 @cute.jit
-def mark_floor(team: Team, entries: Entries, floor: Float32, begin: Int32, end: Int32) -> None:
+def mark_floor(
+    team: Team,
+    entries: Entries,
+    floor: Float32,
+    begin: Int32,
+    end: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
     """Bits of what is at least `floor`, of the chunks `begin` to `end` - 1."""
-    mark_chunks(team, entries, Bounds(floor, floor, cutlass.Boolean(True)), begin, end, False)
+    bounds = Bounds(floor, floor, cutlass.Boolean(True))
+    mark_chunks(team, entries, bounds, begin, end, False, plan)
 
 
 @cute.jit
@@ -40,13 +48,18 @@ def mark_chunks(
     begin: Int32,
     end: Int32,
     both: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
 ) -> None:
     """Bits of what is at least `bounds.sure`, and with `both` of what is at least `bounds.maybe`,
     of the chunks `begin` to `end` - 1."""
     last = entries.count - 1
     mine = load_chunk(entries, cutlass.min(begin, last), team.lane)
+    second = mine
+    if cutlass.const_expr(plan.chunks_ahead == 2):
+        second = load_chunk(entries, cutlass.min(begin + 1, last), team.lane)
     for chunk in cutlass.range(begin, end, unroll=1):
-        following = load_chunk(entries, cutlass.min(chunk + 1, last), team.lane)
+        ahead = cutlass.min(chunk + plan.chunks_ahead, last)
+        following = load_chunk(entries, ahead, team.lane)
         for four in cutlass.range_constexpr(WORDS_EACH // 4):
             sures, maybes = [], []
             for i in cutlass.range_constexpr(4):
@@ -60,7 +73,9 @@ def mark_chunks(
                 if cutlass.const_expr(both):
                     store_words(address_of(team.maybes) + at, maybes)
         for i in cutlass.range_constexpr(WORDS_EACH):
-            mine[i] = following[i]
+            if cutlass.const_expr(plan.chunks_ahead == 2):
+                mine[i] = second[i]
+            second[i] = following[i]
     cute.arch.sync_warp()
 
 

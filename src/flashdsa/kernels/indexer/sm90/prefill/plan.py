@@ -131,6 +131,11 @@ class PrefillPlan:
         return self.select_warps // self.teams
 
     @property
+    def chunks_ahead(self) -> int:
+        """Chunks that a warp loads while it votes on one; 1 where it has few of them."""
+        return 2 if self.team_warps == 1 else 1
+
+    @property
     def bins(self) -> int:
         """Of a query's histogram."""
         return HISTOGRAM_BINS // self.tile_queries

@@ -153,7 +153,7 @@ def mark_best(
     right, range_, wanted = known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if known:
         first, end = share_of(team, Int32(0), entries.count, plan)
-        mark_chunks(team, entries, bounds, first, end, True)
+        mark_chunks(team, entries, bounds, first, end, True, plan)
         collect(team, first, end)
         team_sync(team, plan)
         listed, sure = team.scratch[SCRATCH_COUNT], team.scratch[SCRATCH_SURE]
@@ -195,13 +195,13 @@ def mark_kept(
     keep, fits = logged, cutlass.Boolean(False)
     if known:
         first, end = share_of(team, entries.logged, entries.count, plan)
-        mark_floor(team, entries, bounds.maybe, first, end)
+        mark_floor(team, entries, bounds.maybe, first, end, plan)
         team_sync(team, plan)
         fresh = number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
         fits = logged + fresh <= plan.log
         if not fits:
             first, end = share_of(team, Int32(0), entries.logged, plan)
-            mark_floor(team, entries, bounds.maybe, first, end)
+            mark_floor(team, entries, bounds.maybe, first, end, plan)
             team_sync(team, plan)
             of_log = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
             if of_log + fresh <= plan.log:
