@@ -203,7 +203,7 @@ CASES: dict[str, Callable[[], None]] = {
     "index backward, 16 heads": IndexBackward(16, 33, 60),
     "ordered index backward": IndexBackward(32, 7, 60, ordered=True),
     "shared keys": Prefill(),
-    "shared keys, segments": Prefill(keys=7200, num_heads=16),
+    "shared keys, segments": Prefill(keys=12400, num_heads=16),
     "shared keys, plateaus": Prefill(plateaus=True),
     "shared keys, bf16": Prefill(dtype="bfloat16", num_heads=32),
     "decode": Decode(),
