@@ -74,7 +74,8 @@ class IndexBackward:
         return "; ".join(failures(judge_index_backward(inputs, found, "sm90")))
 
     def _gradients(self, function: Any, runner: Any, device: str) -> tuple[Any, tuple[Tensor, ...]]:
-        """Inputs, and what the launches gave."""
+        """Inputs, and what the launches gave, both on the CPU: a sanitizer makes every launch of
+        torch take long, and the reference has hundreds."""
         import torch
 
         from flashdsa.backends.sm90.indexer_bwd import backward
@@ -89,12 +90,13 @@ class IndexBackward:
             "sanitized", self.queries, 260, 8, self.topk, invalid=True, duplicates=self.ordered
         )
         inputs = make_indexer_training_inputs(
-            IndexerTrainingCase(case, index_heads=self.num_heads), 0, device
+            IndexerTrainingCase(case, index_heads=self.num_heads), 0
         )
         if self.alike:
             inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
         if function is not None:
             replace_function(runner, self._mutated(), function)
-        operands = IndexerBwdOperands(*inputs.operands, inputs.grad_scores)
+        on_device = (x.to(device) for x in (*inputs.operands, inputs.grad_scores))
+        operands = IndexerBwdOperands(*on_device)
         found = backward(runner, operands, deterministic=self.ordered, dk_dtype=torch.float32)
-        return inputs, found
+        return inputs, tuple(x.cpu() for x in found)

@@ -16,13 +16,15 @@ from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Lists
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, TILE_KEYS
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, SLOTS_AT_ONCE, TILE_KEYS
+from flashdsa.kernels.indexer_training.sm90.bwd.repeats import fill_table_in_order
 from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
     BLOCK_KEYS,
     NAMED,
     PRESENT,
     RANGE_WORDS,
     REPEATED,
+    STEP,
     THREADS,
     WARPS,
     Range,
@@ -40,26 +42,46 @@ from flashdsa.kernels.sparse_mla.sm90.choice import is_taken
 
 OWN_VECTORS = RANGE_WORDS // THREADS // VECTOR
 """Of the words of which a thread counts the bits, which follow each other."""
-SLOTS_AT_ONCE = 8
-"""That a lane has in flight where a warp reads a query's slots in their order."""
 
 
 @cute.jit
-def mark_keys(x: Slots, shared: Shared, keys: Range) -> None:
-    """Bits of the keys, and the queries that give a gradient to any. All threads call, and sync."""
-    clear(shared.bits, Int32(0), keys.words, x.thread)
-    cute.arch.sync_threads()
+def mark_slots(
+    x: Slots, shared: Shared, keys: Range, slots: Any, start: Int32, lengths: list[Int32]
+) -> Int32:
+    """Bits of the slots' keys; returns the queries that give a gradient to any, a bit each.
+
+    Args:
+        slots: of `start`, see `read_slots`. lengths: of the queries.
+    """
     present = Int32(0)
-    for slot in cutlass.range(x.thread, Int32(x.indices.shape[1]), THREADS, unroll=1):
-        rows, gradients = read_slots(x, slot)
+    for turn in cutlass.range_constexpr(SLOTS_AT_ONCE):
+        slot = start + turn * THREADS + x.thread
         for member in cutlass.range_constexpr(x.plan.queries):
-            counts = slot < length_of(x, x.first_query + member)
-            if is_listed(x, keys, rows[member], gradients[member], counts):
-                word, bit = word_of(keys, rows[member])
+            row, gradient = slots[turn][member]
+            if is_listed(x, keys, row, gradient, slot < lengths[member]):
+                word, bit = word_of(keys, row)
                 cute.arch.atomic_or(
                     shared.bits.iterator + word, Int32(1) << bit, sem="relaxed", scope="cta"
                 )
                 present = present | (1 << member)
+    return present
+
+
+@cute.jit
+def mark_keys(
+    x: Slots, shared: Shared, keys: Range, first_slots: Any, lengths: list[Int32]
+) -> None:
+    """Bits of the keys, and the queries that give a gradient to any. All threads call, and sync.
+
+    Args:
+        first_slots: those of start 0. lengths: of the queries.
+    """
+    clear(shared.bits, Int32(0), keys.words, x.thread)
+    cute.arch.sync_threads()
+    present = mark_slots(x, shared, keys, first_slots, Int32(0), lengths)
+    for start in cutlass.range(STEP, Int32(x.indices.shape[1]), STEP, unroll=1):
+        slots = read_slots(x, Int32(start))
+        present = present | mark_slots(x, shared, keys, slots, Int32(start), lengths)
     for member in cutlass.range_constexpr(x.plan.queries):
         if cute.arch.vote_any_sync((present >> member) & 1 == 1):
             if x.thread % WARP_SIZE == 0:
@@ -119,76 +141,43 @@ def write_keys(
 
 
 @cute.jit
-def fill_table(x: Slots, shared: Shared, keys: Range, first: Int32) -> None:
-    """Each query's gradients of the places from `first` on; notes whether a query names a key
-    twice. All threads call, and sync."""
+def fill_slots(
+    x: Slots,
+    shared: Shared,
+    keys: Range,
+    first: Int32,
+    slots: Any,
+    start: Int32,
+    lengths: list[Int32],
+) -> None:
+    """Gradients of the slots whose keys have places from `first` on; other arguments as for
+    `mark_slots`."""
     places = x.plan.table_places
-    for slot in cutlass.range(x.thread, Int32(x.indices.shape[1]), THREADS, unroll=1):
-        rows, gradients = read_slots(x, slot)
+    for turn in cutlass.range_constexpr(SLOTS_AT_ONCE):
+        slot = start + turn * THREADS + x.thread
         for member in cutlass.range_constexpr(x.plan.queries):
-            counts = slot < length_of(x, x.first_query + member)
-            if is_listed(x, keys, rows[member], gradients[member], counts):
-                place = place_of(shared, keys, rows[member]) - first
+            row, gradient = slots[turn][member]
+            if is_listed(x, keys, row, gradient, slot < lengths[member]):
+                place = place_of(shared, keys, row) - first
                 if place >= 0 and place < places:
                     at = shared.table.iterator + (member * places + place)
-                    old = cute.arch.atomic_exch(at, gradients[member], sem="relaxed", scope="cta")
+                    old = cute.arch.atomic_exch(at, gradient, sem="relaxed", scope="cta")
                     if old != 0:
                         cute.arch.atomic_or(
                             shared.notes.iterator + REPEATED, Int32(1), sem="relaxed", scope="cta"
                         )
-    cute.arch.sync_threads()
 
 
 @cute.jit
-def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32) -> None:
-    """Adds the lanes' gradients to their places of a query's table, in the order of the lanes.
-
-    Args:
-        place: -1: the lane has none. All lanes call.
-    """
-    alike = Int32(cute.arch.match_sync(0xFFFFFFFF, place))
-    left = Int32(0)
-    sum_so_far = Float32(0.0)
-    if place >= 0:
-        left = alike
-        sum_so_far = (table + place).load().bitcast(Float32)
-    # Lanes of one place have the same sum, of which the first stores it.
-    while cute.arch.vote_any_sync(left != 0):
-        other = cute.arch.shuffle_sync(gradient, cutlass.max(lowest_bit(left), Int32(0)))
-        if left != 0:
-            sum_so_far += other
-        left = left & (left - 1)
-    cute.arch.sync_warp()
-    if place >= 0 and lowest_bit(alike) == lane:
-        (table + place).store(sum_so_far.bitcast(Int32))
-    cute.arch.sync_warp()
-
-
-@cute.jit
-def fill_table_in_order(x: Slots, shared: Shared, keys: Range, first: Int32) -> None:
-    """The same, of queries that name a key twice: a warp for each. All threads call, and sync.
-
-    The table is clear.
-    """
-    lane, member = x.thread % WARP_SIZE, x.thread // WARP_SIZE
-    if member < x.plan.queries:
-        length = length_of(x, x.first_query + member)
-        line = Int64(x.first_query + member) * x.indices.shape[1]
-        table = shared.table.iterator + member * x.plan.table_places
-        for start in cutlass.range(0, length, SLOTS_AT_ONCE * WARP_SIZE, unroll=1):
-            rows, gradients = [], []
-            for i in cutlass.range_constexpr(SLOTS_AT_ONCE):
-                slot = cutlass.min(start + i * WARP_SIZE + lane, length - 1)
-                rows.append((x.indices.iterator + (line + slot)).load())
-                gradients.append((x.gradients.iterator + (line + slot)).load())
-            for i in cutlass.range_constexpr(SLOTS_AT_ONCE):
-                counts = start + i * WARP_SIZE + lane < length
-                place = Int32(-1)
-                if is_listed(x, keys, rows[i], gradients[i].bitcast(Int32), counts):
-                    place = place_of(shared, keys, rows[i]) - first
-                    if place < 0 or place >= x.plan.table_places:
-                        place = Int32(-1)
-                add_slots(table, place, gradients[i], lane)
+def fill_table(
+    x: Slots, shared: Shared, keys: Range, first: Int32, first_slots: Any, lengths: list[Int32]
+) -> None:
+    """Each query's gradients of the places from `first` on; notes whether a query names a key
+    twice. All threads call, and sync. Other arguments as for `mark_keys`."""
+    fill_slots(x, shared, keys, first, first_slots, Int32(0), lengths)
+    for start in cutlass.range(STEP, Int32(x.indices.shape[1]), STEP, unroll=1):
+        slots = read_slots(x, Int32(start))
+        fill_slots(x, shared, keys, first, slots, Int32(start), lengths)
     cute.arch.sync_threads()
 
 
@@ -247,10 +236,12 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
     if x.thread < 3:
         shared.notes[x.thread] = Int32(0)
     count = Int32(0)
+    first_slots = read_slots(x, Int32(0))
+    lengths = [length_of(x, x.first_query + member) for member in range(x.plan.queries)]
     for start in cutlass.range(0, x.num_keys, RANGE_KEYS, unroll=1):
         base = Int32(start)
         keys = Range(base, base + cutlass.min(x.num_keys - base, RANGE_KEYS))
-        mark_keys(x, shared, keys)
+        mark_keys(x, shared, keys, first_slots, lengths)
         found = count_keys(x, shared, keys)
         if cutlass.const_expr(lists is not None):
             write_keys(x, shared, keys, lists, group, count)
@@ -258,7 +249,7 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
             first = Int32(place)
             end = cutlass.min(found - first, x.plan.table_places)
             clear_table(x, shared, end)
-            fill_table(x, shared, keys, first)
+            fill_table(x, shared, keys, first, first_slots, lengths)
             if shared.notes[REPEATED] != 0:
                 clear_table(x, shared, end)
                 fill_table_in_order(x, shared, keys, first)

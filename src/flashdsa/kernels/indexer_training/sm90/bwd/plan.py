@@ -33,7 +33,9 @@ STAGES = {4: 4, 2: 6}
 """Tiles of keys in shared memory, by a group's blocks."""
 RANGE_KEYS = 131_072
 """Of the lists' kernel: keys of which it has a bit each in shared memory."""
-TABLE_WORDS = 16_384
+SLOTS_AT_ONCE = 2
+"""Of each query, that a thread of the same has in registers."""
+TABLE_WORDS = 32_768
 """Of the same: gradients of a range of places in shared memory."""
 MOST_SAMPLES = 128
 """Groups by which the larger ones are chosen."""

@@ -12,13 +12,20 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, TABLE_WORDS, BwdPlan
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
+    RANGE_KEYS,
+    SLOTS_AT_ONCE,
+    TABLE_WORDS,
+    BwdPlan,
+)
 
-THREADS = 512
+THREADS = 1024
 WARPS = THREADS // WARP_SIZE
 WORD_KEYS = 32
 BLOCK_KEYS = WORD_KEYS * WARP_SIZE
 RANGE_WORDS = RANGE_KEYS // WORD_KEYS
+STEP = THREADS * SLOTS_AT_ONCE
+"""Slots that the CTA's threads read at once."""
 
 
 class Slots(NamedTuple):
@@ -90,15 +97,20 @@ def clear(words: cute.Tensor, first: Int32, end: Int32, thread: Int32) -> None:
 
 
 @cute.jit
-def read_slots(x: Slots, slot: Int32) -> tuple[list[Int32], list[Int32]]:
-    """Of each query of the group the key of a slot, and its gradient's bits."""
-    rows, gradients = [], []
-    for member in cutlass.range_constexpr(x.plan.queries):
-        query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
-        line = Int64(query) * x.indices.shape[1] + slot
-        rows.append((x.indices.iterator + line).load())
-        gradients.append((x.gradients.iterator + line).load().bitcast(Int32))
-    return rows, gradients
+def read_slots(x: Slots, start: Int32) -> list[list[tuple[Int32, Int32]]]:
+    """Of each of this thread's slots at once, the first of which is behind `start`, and of each
+    query of the group: the key, and the bits of its gradient."""
+    slots = []
+    for turn in cutlass.range_constexpr(SLOTS_AT_ONCE):
+        slot = cutlass.min(start + turn * THREADS + x.thread, Int32(x.indices.shape[1]) - 1)
+        members = []
+        for member in cutlass.range_constexpr(x.plan.queries):
+            query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
+            line = Int64(query) * x.indices.shape[1] + slot
+            row = (x.indices.iterator + line).load()
+            members.append((row, (x.gradients.iterator + line).load().bitcast(Int32)))
+        slots.append(members)
+    return slots
 
 
 @cute.jit
