@@ -51,10 +51,10 @@ def emit_by_position(
         else:
             span = Int32(16) if span > 8 else Int32(8)
         words = (span * plan.consumer_threads) // WORD_BITS
-        # Asked for before it is needed: a thread with a word or less has positions of one page.
+        # Asked for before they are needed: a thread with a word or less has positions of one page.
         begin = thread * span
         first = first_id(output, row, window + (begin & -WORD_BITS), part.end)
-        second = first
+        second = first_id(output, row, window + begin + PAGE_SIZE, part.end)
         for word in cutlass.range(thread, words, plan.consumer_threads, unroll=1):
             bitmap[word] = Int32(0)
         consumer_sync(plan)
@@ -79,7 +79,7 @@ def emit_by_position(
         out_index = threshold.first_out_index + written + before
         for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
             four = words_at(bitmap, at, span)
-            if span > WORD_BITS:
+            if at > begin:
                 first = first_id(output, row, window + at, part.end)
                 second = first_id(output, row, window + at + PAGE_SIZE, part.end)
             for k in cutlass.range_constexpr(4):
