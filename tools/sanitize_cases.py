@@ -38,6 +38,7 @@ class Fused:
     Attributes:
         lengths: tokens of each row. clusters: their number, CTAs of each, clusters of a long row.
         values: as `make_inputs` has them. bad_pages: every third page id is outside the cache.
+        next_n: neighbouring rows that share a row of the table.
     """
 
     lengths: tuple[int, ...]
@@ -47,6 +48,7 @@ class Fused:
     by_score: bool = False
     values: str = "random"
     bad_pages: bool = False
+    next_n: int = 1
 
     def __call__(self) -> None:
         """Launch once, and compare."""
@@ -75,7 +77,8 @@ class Fused:
         if self.bad_pages:
             inputs.block_table[:, ::3] = -1
             inputs.block_table[:, 1::6] = NO_SUCH_PAGE
-        return inputs
+        last_of_request = inputs.block_table[self.next_n - 1 :: self.next_n]
+        return inputs._replace(block_table=last_of_request.contiguous())
 
     def expected(self, inputs: Inputs) -> Tensor:
         """The CPU backend's ids; bad page ids are no error here."""
@@ -174,6 +177,7 @@ CASES: dict[str, Callable[[], None]] = {
     "halved clusters": Fused((1300,) * 5, (1, 4, 1), num_heads=16, topk=512),
     "row splits": Fused((66_000,), (2, 16, 2)),
     "ragged": Fused((66_000, 2049, 2100, 3000, 2600), (4, 2, 1)),
+    "requests": Fused((2100, 2101, 9000, 9001), (2, 2, 1), next_n=2),
     "compaction": Fused((9000,), (1, 1, 1)),
     "sorted": Fused((3000, 100), (1, 2, 1), by_score=True),
     "16 heads": Fused((1400, 600), (1, 2, 1), num_heads=16, topk=512),
