@@ -28,6 +28,7 @@ class Recorder(Observer):
     def __init__(self):
         self.accesses = []
         self.complaints = []
+        self.missed = []
         self.sync = []
         self.joined = []
 
@@ -42,6 +43,9 @@ class Recorder(Observer):
 
     def fenced(self, agent, fence, instruction):
         self.sync.append(("fenced", agent.label, fence, instruction.opcode))
+
+    def phases_missed(self, agent, owner, offset, last, phase, instruction):
+        self.missed.append((last, phase))
 
     def complained(self, level, code, message, agent, instruction):
         self.complaints.append((level, code, message))

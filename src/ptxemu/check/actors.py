@@ -11,7 +11,6 @@ from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, 
 from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.known_order import Limits
     from ptxemu.check.shadow import State
     from ptxemu.syntax.ast import Instruction
 
@@ -41,7 +40,6 @@ class Event:
         "is_non_coherent",
         "is_silent",
         "kind",
-        "limits",
         "proxy",
         "reach",
         "reads_with",
@@ -70,8 +68,6 @@ class Event:
         """The state of bytes that this event was the last to write and nobody read since."""
         self.reads_with: dict[tuple[Event, ...], tuple[Event, ...]] = {}
         """Of an operation's read: by the reads that there were, those to remember now."""
-        self.limits: dict[Space, Limits] = {}
-        """What it was found to come behind."""
         self.columns: tuple[int, int] | None = None
         """In TMEM: the first column and the one behind the last."""
 
@@ -190,7 +186,8 @@ class Actor:
             return other is self
         if other.is_warp:
             return part.clocks.item(SEEN, other.slot) >= clock
-        return bool((part.done | part.seen) >> other.slot & 1)
+        # Shifting leaves little of a set of thousands: the latest are asked for.
+        return bool(part.done >> other.slot & 1 or part.seen >> other.slot & 1)
 
     def knows_issue(self, operation: OperationActor) -> bool:
         """Whether `operation` was issued before what this agent does now happens."""

@@ -255,6 +255,21 @@ class Checker(Observer):
         self._phases.completed(owner, offset, phase, held)
         self._phases.waited(warp, owner, offset, phase, instruction)
 
+    def phases_missed(
+        self,
+        agent: Agent,
+        owner: int,
+        offset: int,
+        last: int,
+        phase: int,
+        instruction: Instruction,
+    ) -> None:
+        """A wait for a parity passed over phases: harmless where it comes behind them."""
+        warp = self._actors[agent.agent_id]
+        why = self._phases.may_mistake(warp, owner, offset, last, phase)
+        if why is not None:
+            self.complained("warning", "mbarrier-phase-aliasing", why, agent, instruction)
+
     def _operations_of(self, home: int, bits: int) -> list[OperationActor]:
         """The operations of a cluster whose bits are set."""
         ids = enumerate(self._operations.get(home, ()))

@@ -1,7 +1,7 @@
 """Most accesses come behind everything that conflicts with them: those are told quickly here.
 
-What an agent knows only grows, so that a clock once known stays known; what is not known by the
-clocks that were noted is left to `check.races`.
+What an agent knows by a clock is looked up once an access; what is not known is left to
+`check.races`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""
 Limits: TypeAlias = "dict[tuple[Actor, Proxy, AccessKind], int]"
-"""By agent, proxy and kind of earlier accesses the clock up to which an event may follow them."""
+"""By agent, proxy and kind of earlier accesses the clock up to which an access may follow them."""
 
 
-def after(state: State, event: Event, space: Space) -> State | None:
-    """The state behind an event that nothing stands in the way of; None where that is not sure."""
+def after(state: State, event: Event, space: Space, limits: Limits) -> State | None:
+    """The state behind an event that nothing stands in the way of; None where that is not sure.
+
+    Args:
+        limits: what was found for this access, and is added to.
+    """
     if space is Space.TMEM or event.reach or state.hidden or state.suspects:
         return None
-    limits = event.limits.get(space)
-    if limits is None:
-        limits = event.limits[space] = {}
     if event.kind is AccessKind.READ:
         return _after_read(state, event, space, limits)
     if event.kind is AccessKind.WRITE and not event.is_silent:
@@ -75,8 +76,8 @@ def _after_write(state: State, event: Event, space: Space, limits: Limits) -> St
 
 def _may_follow(first: Event, event: Event, space: Space, limits: Limits) -> bool:
     key = first.actor, first.proxy, first.kind
-    limit = limits.get(key, -1)
-    if first.clock > limit:  # unknown, or known since
+    limit = limits.get(key)
+    if limit is None:
         limit = limits[key] = _known_clock(first, event, space)
     return first.clock <= limit
 

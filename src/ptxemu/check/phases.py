@@ -99,6 +99,24 @@ class Phases:
                     self._report_early(cta, offset, before, mine)
         arrived[actor] = actor.clock, mine
 
+    def may_mistake(self, actor: Actor, cta: int, offset: int, last: int, phase: int) -> str | None:
+        """Why a wait of `actor`, who saw phase `last` before, may take another one for `phase`.
+
+        None if the phases before it are complete, in time, before the wait: then nothing else can
+        answer it.
+        """
+        phases = self._members.get((cta, offset), {})
+        if any(actor.has_seen(one, clock) for one, (clock, _) in phases.get(phase, {}).items()):
+            return None  # who arrived in it found it begun
+        before = phases.get(phase - 1, {}).items()
+        if before and all(actor.has_seen(one, clock) for one, (clock, _) in before):
+            return None
+        return (
+            f"the wait for parity {phase & 1} of the mbarrier at shared 0x{offset:x} matches phase "
+            f"{phase}, but this warp last saw phase {last}: phases were missed, and a wait for the "
+            "other parity would have blocked"
+        )
+
     def completed(self, cta: int, offset: int, phase: int, released: Knowledge | None) -> None:
         """`phase` is complete: do its arrivals know of the waits for the phase before?"""
         waits = self._waits.get((cta, offset), {}).pop(phase - 1, {})

@@ -56,12 +56,12 @@ class Races:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
 
-    def apply(self, state: State, event: Event, spot: Spot) -> State:
-        """The state that a granule in `state` has after `event`."""
+    def apply(self, state: State, event: Event, spot: Spot, limits: known_order.Limits) -> State:
+        """The state that a granule in `state` has after `event` (`limits`: see `known_order`)."""
         if state.next_event is event:
             assert state.next_state is not None
             return state.next_state
-        new = known_order.after(state, event, spot.space)
+        new = known_order.after(state, event, spot.space, limits)
         if new is None and event.kind is AccessKind.READ:
             new = self._read(state, event, spot)
         elif new is None:

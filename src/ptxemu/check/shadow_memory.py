@@ -13,6 +13,7 @@ from ptxemu.events import Access, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.actors import Event
+    from ptxemu.check.known_order import Limits
 
 GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18
@@ -40,16 +41,17 @@ class ShadowMemory:
         region = self._region(access.space, access.owner)
         states, table, apply = self._states, self._states.table, self._races.apply
         is_disjoint = not event.actor.is_warp
+        limits: Limits = {}
         for page, array, index in region.select(access.starts, access.size, distinct=is_disjoint):
             ids = array[index]
             spot = Spot(access.space, region, page, index, ids)
             old = distinct(ids)
             if len(old) == 1:
-                state = apply(table[old[0]], event, spot)
+                state = apply(table[old[0]], event, spot, limits)
                 if state.id != old[0]:
                     array[index] = states.number(state)
                 continue
-            new = [states.number(apply(table[n], event, spot)) for n in old]
+            new = [states.number(apply(table[n], event, spot, limits)) for n in old]
             if new.count(new[0]) == len(new):
                 array[index] = new[0]
             else:

@@ -132,22 +132,13 @@ def _succeeded(warp: Warp, wait: _Wait, scope: str, target: Target) -> None:
     if machine.observer is None:
         return
     owner = barriers.cta.index
+    # A wait of the same parity as the last one is for the same phase or the next but one.
+    if wait.parity is not None and last is not None:
+        latest_meant = last + 2 if (last & 1) == wait.parity else last + 1
+        if matched >= latest_meant + 2:
+            machine.observer.phases_missed(warp, owner, offset, last, matched, target.instruction)
     machine.observer.phase_seen(warp, owner, offset, matched, target.instruction)
     for phase in range(0 if last is None else last + 1, matched + 1):
         machine.observer.acquired(warp, barriers.token(offset, phase), scope)
     if last is not None and last == matched:
         machine.observer.acquired(warp, barriers.token(offset, matched), scope)
-    # A wait of the same parity as the last one is for the same phase or the next but one.
-    if wait.parity is None or last is None:
-        return
-    latest_meant = last + 2 if (last & 1) == wait.parity else last + 1
-    if matched >= latest_meant + 2:
-        machine.complain(
-            "warning",
-            "mbarrier-phase-aliasing",
-            f"the wait for parity {wait.parity} of the mbarrier at shared 0x{offset:x} matches "
-            f"phase {matched}, but this warp last saw phase {last}: phases were missed, and a wait "
-            "for the other parity would have blocked",
-            warp,
-            target.instruction,
-        )

@@ -23,10 +23,6 @@ SPLITS = IndexerPlan(num_heads=16, topk=512, splits=True, split_pages=20)
 SORTED = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
 EDGES = [0, 1, 64, 65, 2048, 2049]
 
-# A warpgroup sees every fourth use of the ring only, so that it misses phases of a stage. It waits
-# for the products first, which the issuing warp makes in order: the stage's phase is complete.
-OF_FEW_STAGES = {("mbarrier-phase-aliasing", "pipeline.py")}
-
 
 def test_lengths_around_a_page_and_topk() -> None:
     assert_as_the_cpu(MODEL, make_inputs(EDGES), 2, 2)
@@ -91,7 +87,7 @@ def test_other_pages_per_stage(pages: int) -> None:
     plan = IndexerPlan(num_heads=16, topk=512, pages_per_stage=pages)
     inputs = make_inputs([1401, 600], num_heads=16)
     inputs.block_table[0, 5] = -1
-    assert_as_the_cpu(plan, inputs, 1, 2, warnings=OF_FEW_STAGES)
+    assert_as_the_cpu(plan, inputs, 1, 2)
 
 
 @pytest.mark.usefixtures("small_device")

@@ -160,3 +160,20 @@ def test_an_arrival_must_come_behind_those_of_the_phase_before(run: FakeRun, ord
     run.arrive(first, phase=1)
     run.arrive(second, phase=1)
     assert run.codes == ([] if ordered else ["mbarrier-early-arrival"])
+
+
+@pytest.mark.parametrize("behind", ["all phases before", "the phase's arrival", "nothing"])
+def test_a_wait_that_passes_over_phases_must_come_behind_them(run: FakeRun, behind: str) -> None:
+    """Else another phase of the same parity may answer it."""
+    waiter, worker = run.warps
+    for phase in range(3):
+        run.arrive(worker, phase=phase)
+    if behind == "all phases before":
+        run.barrier(worker, waiter)
+    run.arrive(worker, phase=3)
+    if behind == "the phase's arrival":
+        run.barrier(worker, waiter)
+    wait = run.instruction("mbarrier.try_wait.parity")
+    run.checker.phases_missed(waiter, 0, 0, 0, 3, wait)
+    found = [finding.code for finding in run.findings]
+    assert found == (["mbarrier-phase-aliasing"] if behind == "nothing" else [])
