@@ -169,7 +169,7 @@ KERNELS = {
             Prefill(queries=9, keys=2500, topk=300),  # three segments, a full log
             Prefill(queries=5, keys=3000, topk=100, plateaus=True),
             Prefill(queries=5, keys=60, topk=20),  # no keys for a warpgroup
-            Prefill(queries=5, keys=700, topk=300, wide=True),  # rounds over the last segment
+            Prefill(queries=5, keys=1500, topk=300, wide=True),  # rounds over the last segment
         ),
     ),
     "prefill-bf16-sm_90a": Launches(
@@ -179,7 +179,7 @@ KERNELS = {
             Prefill(queries=9, keys=2500, topk=300, dtype="bfloat16"),
             Prefill(queries=5, keys=3000, topk=100, dtype="bfloat16", plateaus=True),
             Prefill(queries=5, keys=60, topk=20, dtype="bfloat16"),  # no keys for a warpgroup
-            Prefill(queries=5, keys=700, topk=300, dtype="bfloat16", wide=True),
+            Prefill(queries=5, keys=1500, topk=300, dtype="bfloat16", wide=True),
         ),
     ),
     "attention-target-sm_90a": Launches(
@@ -203,7 +203,7 @@ KERNELS = {
     "indexer-bwd-sm_90a": Launches(
         "indexer_bwd_kernel",
         # A CTA has two groups, each with more tiles than there are stages.
-        (IndexBackward(queries=7, sms=3), IndexBackward(queries=4, topk=400, keys=900)),
+        (IndexBackward(queries=7, sms=3), IndexBackward(queries=8, topk=400, sms=3, keys=900)),
     ),
     "indexer-bwd-large-sm_90a": Launches(
         "indexer_bwd_kernel",
@@ -265,6 +265,7 @@ KERNELS = {
             f"{_INDEXER} --lengths 2200 --distinct 1",  # nothing passes the floor any more
             f"{_INDEXER} --lengths 560 530 --rows-of-one 511",  # too many to be put in order
             f"{_INDEXER} --lengths 4000",  # fills the list again without compacting it
+            f"{_INDEXER} --lengths 131400",  # two windows of the bitmap
         ),
     ),
 }

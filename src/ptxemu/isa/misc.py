@@ -23,13 +23,18 @@ def _nothing(warp: Warp, mask: Mask) -> None:
     """No effect."""
 
 
+def _nap(warp: Warp, mask: Mask) -> None:
+    """No effect, but that the scheduler knows of it."""
+    warp.cta.machine.naps += 1
+
+
 @visible("nanosleep", section=_SECTION + ": nanosleep")
 def sleep(instruction: Instruction) -> Step:
     """Let others run; time does not exist here."""
     modifiers = Modifiers(instruction, "nanosleep")
     modifiers.one_of("u32")
     modifiers.done()
-    return _nothing
+    return _nap
 
 
 @visible("pmevent", "brkpt", section=_SECTION + ": pmevent, brkpt")

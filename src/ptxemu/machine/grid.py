@@ -80,6 +80,8 @@ class Machine:
         self.progress = 0
         """Grows with every change that another agent could wait for; a scheduler that sees it
         stand still while warps run knows that they only spin."""
+        self.naps = 0
+        """Grows with every nanosleep: the warp expects to wait."""
         self.warp_instructions = 0
         """Instructions of the warps that have exited."""
         self.async_operations = 0

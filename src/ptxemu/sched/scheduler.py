@@ -21,6 +21,8 @@ STEPS_BETWEEN_COUNTS = 1024
 """Steps after which the instructions are counted against the limit."""
 SPINNING_STEPS_PER_WARP = 64
 """Steps of every warp without any progress after which asynchronous work is forced."""
+PATIENT_NAPS = 8
+"""Executions of nanosleep without any progress after which it is forced, too."""
 LIVELOCK_ROUNDS = 50
 """Such rounds, with no asynchronous work left and every warp where it was before, after which the
 warps spin for ever."""
@@ -71,7 +73,7 @@ class Scheduler:
     def _run(self) -> None:
         self._waiting = self._machine.clusters()
         self._start_clusters()
-        spinning, seen, idle_rounds = 0, self._machine.progress, 0
+        spinning, seen, idle_rounds, naps = 0, self._machine.progress, 0, 0
         while self._warps or self._machine.pending:
             moved = self._step_some_warp()
             if self._policy.asynchronous == "eager":
@@ -89,9 +91,14 @@ class Scheduler:
                     self._deal()
             if self._machine.progress != seen:
                 spinning, seen, idle_rounds = 0, self._machine.progress, 0
+                naps = self._machine.naps
                 continue
             if moved:
                 spinning += 1
+            if self._machine.naps - naps > PATIENT_NAPS:
+                naps = self._machine.naps
+                if self._step_async():
+                    continue
             if not moved or spinning > SPINNING_STEPS_PER_WARP * max(len(self._warps), 1):
                 spinning = 0
                 if self._step_async():

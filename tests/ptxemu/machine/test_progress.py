@@ -27,6 +27,42 @@ def test_a_wait_for_a_clock_ends(clock: str, sleep: str) -> None:
     run(CLOCK.format(clock, sleep), block=64)
 
 
+@pytest.mark.parametrize(("sleep", "most"), [("", 10_000), ("nanosleep.u32 100;\n", 2_000)])
+def test_asynchronous_work_that_comes_late_comes_when_warps_sleep(sleep: str, most: int) -> None:
+    """Warp 1 polls until warp 0 has waited for twenty copies, one behind the other."""
+    copies = f"""
+    {TID} setp.ge.u32 %p0, %r0, 32;
+    mov.u32 %r1, smem;
+    add.u32 %r2, %r1, 16;
+    setp.eq.u32 %p1, %r0, 0;
+    @%p1 st.shared.u32 [%r1+8], 0;
+    @%p1 mbarrier.init.shared.b64 [%r1], 1;
+    fence.mbarrier_init.release.cluster;
+    bar.sync 0;
+    @%p0 bra POLL;
+    mov.u32 %r3, 0;
+    COPY: @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 128;
+    @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
+        [%r2], [%rd_x], 128, [%r1];
+    and.b32 %r4, %r3, 1;
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], %r4;
+    @!%p2 bra WAIT;
+    add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p3, %r3, 20;
+    @%p3 bra COPY;
+    @%p1 st.relaxed.cta.shared.u32 [%r1+8], 1;
+    bra END;
+    POLL: {sleep} ld.relaxed.cta.shared.u32 %r5, [%r1+8];
+    setp.eq.u32 %p2, %r5, 0;
+    @%p2 bra POLL;
+    END:
+    """
+    late = Policy(asynchronous="late", warps="round_robin")
+    result = run(copies, block=64, shared=256, policy=late, x=32).result
+    assert result.async_operations == 20
+    assert most / 2 < result.warp_instructions < most
+
+
 def test_a_loop_that_looks_at_a_clock_and_never_ends_is_a_livelock() -> None:
     with pytest.raises(ptxemu.DeadlockError, match="livelock"):
         run("L: mov.u64 %rd0, %clock64;\nsetp.ge.u64 %p0, %rd0, 0;\n@%p0 bra L;\n")
