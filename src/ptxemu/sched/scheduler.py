@@ -49,6 +49,8 @@ class Scheduler:
         self._room = machine.device.num_sms
         """CTAs that are kept resident."""
         self._crew = Crew(machine, policy.processes)
+        self._naps = 0
+        """Of the machine's, those that have been answered."""
         self._states: set[int] = set()
         self._states_since = -1
         self.steps = 0
@@ -73,7 +75,7 @@ class Scheduler:
     def _run(self) -> None:
         self._waiting = self._machine.clusters()
         self._start_clusters()
-        spinning, seen, idle_rounds, naps = 0, self._machine.progress, 0, 0
+        spinning, seen, idle_rounds = 0, self._machine.progress, 0
         while self._warps or self._machine.pending:
             moved = self._step_some_warp()
             if self._policy.asynchronous == "eager":
@@ -91,14 +93,11 @@ class Scheduler:
                     self._deal()
             if self._machine.progress != seen:
                 spinning, seen, idle_rounds = 0, self._machine.progress, 0
-                naps = self._machine.naps
+                self._naps = self._machine.naps
                 continue
-            if moved:
-                spinning += 1
-            if self._machine.naps - naps > PATIENT_NAPS:
-                naps = self._machine.naps
-                if self._step_async():
-                    continue
+            spinning += moved
+            if self._have_slept() and self._step_async():
+                continue
             if not moved or spinning > SPINNING_STEPS_PER_WARP * max(len(self._warps), 1):
                 spinning = 0
                 if self._step_async():
@@ -226,6 +225,13 @@ class Scheduler:
         operation: AsyncOperation = self._random.choice(ready)
         self._machine.take_step(operation)
         return True
+
+    def _have_slept(self) -> bool:
+        """Whether warps have slept often since the last progress, or since this was true."""
+        have = self._machine.naps - self._naps > PATIENT_NAPS
+        if have:
+            self._naps = self._machine.naps
+        return have
 
     def _is_new_state(self) -> bool:
         """Whether some warp is where it never was since the last progress.
