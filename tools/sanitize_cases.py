@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.kernels.indexer.exact_inputs import Inputs
 
 from sanitize_backward import Backward
-from sanitize_decode import Decode
+from sanitize_decode import Decode, FewHeads
 from sanitize_forward import Forward
 from sanitize_index_backward import IndexBackward
 from sanitize_prefill import Prefill
@@ -214,6 +214,9 @@ CASES: dict[str, Callable[[], None]] = {
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),
     "packed decode of 16": Decode("ue8m0", 16, topk=130),
+    "decode of 16 heads": FewHeads(),
+    "decode of 16 heads, alone": FewHeads(cluster_size=1, topk=1300),
+    "decode of 32 heads": FewHeads("fp32", num_heads=27),
     "target and scores": HeadSums(),
     "target and scores of few heads": HeadSums(heads=20, index_heads=16),
     "target of 64": HeadSums(heads=64, index_heads=32, queries=4),

@@ -10,8 +10,6 @@ from sanitize_kernel import KernelCase
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
-
 
 @dataclass(frozen=True)
 class Decode(KernelCase):
@@ -28,7 +26,7 @@ class Decode(KernelCase):
     topk: int = 400
 
     @property
-    def plan(self) -> DecodePlan:
+    def plan(self) -> Any:
         """What it is compiled for."""
         from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 
@@ -62,3 +60,20 @@ class Decode(KernelCase):
         with runner.launching():
             launch(runner, function, self.cluster_size, operands, out, lse, case.d_qk**-0.5)
         return inputs, out, lse
+
+
+@dataclass(frozen=True)
+class FewHeads(Decode):
+    """The same of the kernel of at most 32 heads, which takes packed rows only."""
+
+    catalog_name: ClassVar[str] = "SPARSE_MLA_DECODE_FEW_HEADS"
+    packed: str = "ue8m0"
+    num_heads: int = 13
+    topk: int = 700
+
+    @property
+    def plan(self) -> Any:
+        """What it is compiled for."""
+        from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
+
+        return FewHeadsPlan(next(columns for columns in COLUMNS if columns >= self.num_heads))

@@ -263,6 +263,15 @@ def rotated_state(number: Any, first: int, stages: int) -> PipelineState:
     return PipelineState((number + first) % stages, (number // stages) & 1)
 
 
+def state_of_part(number: Any, part: Any, stages: int) -> PipelineState:
+    """Where use `number` of a ring falls that is one of several equal parts of a barrier's stages.
+
+    Args:
+        part: number of the ring. stages: of each.
+    """
+    return PipelineState(part * stages + number % stages, (Int32(number) // stages) & 1)
+
+
 def state_in_turn(state: PipelineState, place: int, turn: int, stages: int) -> PipelineState:
     """The state `place` uses behind `state`, with no more than an addition at run time.
 

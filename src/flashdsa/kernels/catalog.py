@@ -26,6 +26,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.sparse_mla.sm100.fwd import plan as sm100_fwd
@@ -207,7 +208,7 @@ MLA_BWD = KernelSpec(
     },
     timeline="flashdsa.kernels.sparse_mla.sm100.bwd.timeline:TIMELINE",
 )
-
+_SIDES = {"left": ("left.py",), "right": ("right.py",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
@@ -215,7 +216,7 @@ SPARSE_MLA_FWD = KernelSpec(
     plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
     build="flashdsa.kernels.sparse_mla.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
-    sources={"gather": ("gather.py", "cp_async.py"), "left": ("left.py",), "right": ("right.py",)},
+    sources={"gather": ("gather.py", "cp_async.py"), **_SIDES},
 )
 SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
@@ -290,11 +291,16 @@ SPARSE_MLA_DECODE = KernelSpec(
     plans=(DecodePlan(), DecodePlan(packed=True)),
     build="flashdsa.kernels.sparse_mla.sm90.decode.build:compile_decode",
     entry="decode_kernel",
-    sources={
-        "gather": ("gather.py", "expand.py", "cp_async.py"),
-        "left": ("left.py",),
-        "right": ("right.py",),
-    },
+    sources={"gather": ("gather.py", "expand.py", "cp_async.py"), **_SIDES},
+)
+SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
+    name="mla_decode_heads",
+    arch=SM90.name,
+    operations=(Operation.SPARSE_MLA_FWD,),
+    plans=tuple(map(FewHeadsPlan, COLUMNS)),
+    build="flashdsa.kernels.sparse_mla.sm90.few_heads.build:compile_few_heads",
+    entry="few_heads_kernel",
+    sources={"gather": ("gather.py",), "math": ("consume.py", "query.py", "merge.py")},
 )
 _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 
@@ -372,6 +378,7 @@ KERNELS = (
     MLA_BWD_DKV,
     MLA_BWD_FUSED,
     SPARSE_MLA_DECODE,
+    SPARSE_MLA_DECODE_FEW_HEADS,
     ATTENTION_TARGET,
     INDEXER_SCORES,
     INDEXER_BWD,

@@ -1,4 +1,7 @@
-"""The Hopper decode's compiled kernels on ptxemu: within the contract, without a finding."""
+"""The Hopper decode's compiled kernels on ptxemu: within the contract, without a finding.
+
+Those of few heads are in test_sm90_few_heads_emulated.py.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm90.sparse_mla_decode import launch, plan_for
+from flashdsa.backends.sm90.sparse_mla_decode import launch, spec_of
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -28,12 +32,22 @@ from tests.kernels.features import EVERY_FEATURE
 
 TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 200, duplicates=True, invalid=True, poison=True)
 ALL_AT_ONCE = SparseMlaCase(
-    "every feature", 3, 60, 20, 140, attn_sink="infinite", **EVERY_FEATURE | {"kv_3d": False}
+    "every feature", 3, 60, 40, 140, attn_sink="infinite", **EVERY_FEATURE | {"kv_3d": False}
 )
 
 
-def run(case: SparseMlaCase, size: int, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
-    """O and lse by clusters of that size; they are judged, and nothing may be found."""
+def run(
+    case: SparseMlaCase,
+    size: int,
+    policy: Policy | None = None,
+    plan: DecodePlan | FewHeadsPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and lse by clusters of that size; they are judged, and nothing may be found.
+
+    Args:
+        plan: of the kernel; None: that of many heads.
+    """
+    plan = plan or DecodePlan(packed=bool(case.packed))
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     operands = SparseMlaOperands(
         inputs.q, inputs.kv, inputs.indices, inputs.topk_length, inputs.attn_sink
@@ -41,7 +55,7 @@ def run(case: SparseMlaCase, size: int, policy: Policy | None = None) -> tuple[T
     emulator = Emulator(policy=policy, on_finding="collect")
     out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
     lse = emulator.empty(*inputs.q.shape[:2], dtype=torch.float32)
-    function = emulator.function(SPARSE_MLA_DECODE, plan_for(inputs.kv))
+    function = emulator.function(spec_of(plan), plan)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     with emulator.launching():
         launch(emulator, function, size, operands, out, lse, scale)
@@ -74,7 +88,7 @@ def test_scales_that_f16_has_no_room_for_are_right() -> None:
     """Scales of 2^-20 and any mantissa: values are of a multiple of them first."""
     draw = torch.Generator().manual_seed(0)
     kv = flashdsa.quantize_kv(torch.randn(64, 576, generator=draw) * 2.0**-13, scale="fp32")
-    q = torch.randn(1, 8, 576, generator=draw).bfloat16()
+    q = torch.randn(1, 40, 576, generator=draw).bfloat16()
     indices = torch.randperm(64, generator=draw).int()[None]
     O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
     ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, indices)

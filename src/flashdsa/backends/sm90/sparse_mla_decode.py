@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,10 +11,12 @@ from torch import Tensor
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
+from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.plan.kernel_spec import KernelSpec
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -42,13 +43,12 @@ def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> 
     Args:
         operands: out and lse are written, without gaps.
     """
-    plan = plan_for(operands.kv)
-    key = plan.name, items_of(operands.q), operands.indices.shape[1]
+    queries, num_heads = operands.q.shape[:2]
+    key = "decode", is_packed(operands.kv), queries, num_heads, operands.indices.shape[1]
     found = runner.launches.get(key)
     if found is None:
-        capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
-        size = cluster_size_for(capacity, *key[1:])
-        found = runner.launches[key] = runner.function(SPARSE_MLA_DECODE, plan), size
+        plan, size = choose(runner, *key[1:])
+        found = runner.launches[key] = runner.function(spec_of(plan), plan), size
     function, size = found
     results = operands.out, operands.lse
 
@@ -103,12 +103,29 @@ def _absent(runner: Runner, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def plan_for(kv: Tensor) -> DecodePlan:
-    """By the form of the rows."""
-    return _plan(is_packed(kv))
+def choose(
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
+) -> tuple[DecodePlan | FewHeadsPlan, int]:
+    """The kernel, and CTAs of an item.
+
+    Of packed rows that of few heads, if there are few; or where as many CTAs of it run at once that
+    none has more steps than with all 64 heads in each, as its steps are shorter.
+    """
+    many = DecodePlan(packed=packed)
+    sizes = runner.cluster_capacity(many.threads, many.smem_bytes)
+    many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
+    if not packed:
+        return many, many_size
+    few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
+    sizes = runner.cluster_capacity(few.threads, few.smem_bytes)
+    few_items = queries * few.items(num_heads)
+    few_size = cluster_size_for(sizes, few_items, topk)
+    at_once = few_items <= sizes.get(few_size, 0) and few_size >= many_size
+    if num_heads <= COLUMNS[-1] or at_once:
+        return few, few_size
+    return many, many_size
 
 
-@cache
-def _plan(packed: bool) -> DecodePlan:
-    """A plan checks its barriers, which takes longer than a launch."""
-    return DecodePlan(packed=packed)
+def spec_of(plan: DecodePlan | FewHeadsPlan) -> KernelSpec:
+    """The catalog's row of a plan's kernel."""
+    return SPARSE_MLA_DECODE if isinstance(plan, DecodePlan) else SPARSE_MLA_DECODE_FEW_HEADS

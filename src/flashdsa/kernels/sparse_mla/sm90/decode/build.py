@@ -24,10 +24,15 @@ def compile_decode(plan: DecodePlan) -> Any:
 
     (q, kv, indices, topk_length, attn_sink, out, lse, sm_scale, cluster_size); see `launch_decode`.
     """
+    return compile_launch(launch_decode, plan)
+
+
+def compile_launch(launch: Any, plan: Any) -> Any:
+    """A decode's launch with these arguments; `plan.packed` says what kv's rows are."""
     queries, heads, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(6))
     row = (Uint8, (keys, KV_ROW_BYTES)) if plan.packed else (BFloat16, (keys, D_QK))
     return cute.compile(
-        launch_decode,
+        launch,
         _tensor(BFloat16, (queries, heads, D_QK)),
         _tensor(*row),
         _tensor(Int32, (queries, topk), 4),

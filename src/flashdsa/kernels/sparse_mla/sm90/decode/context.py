@@ -8,14 +8,13 @@ from cutlass import Int32, cute
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, ROWS, STEP_KEYS, TILES
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, STEP_KEYS, TILES
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import Scale
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch: an item is 64 heads of a query, and a cluster's."""
+    """One CTA's place in the launch: an item is the plan's heads of a query, and a cluster's."""
 
     arena: Arena
     query: Int32
@@ -28,8 +27,8 @@ class Context(NamedTuple):
     thread: Int32  # in its warpgroup
 
     @property
-    def plan(self) -> DecodePlan:
-        """The budgets, known when the kernel is compiled."""
+    def plan(self) -> Any:
+        """The budgets, known when the kernel is compiled: a DecodePlan, or a FewHeadsPlan."""
         return self.arena.plan
 
     @property
@@ -79,7 +78,8 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
     item, _, _ = cute.arch.cluster_idx()
     num_ctas = Int32(cute.arch.cluster_size())
     rank = Int32(cute.arch.block_idx_in_cluster())
-    blocks = (Int32(lse.shape[1]) + ROWS - 1) // ROWS
+    rows = arena.plan.group_heads
+    blocks = (Int32(lse.shape[1]) + rows - 1) // rows
     query = item // blocks
     num_slots = Int32(indices.shape[1])
     if lengths.shape[0] > 0:
@@ -90,7 +90,7 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
     return Context(
         arena,
         query,
-        (item - query * blocks) * ROWS,
+        (item - query * blocks) * rows,
         rank,
         num_ctas,
         num_slots,

@@ -48,15 +48,22 @@ def announce(w: Output, side: cutlass.Constexpr) -> None:
     if cutlass.const_expr(side == 0):
         # left_sums: nor do the other warps of this one.
         ctx.barriers("left_sums").wait(0)
-        if ctx.thread == 0:
-            others = ctx.num_ctas - 1
-            dims_bytes = share_of(ctx, ctx.rank).count * staged_rows(w) * GROUP_BYTES
-            expected = others * (dims_bytes + rows_of_item(w) * STATISTICS_BYTES)
-            ctx.barriers("o_full").arrive_and_expect_tx(expected)
-            for name in TOKENS:
-                ctx.barriers(name).arrive_and_expect_tx(others * TOKEN_BYTES)
-        cute.arch.sync_warp()
-        tell_others(ctx, "ready")
+        expect_parts(w)
+
+
+@cute.jit
+def expect_parts(w: Output) -> None:
+    """A consumer: no warp of the CTA reads keys or Q any more, and the others may send theirs."""
+    ctx = w.ctx
+    if ctx.thread == 0:
+        others = ctx.num_ctas - 1
+        dims_bytes = share_of(ctx, ctx.rank).count * staged_rows(w) * GROUP_BYTES
+        expected = others * (dims_bytes + rows_of_item(w) * STATISTICS_BYTES)
+        ctx.barriers("o_full").arrive_and_expect_tx(expected)
+        for name in TOKENS:
+            ctx.barriers(name).arrive_and_expect_tx(others * TOKEN_BYTES)
+    cute.arch.sync_warp()
+    tell_others(ctx, "ready")
 
 
 @cute.jit

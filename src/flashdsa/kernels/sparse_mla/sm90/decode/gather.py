@@ -58,11 +58,15 @@ def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
 
 
 @cute.jit
-def find_extent(role: Gatherer, lane: Int32) -> Int32:
-    """All warps: steps up to the last one with a valid slot; told to the consumers."""
+def find_extent(role: Gatherer, lane: Int32, least: cutlass.Constexpr = 0) -> Int32:
+    """All warps: steps up to the last one with a valid slot; told to the consumers.
+
+    Args:
+        least: as many are there whether their slots are valid or not, if the CTA has them.
+    """
     ctx = role.ctx
     num_steps = ctx.num_steps
-    more = Boolean(num_steps > 0)
+    more = Boolean(num_steps > least)
     while more:
         slots = read_slots(role, num_steps - 1, lane)
         together = slots[0]
@@ -72,7 +76,7 @@ def find_extent(role: Gatherer, lane: Int32) -> Int32:
             more = Boolean(False)
         else:
             num_steps -= 1
-            more = num_steps > 0
+            more = num_steps > least
     if ctx.thread == 0:
         ctx.arena.array("extent", Int32, 1)[0] = num_steps
         ctx.barriers("extent_full").arrive()

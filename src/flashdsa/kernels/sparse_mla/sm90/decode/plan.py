@@ -60,6 +60,10 @@ class DecodePlan(Sm90Plan):
     """Queries of an item, as in the forward's plan."""
     group_heads = ROWS
 
+    def items(self, num_heads: int) -> int:
+        """Of a query."""
+        return -(-num_heads // self.group_heads)
+
     @property
     def name(self) -> str:
         """The exported name of its function."""

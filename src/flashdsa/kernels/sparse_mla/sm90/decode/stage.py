@@ -42,8 +42,8 @@ MOST_POWER = 100
 
 
 def rows_of_item(w: Output) -> Any:
-    """Heads of the item that there are, of 64."""
-    return cutlass.min(Int32(w.lse.shape[1]) - w.ctx.head, Int32(ROWS))
+    """Heads of the item that there are, of the plan's."""
+    return cutlass.min(Int32(w.lse.shape[1]) - w.ctx.head, Int32(w.ctx.plan.group_heads))
 
 
 def staged_rows(w: Output) -> Any:

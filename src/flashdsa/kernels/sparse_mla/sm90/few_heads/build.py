@@ -1,0 +1,18 @@
+"""Compiles the Hopper decode of few heads; shapes are dynamic, what the plan says is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashdsa.kernels.sparse_mla.sm90.decode.build import compile_launch
+from flashdsa.kernels.sparse_mla.sm90.few_heads.kernel import launch_few_heads
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
+
+
+def compile_few_heads(plan: FewHeadsPlan) -> Any:
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
+
+    (q, kv, indices, topk_length, attn_sink, out, lse, sm_scale, cluster_size); see
+    `launch_few_heads`.
+    """
+    return compile_launch(launch_few_heads, plan)

@@ -1,0 +1,79 @@
+"""Role gather: whole rows by bulk copies, a lane each; a warp has a piece of 32 keys of each step.
+
+Rows lie as they come: the consumers bring them into registers.
+"""
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.smem import store_words
+from flashdsa.dsl.tma import load_bytes
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.expand import row_address
+from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
+    Gatherer,
+    find_extent,
+    read_slot,
+)
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import PIECE_BYTES, PIECE_KEYS, TILE_PIECES
+from flashdsa.kernels.sparse_mla.sm90.few_heads.ring import state_of_piece
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import STEP_KEYS
+from flashdsa.problem import KV_ROW_BYTES
+
+UNIT = 16
+"""Bytes of a store."""
+
+
+@cute.jit
+def gather_pieces(role: Gatherer) -> None:
+    """All four warps: every step of the CTA."""
+    ctx = role.ctx
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    lane = ctx.thread % WARP_SIZE
+    first = ctx.first_step * STEP_KEYS + warp * PIECE_KEYS + lane
+    row = read_slot(role, first)
+    if ctx.num_steps > 0:
+        # Asked for while nobody knows yet how many steps have a valid slot: one, at least.
+        load_piece(role, row, Int32(0), lane)
+    num_steps = find_extent(role, lane, 1)
+    row = read_slot(role, first + STEP_KEYS)
+    for step in cutlass.range(1, num_steps, unroll=1):
+        ahead = read_slot(role, first + (step + 1) * STEP_KEYS)
+        load_piece(role, row, step, lane)
+        row = ahead
+
+
+@cute.jit
+def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
+    """One warp: its piece of a step, and who of its keys is valid.
+
+    Args:
+        row: the lane's, negative where its slot is not valid.
+    """
+    ctx = role.ctx
+    ring = RingProducer(ctx.barriers("full"), ctx.barriers("free"))
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    piece = step * TILE_PIECES + warp % TILE_PIECES
+    state = state_of_piece(ctx.plan, warp // TILE_PIECES, piece)
+    # free: the consumer has read the piece that was there before, and its mask.
+    ring.acquire(state)
+    mask = cute.arch.vote_ballot_sync(row >= 0)
+    if lane == 0:
+        ctx.arena.array("masks", Int32, ctx.plan.stages)[state.stage] = Int32(mask)
+    place = state.stage * PIECE_BYTES + lane * KV_ROW_BYTES
+    if row >= 0:
+        barrier = ring.expect(state.stage, KV_ROW_BYTES)
+        load_bytes(
+            ctx.arena.bytes("k") + place, row_address(role, row), Int32(KV_ROW_BYTES), barrier
+        )
+    else:
+        clear_row(ctx.arena.address("k") + place)
+        ring.commit(state.stage)
+
+
+@cute.jit
+def clear_row(to: Int32) -> None:
+    """Zeros in place of a row: 0 times what was there may be NaN."""
+    for unit in cutlass.range(KV_ROW_BYTES // UNIT, unroll=1):
+        store_words(to + unit * UNIT, [Int32(0)] * 4)

@@ -1,0 +1,15 @@
+"""The pieces in shared memory: a ring for each consumer, which the two warps of its tiles fill.
+
+Piece n of a consumer is in stage n % stages of its ring. As it releases both pieces of a tile, no
+warp is a round ahead of the other one, whichever of them had a stage before.
+"""
+
+from typing import Any
+
+from flashdsa.dsl.pipeline import PipelineState, state_of_part
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import CONSUMERS, FewHeadsPlan
+
+
+def state_of_piece(plan: FewHeadsPlan, side: Any, number: Any) -> PipelineState:
+    """Stage, among those of both rings, and phase of a consumer's piece of that number."""
+    return state_of_part(number, side, plan.stages // CONSUMERS)
