@@ -107,6 +107,19 @@ _SLOTS = (
     Backward(queries=2, topk=100, ordered=True),
     Backward(queries=2, topk=170, ordered=True, sms=3),
 )
+
+
+def _few_heads(num_heads: int) -> tuple[Call, ...]:
+    """Decodes of few heads: rings that go round, clusters, scales that are no powers of two."""
+    return (
+        Decode("ue8m0", num_heads, topk=330),
+        Decode("ue8m0", num_heads, topk=900),
+        Decode("fp32", num_heads, topk=600, sms=2),
+        Decode("ue8m0", num_heads, topk=900, sms=4),
+        Decode("ue8m0", num_heads, topk=256, growing=True),
+    )
+
+
 KERNELS = {
     "mla-bwd-sm_100a": Launches(
         "backward_kernel",
@@ -155,13 +168,15 @@ KERNELS = {
     "mla-decode-packed-sm_90a": Launches(
         "decode_kernel",
         (
-            Decode("ue8m0", topk=330),
+            Decode("ue8m0", num_heads=40, topk=330),
             Decode("ue8m0", num_heads=70, topk=200, sms=2),
             Decode("fp32", num_heads=40, topk=600, sms=2),
-            Decode("ue8m0", topk=900, sms=4),
-            Decode("ue8m0", topk=256, growing=True),
+            Decode("ue8m0", num_heads=40, topk=900, sms=4),
+            Decode("ue8m0", num_heads=40, topk=256, growing=True),
         ),
     ),
+    "mla-decode-heads16-sm_90a": Launches("few_heads_kernel", _few_heads(11)),
+    "mla-decode-heads32-sm_90a": Launches("few_heads_kernel", _few_heads(27)),
     "prefill-sm_90a": Launches(
         "prefill_kernel",
         (
