@@ -47,19 +47,32 @@ def run(
     Args:
         plan: of the kernel; None: that of many heads.
     """
-    plan = plan or DecodePlan(packed=bool(case.packed))
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    rows = inputs.kv.flatten(0, -2)
     operands = SparseMlaOperands(
-        inputs.q, inputs.kv, inputs.indices, inputs.topk_length, inputs.attn_sink
+        inputs.q, rows, inputs.indices.flatten(1), inputs.topk_length, inputs.attn_sink
     )
-    emulator = Emulator(policy=policy, on_finding="collect")
-    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse = emulator.empty(*inputs.q.shape[:2], dtype=torch.float32)
-    function = emulator.function(spec_of(plan), plan)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    plan = plan or DecodePlan(packed=bool(case.packed))
+    out, lse = launched(plan, operands, size, scale, policy)
+    assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
+    return out, lse
+
+
+def launched(
+    plan: DecodePlan | FewHeadsPlan,
+    operands: SparseMlaOperands,
+    size: int,
+    scale: float,
+    policy: Policy | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and lse; nothing may be found."""
+    emulator = Emulator(policy=policy, on_finding="collect")
+    out = emulator.empty(*operands.q.shape[:2], 512, dtype=torch.bfloat16)
+    lse = emulator.empty(*operands.q.shape[:2], dtype=torch.float32)
+    function = emulator.function(spec_of(plan), plan)
     with emulator.launching():
         launch(emulator, function, size, operands, out, lse, scale)
-    assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return out, lse
 
@@ -77,11 +90,15 @@ def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...])
         torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("packed", ["", "ue8m0"])
-def test_the_public_operation_takes_every_feature(packed: str) -> None:
+def test_the_public_operation_takes_every_feature() -> None:
     """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
-    inputs = make_sparse_mla_inputs(replace(ALL_AT_ONCE, packed=packed), 0, "cpu")
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
     assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+def test_packed_rows_have_every_feature() -> None:
+    """The public operation gives so few queries of packed rows to the kernel of few heads."""
+    run(replace(ALL_AT_ONCE, packed="ue8m0"), 2)
 
 
 def test_scales_that_f16_has_no_room_for_are_right() -> None:
@@ -90,7 +107,8 @@ def test_scales_that_f16_has_no_room_for_are_right() -> None:
     kv = flashdsa.quantize_kv(torch.randn(64, 576, generator=draw) * 2.0**-13, scale="fp32")
     q = torch.randn(1, 40, 576, generator=draw).bfloat16()
     indices = torch.randperm(64, generator=draw).int()[None]
-    O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
+    operands = SparseMlaOperands(q, kv, indices, None, None)
+    O, lse = launched(DecodePlan(packed=True), operands, 1, 576**-0.5)
     ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, indices)
     assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
     torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
