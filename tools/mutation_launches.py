@@ -113,10 +113,21 @@ def _few_heads(num_heads: int) -> tuple[Call, ...]:
     """Decodes of few heads: rings that go round, clusters, scales that are no powers of two."""
     return (
         Decode("ue8m0", num_heads, topk=330),
-        Decode("ue8m0", num_heads, topk=900),
+        Decode("ue8m0", num_heads - 7, queries=2, topk=200, sms=2),
         Decode("fp32", num_heads, topk=600, sms=2),
         Decode("ue8m0", num_heads, topk=900, sms=4),
         Decode("ue8m0", num_heads, topk=256, growing=True),
+    )
+
+
+def _prefill(dtype: str) -> tuple[Call, ...]:
+    """Prefills with 64 heads."""
+    return (
+        Prefill(queries=5, keys=400, topk=100, dtype=dtype),
+        Prefill(queries=9, keys=2500, topk=300, dtype=dtype),  # three segments, a full log
+        Prefill(queries=5, keys=3000, topk=100, dtype=dtype, plateaus=True),
+        Prefill(queries=5, keys=60, topk=20, dtype=dtype),  # no keys for a warpgroup
+        Prefill(queries=5, keys=1500, topk=300, dtype=dtype, wide=True),  # many candidates
     )
 
 
@@ -175,26 +186,18 @@ KERNELS = {
             Decode("ue8m0", num_heads=40, topk=256, growing=True),
         ),
     ),
-    "mla-decode-heads16-sm_90a": Launches("few_heads_kernel", _few_heads(11)),
-    "mla-decode-heads32-sm_90a": Launches("few_heads_kernel", _few_heads(27)),
-    "prefill-sm_90a": Launches(
+    "mla-decode-heads16-sm_90a": Launches("few_heads_kernel", _few_heads(16)),
+    "mla-decode-heads32-sm_90a": Launches("few_heads_kernel", _few_heads(32)),
+    "prefill-sm_90a": Launches("prefill_kernel", _prefill("float8_e4m3fn")),
+    "prefill-bf16-sm_90a": Launches("prefill_kernel", _prefill("bfloat16")),
+    "prefill-heads16-sm_90a": Launches(
         "prefill_kernel",
         (
-            Prefill(queries=5, keys=400, topk=100),
-            Prefill(queries=9, keys=2500, topk=300),  # three segments, a full log
-            Prefill(queries=5, keys=3000, topk=100, plateaus=True),
-            Prefill(queries=5, keys=60, topk=20),  # no keys for a warpgroup
-            Prefill(queries=5, keys=1500, topk=300, wide=True),  # rounds over the last segment
-        ),
-    ),
-    "prefill-bf16-sm_90a": Launches(
-        "prefill_kernel",
-        (
-            Prefill(queries=5, keys=400, topk=100, dtype="bfloat16"),
-            Prefill(queries=9, keys=2500, topk=300, dtype="bfloat16"),
-            Prefill(queries=5, keys=3000, topk=100, dtype="bfloat16", plateaus=True),
-            Prefill(queries=5, keys=60, topk=20, dtype="bfloat16"),  # no keys for a warpgroup
-            Prefill(queries=5, keys=1500, topk=300, dtype="bfloat16", wide=True),
+            Prefill(num_heads=16, queries=9, keys=400, topk=100),
+            Prefill(num_heads=16, queries=9, keys=2500, topk=300),
+            Prefill(num_heads=16, queries=9, keys=3000, topk=100, plateaus=True),
+            Prefill(num_heads=16, queries=5, keys=60, topk=20),
+            Prefill(num_heads=16, queries=5, keys=1500, topk=300, wide=True),
         ),
     ),
     "attention-target-sm_90a": Launches(
@@ -260,6 +263,7 @@ KERNELS = {
             FusedIndexer((3200, 513), (4, 1), "equal"),
             FusedIndexer((560, 530), rows_of_one=511),  # too many to be put in order
             FusedIndexer((900,), values="two"),  # candidates of one key
+            FusedIndexer((131400,)),  # two windows of the bitmap
         ),
         scratch=("argument 7",),  # slots of rows that are split
     ),
