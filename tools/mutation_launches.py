@@ -243,7 +243,7 @@ KERNELS = {
             IndexBackward(queries=5, ordered=True, repeated=True),
             IndexBackward(queries=3, topk=170, ordered=True),
             IndexBackward(queries=2, topk=64, ordered=True, keys=132_000),  # two ranges of keys
-            IndexBackward(queries=2, topk=8300, ordered=True, keys=40_000),  # and of places
+            IndexBackward(queries=2, topk=14_000, ordered=True, keys=40_000),  # and of places
         ),
     ),
     "indexer-sm_90a": Launches(
