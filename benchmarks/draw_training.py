@@ -20,7 +20,7 @@ from PIL import Image
 COLOURS = {"hot": "#1d5fa8", "burst": "#e8890c"}
 MEANING = {"hot": "back to back", "burst": "one call behind a pause, host included"}
 INK, MUTED = "#1f2933", "#7b8794"
-COLOURS_OF_FILE = 24
+COLOURS_OF_FILE = 12
 HEIGHT = 0.38
 """Of a bar, where steps are 1 apart."""
 
@@ -39,21 +39,21 @@ def draw_bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
             label = MEANING[when] if place == 0 else None
             axes.barh(at, theirs / ours, HEIGHT, color=COLOURS[when], label=label)
             text = f"{theirs / ours:.2f}x   {theirs:.2f} / {ours:.2f} ms"
-            axes.text(theirs / ours + 0.02, at, text, fontsize=8, va="center", color=INK)
+            axes.text(theirs / ours + 0.02, at, text, fontsize=7.5, va="center", color=INK)
     axes.set_yticks(range(len(rows)), [name_of(row) for row in rows], fontsize=9)
     axes.invert_yaxis()
     axes.axvline(1, color=MUTED, linewidth=1)
     axes.set_xlim(0, 1.35 * max(r["cudnn"][w] / r["ours"][w] for r in rows for w in COLOURS))
     axes.set_xlabel("cuDNN Frontend's time over ours", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="upper center", ncols=2, bbox_to_anchor=(0.4, 1.09))
+    axes.legend(fontsize=8, frameon=False, loc="upper center", ncols=2, bbox_to_anchor=(0.4, 1.07))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Write the chart, dark on white."""
     rows = result["rows"]
-    size = 9, 1.3 + 0.5 * len(rows)
-    figure = Figure(figsize=size, dpi=80, layout="constrained", facecolor="white")
+    size = 9, 1.2 + 0.4 * len(rows)
+    figure = Figure(figsize=size, dpi=72, layout="constrained", facecolor="white")
     draw_bars(figure.subplots(), rows)
     title = f"One {result['gpu']}, S = {result['S']:,}, topk = {result['topk']:,}"
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", color=INK)

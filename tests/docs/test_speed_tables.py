@@ -135,17 +135,3 @@ def test_milliseconds_of_training_the_indexer() -> None:
         row = measured[name]
         pairs = [f"{row[who]['burst']:.2f} / {row[who]['hot']:.2f}" for who in ("cudnn", "ours")]
         assert cells == [*pairs, "{:.2f}x / {:.2f}x".format(*row["ratio"])], name
-
-
-def test_the_backward_of_the_index_scores() -> None:
-    rows = result("indexer_training/2026-11-21-backward-h200.json")["rows"]
-    times = {
-        (row["S_kv"], row["kind"]): row for row in rows if row["what"] == "times" and row["H"] == 64
-    }
-    kinds = {"correlated": "corr", "random": "random"}
-    written = rows_under("kernels/indexer-training-sm90.md", "keys")
-    assert len(written) == 4
-    for name, cells in written.items():
-        keys, kind = name.split()
-        row = times[int(number(keys)), kinds[kind]]
-        assert cells == [f"{row[one]['hot']:.2f}" for one in ("None", "cudnn")], name
