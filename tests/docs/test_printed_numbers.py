@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -47,6 +48,29 @@ def model() -> dict[str, Any]:
 
 def number(cell: str) -> float:
     return float(cell.replace("*", "").replace(",", "").replace("%", ""))
+
+
+INDEXER_KINDS = {
+    "nine shapes": "shape",
+    "further batches of one length": "equal",
+    "nine shapes, captured": "captured",
+    "mixed lengths": "ragged",
+    "score patterns": "distribution",
+    "requests with two queries": "requests",
+}
+"""Kinds of the bench's cases by their names on the page."""
+
+
+def test_the_indexers_ratios_to_its_peers() -> None:
+    path = DOCS.parent / "benchmarks/results/indexer/2026-11-21-all-h200.json"
+    cases = json.loads(path.read_text())["rows"]
+    printed = rows_under("kernels/indexer-sm90.md", "kind of cases")
+    assert list(printed) == [*INDEXER_KINDS, "all"]
+    for name, (count, mean, lowest) in printed.items():
+        kind = INDEXER_KINDS.get(name)
+        ratios = [c["pair_us"] / c["ours_us"] for c in cases if kind in (None, c["kind"])]
+        assert number(count) == len(ratios), name
+        assert mean == f"{geometric_mean(ratios):.2f}" and lowest == f"{min(ratios):.2f}", name
 
 
 def test_bounds_of_the_backward(model: dict[str, Any]) -> None:
