@@ -10,6 +10,7 @@ import pytest
 
 from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.checkout import Checkout
+from flashdsa.bench.gpu.decode import DECODE_SCHEMA
 from flashdsa.bench.gpu.forward import FORWARD_SCHEMA
 from flashdsa.bench.gpu.result import FIRST_SCHEMA as GPU_FIRST_SCHEMA
 from flashdsa.bench.gpu.result import SCHEMA as GPU_SCHEMA
@@ -148,7 +149,7 @@ OTHER_SCHEMAS = {
     "peers": ("flashdsa-peers/1",),
     "sanitizers": ("flashdsa-sanitizers/1",),
     "sparse_mla_bwd": ("flashdsa-backward-peers/1", "flashdsa-backward-overlap/1"),
-    "sparse_mla_decode": ("flashdsa-decode/1",),
+    "sparse_mla_decode": (DECODE_SCHEMA,),
     "sparse_mla_fwd": ("flashdsa-forward-peers/1", FORWARD_SCHEMA),
 }
 """Of the results that other programs wrote, by folder, old ones included."""

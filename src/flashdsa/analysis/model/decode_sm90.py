@@ -1,4 +1,5 @@
-"""Our Hopper decode: steps of 128 keys as in the forward, and what a launch takes besides.
+"""Our Hopper decode of 64 heads an item: steps of 128 keys as in the forward, and what a launch
+takes besides. There is no prediction for the kernel of few heads.
 
 Packed rows are expanded by the gather's warps, whose instructions of a step were counted in an
 emulated run (`COUNTED`; tests/analysis counts again).
@@ -16,7 +17,9 @@ from flashdsa.analysis.model.predict import Prediction, Work, predict
 from flashdsa.analysis.model.shapes import FORWARD_DIMS, ROW_BYTES, TOPK, l2_cycles
 from flashdsa.analysis.model.timeline import Step
 from flashdsa.analysis.model.traffic import Footprint, Traffic
-from flashdsa.backends.sm90.sparse_mla_decode import cluster_size_for
+from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS, TILES
 from flashdsa.problem import KV_ROW_BYTES
 
@@ -90,6 +93,12 @@ class Decode:
     def num_ctas(self) -> int:
         """Of an item, on an H200."""
         return cluster_size_for(CLUSTERS_AT_ONCE, self.items, self.topk)
+
+    @property
+    def few_heads(self) -> bool:
+        """Whether the kernel of few heads takes it on an H200, of which there is no prediction."""
+        sizes = self.packed, self.queries, self.heads, self.topk
+        return isinstance(choose(Emulator(), *sizes)[0], FewHeadsPlan)
 
     @property
     def name(self) -> str:
