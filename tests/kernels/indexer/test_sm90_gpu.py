@@ -122,8 +122,13 @@ def test_queries_of_a_request_share_its_row_of_the_table(longest: int, next_n: i
     rows = make_inputs(lengths)
     rows.block_table[:] = rows.block_table[-1].clone()  # of the longest row
     rows = rows.to("cuda")
-    requests = rows._replace(block_table=rows.block_table[::next_n].contiguous())
-    assert torch.equal(select(requests, 2048), expected_ids(rows, 2048))
+    of_queries = (rows.q_index_fp8, rows.weights, rows.seq_lens, rows.output(2048))
+    q, weights, seq_lens, ids = (x.unflatten(0, (5, next_n)) for x in of_queries)
+    table = rows.block_table[::next_n].contiguous()
+    flashdsa.dsa_topk_indexer(
+        q, rows.k_index_cache_fp8, weights, seq_lens, table, ids, backend="sm90"
+    )
+    assert torch.equal(ids.flatten(0, 1), expected_ids(rows, 2048))
 
 
 @pytest.mark.parametrize(

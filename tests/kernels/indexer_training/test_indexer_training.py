@@ -91,7 +91,7 @@ def test_identities_of_the_gradients(backend: str, device: str, seed: int) -> No
 def test_gradients_away_from_gates_are_derivatives(backend: str, device: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k, w = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64, device=device)
+        torch.randn(*shape, generator=generator, dtype=torch.float64).to(device)
         for shape in ((2, 3, 128), (5, 128), (2, 3))
     )
     indices = torch.tensor([[0, 3, 3, -1], [1, 2, 9, 4]], dtype=torch.int32, device=device)
