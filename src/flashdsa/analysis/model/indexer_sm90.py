@@ -63,7 +63,7 @@ class Shape:
     ranking: Executed
 
 
-FIRST_COPY = Executed(155, 2, 0, 5, 2)
+FIRST_COPY = Executed(181, 2, 0, 5, 2)
 """A producer's way to its first page: length, segment, page ids."""
 MESSAGES = 3
 """Of a cluster's CTAs to each other, one after the other: counts of groups, of bins, candidates."""
