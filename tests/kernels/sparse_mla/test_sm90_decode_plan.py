@@ -8,6 +8,8 @@ import torch
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.sm90.sparse_mla_decode import cluster_size_for, serves
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DIM_GROUPS, DecodePlan
+from flashdsa.kernels.sparse_mla.sm90.decode.stage import STAGED_AT
+from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_BYTES
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.plan import BudgetError
@@ -62,6 +64,18 @@ def test_few_queries_and_packed_rows_are_its_own(
 def test_what_a_cluster_sends_fits_into_a_tile(size: int) -> None:
     largest = -(-DIM_GROUPS // size)
     assert size * ROWS * largest * 16 <= TILE_BYTES
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("size", CLUSTER_SIZES)
+def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(
+    size: int, columns: int
+) -> None:
+    """Other CTAs send while a CTA's consumers still add up their halves."""
+    (region, offset), _ = FewHeadsPlan(columns).halves
+    assert region == "k"
+    assert size * -(-DIM_GROUPS // size) * columns * 16 <= offset
+    assert offset + 128 * (4 * columns // 2) * 4 <= STAGED_AT
 
 
 @pytest.mark.parametrize("registers", [240, 216])

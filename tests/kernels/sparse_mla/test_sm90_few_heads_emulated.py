@@ -43,7 +43,7 @@ def test_clusters_of_any_size_give_the_same() -> None:
     """With two steps at most two CTAs have one; the others send that they have no key."""
     plan = FewHeadsPlan(COLUMNS[0])
     first_O, first_lse = run(TWO_STEPS, 1, plan=plan)
-    for size, asynchronous in ((2, "eager"), (4, "late"), (16, "eager")):
+    for size, asynchronous in ((2, "eager"), (4, "late"), (5, "eager"), (16, "eager")):
         O, lse = run(TWO_STEPS, size, Policy(asynchronous=asynchronous, seed=3), plan)
         # P is rounded against other maxima.
         assert (O.double() - first_O.double()).norm() <= 2e-3 * first_O.double().norm()

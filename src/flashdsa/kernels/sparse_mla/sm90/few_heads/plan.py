@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import F16, MOST_CTAS, STATISTICS
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
+    CLUSTER_SIZES,
+    DIM_GROUPS,
+    GROUP_BYTES,
+    MOST_CTAS,
+    STATISTICS,
+)
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNKS,
     D_V,
@@ -87,9 +93,14 @@ class FewHeadsPlan(Sm90Plan):
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
-        besides all CTAs' O and this one's, which are in the region k."""
-        size = self.columns * D_V * F16
-        return ("k", size), ("p", 0)
+        besides all CTAs' O, which may come meanwhile, and this one's, in the region k."""
+        return ("k", self.received_bytes), ("p", 0)
+
+    @property
+    def received_bytes(self) -> int:
+        """All CTAs' O of one CTA's dims: more than O where dims are not shared out evenly."""
+        groups = max(size * -(-DIM_GROUPS // size) for size in CLUSTER_SIZES)
+        return groups * GROUP_BYTES * self.columns
 
     @property
     def buffers(self) -> list[SmemRegion]:
