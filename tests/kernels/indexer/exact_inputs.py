@@ -14,6 +14,8 @@ from torch import Tensor
 from flashdsa.problem import PAGE_BYTES, PAGE_KEY_BYTES
 
 NAN_BYTE = 0x7F
+EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049, 2111, 4096, 4097, 8191, 8192, 8193]
+"""Lengths around a page, the largest top-k, and multiples of 4,096 tokens."""
 
 
 class Inputs(NamedTuple):

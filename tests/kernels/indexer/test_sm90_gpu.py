@@ -1,4 +1,4 @@
-"""The Hopper indexer on a GPU: exact ids, graphs, streams, guarded buffers, checks, no JIT stall.
+"""The Hopper indexer on a GPU: exact ids of every variant, cluster and split.
 
 Scores are exact in any order of additions (see exact_inputs.py), so that torch's stable sort of
 them is the answer, id for id.
@@ -7,9 +7,6 @@ them is the answer, id for id.
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,50 +21,13 @@ from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.problem import PAGE_KEY_BYTES
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
 from tests.kernels.hopper_gpu import HOPPER_GPU
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.exact_ids import expected_ids, select
+from tests.kernels.indexer.exact_inputs import EDGES, Inputs, make_inputs
 
 pytestmark = HOPPER_GPU
-EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049, 2111, 4096, 4097, 8191, 8192, 8193]
 VALUES = ["random", "equal", "two", "ascending", "descending", "nan"]
-GUARD = 4096
-"""Bytes around a guarded buffer; keeps its alignment."""
-
-
-def expected_ids(inputs: Inputs, topk: int, by_score: bool = False) -> Tensor:
-    """The contract in torch, row by row, bad lengths and pages included."""
-    cache = inputs.k_index_cache_fp8.view(torch.uint8).view(-1, 8448)
-    out = inputs.output(topk, fill=-1)
-    offsets = torch.arange(64, device=cache.device)
-    width = inputs.block_table.shape[1] * 64
-    for row, length in enumerate(inputs.seq_lens.tolist()):
-        length = min(max(length, 0), width)
-        pages = inputs.block_table[row, : -(-length // 64)].long()
-        good = (pages >= 0) & (pages < len(cache))
-        valid = good.repeat_interleave(64)[:length]
-        ids = (pages[:, None] * 64 + offsets).flatten()[:length][valid]
-        if not by_score and length <= topk:
-            out[row, : len(ids)] = ids.int()
-            continue
-        bytes_ = cache[pages.where(good, 0)]
-        keys = bytes_[:, :PAGE_KEY_BYTES].contiguous().view(torch.float8_e4m3fn).view(-1, 128)
-        scales = bytes_[:, PAGE_KEY_BYTES:].contiguous().view(torch.float32).flatten()
-        dots = inputs.q_index_fp8[row].double() @ keys.double().t()
-        scores = (dots.clamp_min(0) * inputs.weights[row].double()[:, None]).sum(0) * scales
-        scores = scores[:length][valid].nan_to_num(nan=-torch.inf) + 0.0
-        best = scores.sort(descending=True, stable=True).indices[:topk]
-        best = best if by_score else best.sort().values
-        out[row, : len(best)] = ids[best].int()
-    return out
-
-
-def select(inputs: Inputs, topk: int, by_score: bool = False) -> Tensor:
-    """The operation's ids."""
-    ids = inputs.output(topk)
-    flashdsa.dsa_topk_indexer(*inputs, ids, sorted=by_score, backend="sm90")
-    return ids
 
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
@@ -268,259 +228,6 @@ def test_one_row_of_wider_tensors_is_taken() -> None:
         wide[:1, : inputs.block_table.shape[1]],
     )
     assert torch.equal(select(one, 2048), expected)
-
-
-def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
-    first = make_inputs([9000, 64, 3000, 0, 2049, 20_000]).to("cuda")
-    held = Inputs(*(x.clone() for x in first))
-    ids = held.output(2048)
-    flashdsa.dsa_topk_indexer_launch(*held, ids)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        flashdsa.dsa_topk_indexer(*held, ids, backend="sm90")
-    for seed in range(4):
-        lengths = [[20_000, 3000, 1, 9000, 64, 0], [0] * 6, [2048, 2049, 8000, 9000, 3, 5]][
-            seed % 3
-        ]
-        changed = make_inputs(lengths, seed=seed, spare_pages=600)
-        table = torch.zeros_like(held.block_table).cpu()
-        table[:, : changed.block_table.shape[1]] = changed.block_table
-        pages = len(held.k_index_cache_fp8)
-        changed = changed._replace(
-            block_table=table, k_index_cache_fp8=changed.k_index_cache_fp8[:pages]
-        ).to("cuda")
-        for buffer, content in zip(held, changed, strict=True):
-            buffer[: len(content)].copy_(content)
-        ids.fill_(-99)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(ids, expected_ids(held, 2048))
-
-
-def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
-    """Rows of 65,536 tokens or more are shared by several clusters, if there are few rows."""
-    lengths = [200_000, 65_536, 65_535, 3000, 0, 65_600, 200_000]
-    held = make_inputs([max(lengths)]).to("cuda")
-    ids = held.output(2048)
-    flashdsa.dsa_topk_indexer_launch(*held, ids)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        flashdsa.dsa_topk_indexer_launch(*held, ids)
-    for length in lengths:
-        held.seq_lens.fill_(length)
-        ids.fill_(-99)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(ids, expected_ids(held, 2048))
-
-
-def test_graphs_on_two_streams_do_not_meet() -> None:
-    """The launches of a graph share a workspace."""
-    work = []
-    for seed, lengths in enumerate(([130_000, 5000], [4000, 90_000])):
-        inputs = make_inputs(lengths, seed=seed).to("cuda")
-        ids = inputs.output(2048)
-        graph = torch.cuda.CUDAGraph()
-        first = torch.empty_like(ids)
-        with torch.cuda.graph(graph):
-            flashdsa.dsa_topk_indexer_launch(*inputs, first)
-            flashdsa.dsa_topk_indexer_launch(*inputs, ids)
-        work.append((torch.cuda.Stream(), graph, inputs, ids, expected_ids(inputs, 2048)))
-    torch.cuda.synchronize()
-    for _ in range(50):
-        for stream, graph, *_ in work:
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    for _, _, _, ids, expected in work:
-        assert torch.equal(ids, expected)
-
-
-@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
-@pytest.mark.parametrize(
-    "lengths", [[100_000, 5000, 3000, 2049] * 5, [300_000]], ids=["20 rows", "one long row"]
-)
-def test_100_runs_are_bit_identical(lengths: list[int], by_score: bool) -> None:
-    torch.manual_seed(0)
-    inputs = make_inputs(lengths).to("cuda")
-    inputs.weights.normal_()  # scores that are not exact: the order of additions would show
-    ids = select(inputs, 2048, by_score)
-    for _ in range(100):
-        assert torch.equal(select(inputs, 2048, by_score), ids)
-
-
-def test_several_streams_at_once() -> None:
-    work = []
-    for seed, lengths in enumerate(([250_000], [2500] * 40, [100_000, 70_000])):
-        inputs = make_inputs(lengths, seed=seed).to("cuda")
-        ids = [inputs.output(2048) for _ in range(50)]
-        work.append((torch.cuda.Stream(), inputs, ids, expected_ids(inputs, 2048)))
-    torch.cuda.synchronize()
-    for turn in range(50):
-        for stream, inputs, ids, _ in work:
-            with torch.cuda.stream(stream):
-                flashdsa.dsa_topk_indexer_launch(*inputs, ids[turn])
-    torch.cuda.synchronize()
-    for _, _, ids, expected in work:
-        assert all(torch.equal(got, expected) for got in ids)
-
-
-class Guarded:
-    """A tensor's copy between two regions of a pattern."""
-
-    def __init__(self, tensor: Tensor, pattern: int) -> None:
-        size = tensor.numel() * tensor.element_size()
-        self.pattern = pattern
-        self._memory = torch.full((size + 2 * GUARD,), pattern, dtype=torch.uint8, device="cuda")
-        self._inside = slice(GUARD, GUARD + size)
-        self.tensor = self._memory[self._inside].view(tensor.dtype).view(tensor.shape)
-        self.tensor.copy_(tensor)
-        self._before = self._memory[self._inside].clone()
-
-    def guards_hold(self) -> bool:
-        """Nothing was written around the tensor."""
-        outside = (self._memory[:GUARD], self._memory[self._inside.stop :])
-        return all(bool((part == self.pattern).all()) for part in outside)
-
-    def unchanged(self) -> bool:
-        """Nothing was written at all."""
-        return self.guards_hold() and torch.equal(self._memory[self._inside], self._before)
-
-
-def bad_inputs() -> Inputs:
-    """Lengths and page ids of every wrong kind."""
-    inputs = make_inputs([3000, 3000, 3000, 3000, 300, 5000, 64, 9000])
-    num_pages = inputs.k_index_cache_fp8.shape[0]
-    inputs.block_table[0, 1], inputs.block_table[1, 40] = -1, num_pages
-    inputs.block_table[2, :], inputs.block_table[3, 0] = 2**31 - 1, -(2**31)
-    inputs.block_table[4, 0], inputs.block_table[7, ::2] = num_pages + 7, -5
-    inputs.seq_lens[3], inputs.seq_lens[5], inputs.seq_lens[6] = -5, 2**31 - 1, -(2**31)
-    return inputs
-
-
-def long_bad_inputs() -> Inputs:
-    """A split row, most of its pages outside the cache: fewer tokens than topk are left."""
-    inputs = make_inputs([150_000, 70_000])
-    inputs.block_table[0, 20:], inputs.block_table[1, 100:900] = -1, 2**31 - 1
-    return inputs
-
-
-@pytest.mark.parametrize("pattern", [0x7F, 0xFF], ids=["NaN keys", "-1 and NaN"])
-@pytest.mark.parametrize(
-    "make",
-    [lambda: make_inputs(EDGES), bad_inputs, long_bad_inputs],
-    ids=["good input", "bad input", "long bad rows"],
-)
-def test_nothing_outside_the_buffers_is_touched(make: Callable[[], Inputs], pattern: int) -> None:
-    inputs = make()
-    guarded = [Guarded(x, pattern) for x in inputs]
-    operands = Inputs(*(g.tensor for g in guarded))
-    ids = Guarded(operands.output(2048), pattern)
-    for _ in range(3):
-        flashdsa.dsa_topk_indexer_launch(*operands, ids.tensor)
-    torch.cuda.synchronize()
-    assert torch.equal(ids.tensor, expected_ids(operands, 2048))
-    assert ids.guards_hold()
-    assert all(g.unchanged() for g in guarded)
-
-
-@pytest.fixture
-def checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FLASHDSA_CHECK", "1")
-    yield
-
-
-@pytest.mark.usefixtures("checking")
-@pytest.mark.parametrize(
-    ("operand", "place", "value", "message"),
-    [
-        ("seq_lens", (1,), -1, r"seq_lens: expected values >= 0; got seq_lens\[1\] = -1"),
-        ("seq_lens", (0,), 9999, r"block_table: expected at least 157 pages for seq_lens\[0\]"),
-        ("block_table", (1, 2), -3, r"block_table: expected page ids .* block_table\[1, 2\] = -3"),
-        ("block_table", (0, 46), 500, r"got block_table\[0, 46\] = 500"),
-    ],
-)
-def test_checking_names_the_first_bad_value(
-    operand: str, place: tuple[int, ...], value: int, message: str
-) -> None:
-    inputs = make_inputs([3000, 200]).to("cuda")
-    getattr(inputs, operand)[place] = value
-    ids = inputs.output(2048)
-    with pytest.raises(ValueError, match=message):
-        flashdsa.dsa_topk_indexer(*inputs, ids)
-    assert (ids == -99).all()
-
-
-@pytest.mark.usefixtures("checking")
-def test_checking_passes_good_input_and_padding_of_the_table() -> None:
-    inputs = make_inputs([3000, 200]).to("cuda")
-    assert (inputs.block_table < 0).any()
-    assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
-
-
-def test_gaps_and_unaligned_addresses_are_named() -> None:
-    inputs = make_inputs([3000, 200]).to("cuda")
-    shifted = torch.zeros(2 * 64 + 1, device="cuda")[1:].view(2, 64)
-    strided = torch.zeros(2, 2 * 47, dtype=torch.int32, device="cuda")[:, ::2]
-    for change, kind, message in (
-        ({"weights": shifted}, NotImplementedError, "weights: .* aligned to 16 bytes"),
-        ({"block_table": strided}, ValueError, "block_table: .* contiguous"),
-    ):
-        with pytest.raises(kind, match=message):
-            select(inputs._replace(**change), 2048)
-
-
-def test_auto_takes_this_kernel_and_other_sizes_say_why_not() -> None:
-    inputs = make_inputs([3000]).to("cuda")
-    ids = inputs.output(2048)
-    flashdsa.compile_kernel()
-    flashdsa.dsa_topk_indexer(*inputs, ids)
-    assert torch.equal(ids, expected_ids(inputs, 2048))
-    with pytest.raises(NotImplementedError, match="sm90: topk: takes 512, 1024, 2048; got 100"):
-        flashdsa.dsa_topk_indexer(*inputs, inputs.output(100))
-
-
-def test_torch_compile_takes_the_operation_whole() -> None:
-    inputs = make_inputs([3000, 5000]).to("cuda")
-    ids = inputs.output(2048)
-
-    def step(*operands: Tensor) -> Tensor:
-        flashdsa.dsa_topk_indexer(*operands, ids)
-        return ids + 1
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs) - 1, expected_ids(inputs, 2048))
-
-
-FIRST_CALL = """
-import sys, time, torch, flashdsa
-from flashdsa.jit.loader import installed_object
-if not installed_object("sm90").exists():
-    sys.exit("skip")
-from tests.kernels.indexer.exact_inputs import make_inputs
-inputs = make_inputs([5000, 300]).to("cuda")
-ids = inputs.output(2048)
-flashdsa.dsa_topk_indexer  # importing the package is not the call
-torch.cuda.synchronize()
-start = time.perf_counter()
-flashdsa.dsa_topk_indexer(*inputs, ids)
-torch.cuda.synchronize()
-print(time.perf_counter() - start, "cutlass" in sys.modules)
-"""
-
-
-def test_the_first_call_does_not_stall_where_the_object_is_installed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, check=False
-    )
-    if done.stderr.strip() == "skip":
-        pytest.skip("no _kernels/sm90.so: make kernels")
-    assert done.returncode == 0, done.stderr
-    seconds, with_compiler = done.stdout.split()
-    assert float(seconds) < 0.2
-    assert with_compiler == "False"
 
 
 @pytest.mark.parametrize("num_heads", [16, 64])

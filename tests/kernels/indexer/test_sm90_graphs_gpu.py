@@ -1,0 +1,159 @@
+"""The Hopper indexer on a GPU: graphs, streams, repeated runs, compile, the first call.
+
+Scores are exact in any order of additions (see exact_inputs.py), so that torch's stable sort of
+them is the answer, id for id.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.kernels.indexer.exact_ids import expected_ids, select
+from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+
+pytestmark = HOPPER_GPU
+
+
+def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
+    first = make_inputs([9000, 64, 3000, 0, 2049, 20_000]).to("cuda")
+    held = Inputs(*(x.clone() for x in first))
+    ids = held.output(2048)
+    flashdsa.dsa_topk_indexer_launch(*held, ids)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        flashdsa.dsa_topk_indexer(*held, ids, backend="sm90")
+    for seed in range(4):
+        lengths = [[20_000, 3000, 1, 9000, 64, 0], [0] * 6, [2048, 2049, 8000, 9000, 3, 5]][
+            seed % 3
+        ]
+        changed = make_inputs(lengths, seed=seed, spare_pages=600)
+        table = torch.zeros_like(held.block_table).cpu()
+        table[:, : changed.block_table.shape[1]] = changed.block_table
+        pages = len(held.k_index_cache_fp8)
+        changed = changed._replace(
+            block_table=table, k_index_cache_fp8=changed.k_index_cache_fp8[:pages]
+        ).to("cuda")
+        for buffer, content in zip(held, changed, strict=True):
+            buffer[: len(content)].copy_(content)
+        ids.fill_(-99)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(ids, expected_ids(held, 2048))
+
+
+def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
+    """Rows of 65,536 tokens or more are shared by several clusters, if there are few rows."""
+    lengths = [200_000, 65_536, 65_535, 3000, 0, 65_600, 200_000]
+    held = make_inputs([max(lengths)]).to("cuda")
+    ids = held.output(2048)
+    flashdsa.dsa_topk_indexer_launch(*held, ids)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        flashdsa.dsa_topk_indexer_launch(*held, ids)
+    for length in lengths:
+        held.seq_lens.fill_(length)
+        ids.fill_(-99)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(ids, expected_ids(held, 2048))
+
+
+def test_graphs_on_two_streams_do_not_meet() -> None:
+    """The launches of a graph share a workspace."""
+    work = []
+    for seed, lengths in enumerate(([130_000, 5000], [4000, 90_000])):
+        inputs = make_inputs(lengths, seed=seed).to("cuda")
+        ids = inputs.output(2048)
+        graph = torch.cuda.CUDAGraph()
+        first = torch.empty_like(ids)
+        with torch.cuda.graph(graph):
+            flashdsa.dsa_topk_indexer_launch(*inputs, first)
+            flashdsa.dsa_topk_indexer_launch(*inputs, ids)
+        work.append((torch.cuda.Stream(), graph, inputs, ids, expected_ids(inputs, 2048)))
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for stream, graph, *_ in work:
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for _, _, _, ids, expected in work:
+        assert torch.equal(ids, expected)
+
+
+@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
+@pytest.mark.parametrize(
+    "lengths", [[100_000, 5000, 3000, 2049] * 5, [300_000]], ids=["20 rows", "one long row"]
+)
+def test_100_runs_are_bit_identical(lengths: list[int], by_score: bool) -> None:
+    torch.manual_seed(0)
+    inputs = make_inputs(lengths).to("cuda")
+    inputs.weights.normal_()  # scores that are not exact: the order of additions would show
+    ids = select(inputs, 2048, by_score)
+    for _ in range(100):
+        assert torch.equal(select(inputs, 2048, by_score), ids)
+
+
+def test_several_streams_at_once() -> None:
+    work = []
+    for seed, lengths in enumerate(([250_000], [2500] * 40, [100_000, 70_000])):
+        inputs = make_inputs(lengths, seed=seed).to("cuda")
+        ids = [inputs.output(2048) for _ in range(50)]
+        work.append((torch.cuda.Stream(), inputs, ids, expected_ids(inputs, 2048)))
+    torch.cuda.synchronize()
+    for turn in range(50):
+        for stream, inputs, ids, _ in work:
+            with torch.cuda.stream(stream):
+                flashdsa.dsa_topk_indexer_launch(*inputs, ids[turn])
+    torch.cuda.synchronize()
+    for _, _, ids, expected in work:
+        assert all(torch.equal(got, expected) for got in ids)
+
+
+def test_torch_compile_takes_the_operation_whole() -> None:
+    inputs = make_inputs([3000, 5000]).to("cuda")
+    ids = inputs.output(2048)
+
+    def step(*operands: Tensor) -> Tensor:
+        flashdsa.dsa_topk_indexer(*operands, ids)
+        return ids + 1
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs) - 1, expected_ids(inputs, 2048))
+
+
+FIRST_CALL = """
+import sys, time, torch, flashdsa
+from flashdsa.jit.loader import installed_object
+if not installed_object("sm90").exists():
+    sys.exit("skip")
+from tests.kernels.indexer.exact_inputs import make_inputs
+inputs = make_inputs([5000, 300]).to("cuda")
+ids = inputs.output(2048)
+flashdsa.dsa_topk_indexer  # importing the package is not the call
+torch.cuda.synchronize()
+start = time.perf_counter()
+flashdsa.dsa_topk_indexer(*inputs, ids)
+torch.cuda.synchronize()
+print(time.perf_counter() - start, "cutlass" in sys.modules)
+"""
+
+
+def test_the_first_call_does_not_stall_where_the_object_is_installed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, check=False
+    )
+    if done.stderr.strip() == "skip":
+        pytest.skip("no _kernels/sm90.so: make kernels")
+    assert done.returncode == 0, done.stderr
+    seconds, with_compiler = done.stdout.split()
+    assert float(seconds) < 0.2
+    assert with_compiler == "False"
