@@ -78,7 +78,9 @@ def test_graphs_on_two_streams_do_not_meet() -> None:
         with torch.cuda.graph(graph):
             flashdsa.dsa_topk_indexer_launch(*inputs, first)
             flashdsa.dsa_topk_indexer_launch(*inputs, ids)
-        work.append((torch.cuda.Stream(), graph, inputs, ids, expected_ids(inputs, 2048)))
+        # `first` stays: memory that a graph writes must not become another tensor's.
+        kept = (inputs, first)
+        work.append((torch.cuda.Stream(), graph, kept, ids, expected_ids(inputs, 2048)))
     torch.cuda.synchronize()
     for _ in range(50):
         for stream, graph, *_ in work:

@@ -38,6 +38,8 @@ class Workspaces:
         self.of_stream: dict[int, Workspace] = {}
         self.spare: list[Tensor] = []
         """Counters for graphs; 0."""
+        self._given: list[Tensor] = []
+        """Those that graphs have: a graph does not keep memory alive that was there before it."""
         self._captured: _Captured | None = None
 
     def of_capture(self, stream: int, make: Make) -> Workspace:
@@ -45,7 +47,11 @@ class Workspaces:
         capture, kept = capture_id(stream), self._captured
         if kept is not None and capture and kept[:2] == (capture, stream):
             return kept.workspace
-        workspace = make(self.spare.pop() if self.spare else None)
+        if self.spare:
+            self._given.append(self.spare.pop())
+            workspace = make(self._given[-1])
+        else:
+            workspace = make(None)
         self._captured = _Captured(capture, stream, workspace)
         return workspace
 
