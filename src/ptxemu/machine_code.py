@@ -18,10 +18,17 @@ COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
 makes the routines once, and of the kernel."""
 
 
+NUMPY_PRODUCTS, NUMPY_COPIES = 500, 1000
+"""Products, and checks and copies of a cp.async, that NumPy does in a process before there is
+machine code for them."""
+
+
 class _Executed:
-    """How many instructions NumPy has done that could have been threaded code."""
+    """How much NumPy has done that could have been machine code: instructions, products, copies."""
 
     in_process = 0
+    products = 0
+    copies = 0
 
 
 def accelerator() -> Accelerator | None:
@@ -78,6 +85,32 @@ def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
         return None
     compiled = _compiled()
     return None if compiled is None else compiled.ThreadedCode(program)
+
+
+def products() -> ModuleType | None:
+    """`ptxemu.compiled.products` for one product more; None where NumPy is to do it."""
+    if os.environ.get("PTXEMU_CORE", "") == "numpy":
+        return None
+    _Executed.products += 1
+    return None if _Executed.products <= NUMPY_PRODUCTS else _compiled_products()
+
+
+def lane_copies() -> ModuleType | None:
+    """`ptxemu.compiled.lane_copies` for one copy more; None where NumPy is to do it."""
+    if os.environ.get("PTXEMU_CORE", "") == "numpy":
+        return None
+    _Executed.copies += 1
+    return None if _Executed.copies <= NUMPY_COPIES else _compiled_copies()
+
+
+@cache
+def _compiled_copies() -> ModuleType | None:
+    return None if _compiled() is None else import_module("ptxemu.compiled.lane_copies")
+
+
+@cache
+def _compiled_products() -> ModuleType | None:
+    return None if _compiled() is None else import_module("ptxemu.compiled.products")
 
 
 @cache

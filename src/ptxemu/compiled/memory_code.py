@@ -17,6 +17,7 @@ from llvmlite import ir
 from ptxemu.compiled.native import add_symbol, machine_code
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.memory.address import CONST_WINDOW, LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES
+from ptxemu.memory.global_memory import TABLE_WORDS
 
 I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _WORDS = I64.as_pointer()
@@ -25,8 +26,6 @@ TYPE = ir.FunctionType(I32, [_WORDS, _WORDS, _WORDS, I32, I8.as_pointer()])
 Data are `count` rows of 32 words."""
 CACHE_WORDS = 3
 """First address, end, and what is added to an address: where an instruction's last access went."""
-ENTRY_WORDS = 4
-"""Of the table: the same, and 1 where writing is allowed."""
 
 
 class Context(IntEnum):
@@ -201,8 +200,8 @@ class _Accessor:
         number.add_incoming(_word(0), before)
         b.cbranch(b.icmp_unsigned("<", number, entries), look, self._failed)
         b.position_at_end(look)
-        entry = b.gep(table, [b.mul(number, _word(ENTRY_WORDS))])
-        words = [b.load(b.gep(entry, [_word(k)])) for k in range(ENTRY_WORDS)]
+        entry = b.gep(table, [b.mul(number, _word(TABLE_WORDS))])
+        words = [b.load(b.gep(entry, [_word(k)])) for k in range(TABLE_WORDS)]
         is_it = self._is_inside(address, words[0], words[1])
         if self._shape.is_store:
             is_it = b.and_(is_it, b.icmp_unsigned("!=", words[3], _word(0)))

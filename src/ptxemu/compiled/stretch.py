@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.compiled.emitter import Layout, UnknownToMachineCodeError
-from ptxemu.compiled.memory_code import CACHE_WORDS, ENTRY_WORDS, Context
+from ptxemu.compiled.memory_code import CACHE_WORDS, Context
 from ptxemu.compiled.native import machine_code
 from ptxemu.compiled.stretch_code import NOWHERE, StretchCode, can_be_code
 from ptxemu.machine.lane_group import Group
@@ -81,7 +81,6 @@ class Stretch:
         self._rows = [(slot, row) for slot, row in rows.items() if isinstance(slot, int)]
         self._results = [(slot, rows[slot]) for slot in sorted(code.written)]
         self._others = _reader(layout, {k: r for k, r in rows.items() if not isinstance(k, int)})
-        self._table: NDArray[np.uint64] | None = None
         self._machine: weakref.ref[Machine] | None = None
         self._runs = self._work = 0
 
@@ -131,6 +130,7 @@ class Stretch:
     def _describe(self, warp: Warp) -> None:
         """Fill in what the context says of the warp and its CTA."""
         context = self._context
+        context[Context.TABLE], context[Context.ENTRIES] = warp.cta.machine.memory.table()
         words = shared_region(warp.cta).words
         delta = int(words.data.ctypes.data) - words.base
         context[Context.SHARED_FIRST] = words.base
@@ -143,16 +143,9 @@ class Stretch:
         context[Context.INSTRUCTIONS] = context[Context.STORES] = 0
 
     def _use(self, machine: Machine) -> None:
-        """Describe a launch's global memory."""
-        entries = [
-            (a.base, a.end, (int(a.data.ctypes.data) - a.base) & (1 << 64) - 1, _may_write(a))
-            for a in machine.memory.allocations
-        ]
-        self._table = np.array(entries, np.uint64).reshape(-1, ENTRY_WORDS)
+        """Begin with another launch."""
         self._machine = weakref.ref(machine)
         self._caches[:] = 0
-        self._context[Context.TABLE] = int(self._table.ctypes.data)
-        self._context[Context.ENTRIES] = len(entries)
         self._parameters = np.frombuffer(machine.launch.parameters.ljust(1), np.uint8)
         self._context[Context.PARAMETERS] = int(self._parameters.ctypes.data)
 
@@ -162,10 +155,6 @@ class Stretch:
         self._work += executed
         if self._runs == TRIAL and self._work < LEAST_WORK * TRIAL:
             self._program.stretches.leave_out(self)
-
-
-def _may_write(allocation: Any) -> bool:
-    return bool(allocation.writable and allocation.data.flags.writeable)
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

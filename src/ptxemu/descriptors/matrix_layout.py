@@ -73,12 +73,14 @@ class ChunkPlan:
     """Byte offsets of a matrix relative to its start address rounded down to PERIOD."""
 
     chunks: NDArray[np.int64]
-    """(lines, chunks): chunk numbers, offset / 16."""
+    """(lines, chunks): chunk numbers, offset / 16, contiguous."""
     starts: NDArray[np.int64]
     """The same bytes as disjoint pieces of `size` bytes."""
     size: int
     end: int
     """Offset behind the last byte."""
+    address: int
+    """Of `chunks`, for machine code."""
 
 
 def linear_offsets(layout: MatrixLayout) -> NDArray[np.int64]:
@@ -106,9 +108,10 @@ def chunk_plan(layout: MatrixLayout) -> ChunkPlan:
     starts, size = pieces(physical)
     for array in (physical, starts):
         array.flags.writeable = False
-    chunks = physical >> 4
+    chunks = np.ascontiguousarray(physical >> 4)
     chunks.flags.writeable = False
-    return ChunkPlan(chunks, starts, size, int(physical.max()) + CHUNK)
+    end = int(physical.max()) + CHUNK
+    return ChunkPlan(chunks, starts, size, end, int(chunks.ctypes.data))
 
 
 def pieces(chunk_offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.groups import copy_groups
+from ptxemu.engines.lane_copies import LaneCopies, copy
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
@@ -36,31 +37,17 @@ _UNITS: dict[int, np.dtype[np.generic]] = {
 
 
 class ThreadCopies(AsyncOperation):
-    """The copies of one instruction: one a lane.
+    """The copies of one instruction: one of `size` bytes a lane."""
 
-    Args:
-        targets: shared addresses; sources: global ones; counts: bytes to read of each, the rest
-            of `size` is zero.
-    """
-
-    def __init__(
-        self,
-        warp: Warp,
-        instruction: Instruction,
-        targets: Addresses,
-        sources: Addresses,
-        counts: Addresses | None,
-        size: int,
-    ) -> None:
+    def __init__(self, warp: Warp, instruction: Instruction, copies: LaneCopies, size: int) -> None:
         super().__init__("cp.async", warp, instruction)
-        self._offsets = _offsets(warp.cta, targets, size, instruction)
-        self._sources = sources
-        self._counts = counts
+        self._copies = copies
         self._size = size
-        _check_sources(sources, counts, size, instruction)
         self.steps.append(self._copy)
 
     def _copy(self) -> None:
+        if self.cta.machine.observer is None and copy(self.cta, self._copies, self._size):
+            return
         try:
             data = self._read()
         except ExecutionError as error:
@@ -68,27 +55,53 @@ class ThreadCopies(AsyncOperation):
         unit = _UNITS[self._size]
         shared = self.cta.shared
         whole = len(shared) // self._size * self._size
-        shared[:whole].view(unit)[self._offsets // self._size] = data.view(unit)[:, 0]
-        self._report(Space.SHARED, self._offsets, self._size, AccessKind.WRITE)
+        offsets = self._copies.offsets
+        shared[:whole].view(unit)[offsets // self._size] = data.view(unit)[:, 0]
+        self._report(Space.SHARED, offsets, self._size, AccessKind.WRITE)
 
     def _read(self) -> NDArray[np.uint8]:
         memory = self.cta.machine.memory
-        if self._counts is None:
-            self._report(Space.GLOBAL, self._sources, self._size, AccessKind.READ)
-            return memory.load(self._sources, self._size)
-        data = np.zeros((len(self._sources), self._size), dtype=np.uint8)
-        for count in np.unique(self._counts).tolist():
+        sources, counts = self._copies.sources, self._copies.counts
+        if counts is None:
+            self._report(Space.GLOBAL, sources, self._size, AccessKind.READ)
+            return memory.load(sources, self._size)
+        data = np.zeros((len(sources), self._size), dtype=np.uint8)
+        for count in np.unique(counts).tolist():
             if count:
-                chosen = self._counts == count
-                data[chosen, :count] = memory.load(self._sources[chosen], count)
-                self._report(Space.GLOBAL, self._sources[chosen], count, AccessKind.READ)
+                chosen = counts == count
+                data[chosen, :count] = memory.load(sources[chosen], count)
+                self._report(Space.GLOBAL, sources[chosen], count, AccessKind.READ)
         return data
 
     def _report(self, space: Space, starts: Addresses, size: int, kind: AccessKind) -> None:
         machine = self.cta.machine
         if machine.observer is not None:
             owner = self.cta if space is Space.SHARED else None
-            report(machine, self, space, owner, np.unique(starts), size, kind, self.instruction)
+            report(machine, self, space, owner, _once(starts), size, kind, self.instruction)
+
+
+def _once(starts: Addresses) -> Addresses:
+    """Each start once."""
+    listed = starts.tolist()
+    return starts if len(set(listed)) == len(listed) else np.unique(starts)
+
+
+def checked_copies(
+    cta: Cta,
+    targets: Addresses,
+    sources: Addresses,
+    counts: Addresses | None,
+    size: int,
+    instruction: Instruction,
+) -> LaneCopies:
+    """What lanes copy to shared addresses.
+
+    Raises:
+        ExecutionError: an address or a count is wrong.
+    """
+    offsets = _offsets(cta, targets, size, instruction)
+    _check_sources(sources, counts, size, instruction)
+    return LaneCopies(offsets, sources, counts)
 
 
 def _offsets(cta: Cta, addresses: Addresses, size: int, instruction: Instruction) -> Addresses:

@@ -35,8 +35,15 @@ def _as_chunks(cta: Cta) -> NDArray[np.complex128]:
     return cta.shared[:whole].view(np.complex128)
 
 
+def _address(cta: Cta) -> int:
+    return int(cta.shared.ctypes.data)
+
+
 _chunks_of = EngineState(_as_chunks)
 """A CTA's shared memory in units of 16 bytes, which NumPy moves fastest as complex numbers."""
+
+address_of_shared = EngineState(_address)
+"""The address of a CTA's shared memory, for machine code."""
 
 
 def read_chunks(
@@ -52,19 +59,35 @@ def read_chunks(
     Raises:
         ExecutionError: the matrix is not all in the CTA's shared memory.
     """
+    plan, base = find_chunks(operation, cta, descriptor, major, lines, chunks)
+    found = _chunks_of(cta).take(plan.chunks + (base >> 4))
+    return found.view(np.uint8).reshape(lines, CHUNK * chunks)
+
+
+def find_chunks(
+    operation: AsyncOperation,
+    cta: Cta,
+    descriptor: Descriptor,
+    major: Major,
+    lines: int,
+    chunks: int,
+) -> tuple[ChunkPlan, int]:
+    """Where a matrix is, relative to an offset in shared memory; reported as read by `operation`.
+
+    Raises:
+        ExecutionError: the matrix is not all in the CTA's shared memory.
+    """
     start = descriptor.start_address
     plan = _plan_of(descriptor, major, lines, chunks)
     base = start - start % PERIOD
-    memory = _chunks_of(cta)
-    if base + plan.end > len(memory) * CHUNK:
+    if base + plan.end > len(cta.shared) // CHUNK * CHUNK:
         instruction = operation.instruction
         raise ExecutionError(
             f"{instruction.span}: {instruction.opcode}: the matrix of {descriptor} reaches shared "
             f"0x{base + plan.end:x}, beyond the CTA's {len(cta.shared)} bytes"
         )
     _report(operation, cta, plan, base)
-    found = memory.take(plan.chunks + (base >> 4))
-    return found.view(np.uint8).reshape(lines, CHUNK * chunks)
+    return plan, base
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import Major
+from ptxemu.engines import wgmma_code
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.events import Fence, FenceKind
@@ -38,7 +39,7 @@ _SIXTEEN = np.uint32(16)
 _LOW_HALF = np.uint32(0xFFFF)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class WgmmaForm:
     """What a wgmma.mma_async says at decode time.
 
@@ -220,6 +221,8 @@ def _execute(
     accumulate: bool,
 ) -> None:
     """Read A, B and D, write D."""
+    if wgmma_code.execute(operation, form, a, b, accumulate):
+        return
     warp = operation.issuer
     first = ROWS * (warp.index % WARPS)
     if a is None:

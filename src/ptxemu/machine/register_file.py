@@ -46,6 +46,7 @@ class RegisterLayout:
                     row += _ROWS[kind]
         self.spare = row * ROW_BYTES
         self._indices: dict[tuple[int, ...], NDArray[np.intp]] = {}
+        self._offsets: dict[tuple[int, ...], NDArray[np.int64]] = {}
         self.rows = -(-(row + SPARE_ROWS) // 4) * 4
 
     def word_indices(self, slots: tuple[int, ...]) -> NDArray[np.intp]:
@@ -56,11 +57,18 @@ class RegisterLayout:
             self._indices[slots] = found
         return found
 
+    def byte_offsets(self, slots: tuple[int, ...]) -> NDArray[np.int64]:
+        """Where registers begin, as an array that stays."""
+        found = self._offsets.get(slots)
+        if found is None:
+            found = self._offsets[slots] = np.array([self.offsets[s] for s in slots], np.int64)
+        return found
+
 
 class RegisterFile:
     """The registers of one warp."""
 
-    __slots__ = ("_arrays", "_bytes", "_layout", "_places", "address", "num_spare")
+    __slots__ = ("_arrays", "_bytes", "_places", "address", "layout", "num_spare")
 
     def __init__(self, layout: RegisterLayout) -> None:
         size = layout.rows * ROW_BYTES
@@ -75,7 +83,7 @@ class RegisterFile:
             self._bytes.view(np.uint64).reshape(-1, WARP_SIZE),
             self._bytes.view(np.uint64).reshape(-1, WARP_SIZE, 2),
         )
-        self._layout = layout
+        self.layout = layout
         self._places = layout.places
         self.address = int(self._bytes.ctypes.data)
         self.num_spare = 0
@@ -101,12 +109,12 @@ class RegisterFile:
 
     def words(self, slots: tuple[int, ...]) -> NDArray[np.uint32]:
         """Registers of 32 bits as rows (n, 32)."""
-        found: NDArray[np.uint32] = self._arrays[_32].take(self._layout.word_indices(slots), axis=0)
+        found: NDArray[np.uint32] = self._arrays[_32].take(self.layout.word_indices(slots), axis=0)
         return found
 
     def set_words(self, slots: tuple[int, ...], words: NDArray[np.uint32]) -> None:
         """Write registers of 32 bits, given as rows (n, 32)."""
-        self._arrays[_32][self._layout.word_indices(slots)] = words
+        self._arrays[_32][self.layout.word_indices(slots)] = words
 
     def tobytes(self) -> bytes:
         """All bytes."""

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from ptxemu.errors import ExecutionError
 from ptxemu.memory.words import Words
 
+TABLE_WORDS = 4
+"""Of an allocation in `GlobalMemory.table`: first address, end, what is added to an address to find
+the byte, and 1 where writing is allowed."""
 _LOWEST_HOST, _HIGHEST_HOST = 0x1_0000, 1 << 47
 """User addresses of a 64-bit process."""
 
@@ -38,6 +41,11 @@ class Allocation:
         """Address behind the last byte."""
         return self.base + len(self.data)
 
+    @property
+    def may_be_written(self) -> bool:
+        """Whether kernels may write to it."""
+        return bool(self.writable and self.data.flags.writeable)
+
 
 class GlobalMemory:
     """Allocations sorted by address.
@@ -51,12 +59,33 @@ class GlobalMemory:
         self._bases: list[int] = []
         self._last: Allocation | None = None
         self._host: Words | None = None
+        self._table: tuple[NDArray[np.uint64], int] | None = None
         self.allow_unregistered = allow_unregistered
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
         """Everything that is registered, by address."""
         return tuple(self._allocations)
+
+    def table(self) -> tuple[int, int]:
+        """Where a table of all allocations is, for machine code, and how many it has.
+
+        It stays until another allocation is registered.
+        """
+        if self._table is None:
+            entries = [
+                (
+                    a.base,
+                    a.end,
+                    (int(a.data.ctypes.data) - a.base) & (1 << 64) - 1,
+                    a.may_be_written,
+                )
+                for a in self._allocations
+            ]
+            rows = np.array(entries, np.uint64).reshape(-1, TABLE_WORDS)
+            self._table = rows, int(rows.ctypes.data)
+        rows, address = self._table
+        return address, len(rows)
 
     def register(
         self,
@@ -79,6 +108,7 @@ class GlobalMemory:
         allocation = Allocation(base, data, name, writable, is_shared)
         at = bisect_right(self._bases, base)
         self._allocations.insert(at, allocation)
+        self._table = None
         self._bases.insert(at, base)
         return allocation
 

@@ -10,6 +10,8 @@ from copy_cases import Case, all_cases
 from copy_runner import run_case
 from numpy.typing import NDArray
 
+from ptxemu import machine_code
+from ptxemu.engines.cp_async import ThreadCopies
 from ptxemu.errors import DeadlockError, ExecutionError
 from ptxemu.sched.policy import Policy
 
@@ -47,6 +49,19 @@ def test_result_is_bit_identical(case: Case) -> None:
     for number, array in enumerate(case.arrays):
         expected = RECORDED.get(f"{case.name}/{number}", before[number])
         assert np.array_equal(array, expected), f"array {number}"
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name.startswith("thread_")], ids=lambda case: case.name
+)
+def test_copies_of_threads_in_machine_code(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    by_numpy: list[int] = []
+    read = ThreadCopies._read
+    monkeypatch.setattr(machine_code, "NUMPY_COPIES", -1)
+    monkeypatch.setattr(ThreadCopies, "_read", lambda self: (by_numpy.append(1), read(self))[1])
+    test_result_is_bit_identical(case)
+    assert not by_numpy
 
 
 @pytest.mark.parametrize("asynchronous", ["eager", "late"])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ptxemu import machine_code
 from ptxemu.descriptors import Swizzle, WgmmaDescriptor
 from ptxemu.engines import wgmma as engine
 from ptxemu.errors import ExecutionError, IllegalInstructionError
+from ptxemu.numerics import dot
 from ptxemu.numerics.minifloat import E4M3, E5M2
 from ptxemu.sched.policy import Policy
 from tests.ptxemu.tensor_cores import tensor_core_run as run
@@ -19,6 +21,15 @@ from tests.ptxemu.tensor_cores import tensor_core_run as run
 A_AT, B_AT = run.DATA, run.DATA + 64 * 1024
 MODES = {"none": Swizzle.NONE, "32B": Swizzle.B32, "64B": Swizzle.B64, "128B": Swizzle.B128}
 K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
+
+
+@pytest.fixture(autouse=True, params=["numpy", "machine code"])
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with NumPy's products, and with those of machine code from the first one on."""
+    is_code = request.param == "machine code"
+    if is_code:
+        pytest.importorskip("llvmlite")
+    monkeypatch.setattr(machine_code, "NUMPY_PRODUCTS", -1 if is_code else 1 << 60)
 
 
 def program(
@@ -209,6 +220,21 @@ def test_every_type_from_shared_memory_and_registers(
     text = program(32, dtype, atype, btype, immediates=immediates, a_in_registers=a_in_registers)
     recorder = multiply(codes(a, atype), codes(b, btype), text, mode="32B")
     assert np.array_equal(read_d(recorder, 32, dtype), a @ b.T)
+
+
+def test_machine_code_does_what_it_knows(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_numpy: list[int] = []
+    product = dot.product
+    monkeypatch.setattr(dot, "product", lambda a, b: (by_numpy.append(1), product(a, b))[1])
+    for atype in ("bf16", "f16"):
+        text = program(32, "f32", atype, atype, immediates=", 1, 1, 0", a_in_registers=True)
+        a, b = np.ones((64, 16)), np.ones((32, 16))
+        recorder = multiply(codes(a, atype), codes(b, atype), text)
+        assert np.array_equal(read_d(recorder, 32, "f32"), a @ b.T)
+    is_code = "machine code" in request.node.name
+    assert len(by_numpy) == (0 if is_code else 8)
 
 
 def test_scale_d_adds_to_d_and_immediates_negate() -> None:

@@ -1,0 +1,62 @@
+"""Products in machine code give the bits that NumPy's give."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+
+from ptxemu.compiled import products
+from ptxemu.engines.wgmma import _fragment_d
+from ptxemu.numerics import dot
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0**-149, 3e38, -3e38, np.inf, -np.inf, np.nan]
+
+
+@pytest.mark.parametrize("type_", products.KNOWN_TYPES)
+def test_every_number_is_read_as_numpy_reads_it(type_):
+    words = np.arange(1 << 16, dtype=np.uint16)
+    chunks = np.random.default_rng(0).permutation(words.nbytes // 16)
+    out = np.empty(len(words))
+    read = products.chunk_reader(type_)
+    read(words.ctypes.data, chunks.ctypes.data, len(chunks), out.ctypes.data)
+    with np.errstate(invalid="ignore"):
+        expected = dot.numbers(words.view(np.uint8).reshape(-1, 16)[chunks], type_)
+    is_nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(out), is_nan.ravel())
+    same = out.view(np.uint64)[~is_nan.ravel()] == expected.view(np.uint64)[~is_nan]
+    assert same.all()
+
+
+@pytest.mark.parametrize(("reads", "negates"), list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize("b_is_k_major", [False, True])
+def test_products_have_numpys_bits(reads, negates, b_is_k_major):
+    random = np.random.default_rng(1)
+    n, k = 24, 16
+    a = random.integers(-64, 64, (16, k)) / 8
+    b = random.integers(-64, 64, (n, k)) / 8
+    d = random.standard_normal((n // 2, 32)).astype(np.float32)
+    a[3, 5:8], b[:10, 2], d[2, :10] = 0.0, SPECIAL, SPECIAL
+    stored = np.ascontiguousarray(b if b_is_k_major else b.T)
+    places = 128 * random.permutation(n // 2)
+    registers = np.zeros((n // 2, 32), np.float32)
+    registers[places // 128] = d
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = _fragment_d(dot.product(a, b))
+        sums = -sums if negates else sums
+        expected = dot.accumulated(d.view(np.uint32) if reads else None, sums, "f32")
+    products.fragment_product(k)(
+        a.ctypes.data,
+        8 * k,
+        8,
+        stored.ctypes.data,
+        8 * k if b_is_k_major else 8,
+        8 if b_is_k_major else 8 * n,
+        n,
+        registers.ctypes.data,
+        places.ctypes.data,
+        reads,
+        negates,
+    )
+    np.testing.assert_array_equal(registers.view(np.uint32)[places // 128], expected)
