@@ -117,7 +117,7 @@ def write_log(
     for chunk in cutlass.range(begin, end, unroll=1):
         numbered = number_chunk(team, chunk)
         place_words(team, chunk, numbered, at)
-        rows = load_words(source.rows + (chunk * CHUNK + team.lane))
+        rows = load_marked(team, chunk, source.rows + (chunk * CHUNK + team.lane))
         store_marked(team, chunk, to, rows)
         if cutlass.const_expr(scores is not None):
             words = load_words(source.entries.words + (chunk * CHUNK + team.lane))
@@ -162,6 +162,20 @@ def store_highest(rest: Int32, pointer: Any, first: Int32) -> Int32:
         write_only_types=[Int32],
         read_only_args=[rest, pointer, first],
     )
+
+
+@cute.jit
+def load_marked(team: Team, chunk: Int32, at: Any) -> cute.Tensor:
+    """What a chunk's marked entries have, of this lane; else 0, as rows behind the last entry were
+    never written."""
+    own = Int32(1) << team.lane
+    mine = cute.make_rmem_tensor(WORDS_EACH, Int32)
+    for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
+        masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
+        for i in cutlass.range_constexpr(4):
+            place = 4 * four + i
+            mine[place] = load_if(masks[i] & own, at + WARP_SIZE * place)
+    return mine
 
 
 @cute.jit
@@ -222,7 +236,7 @@ def compact(team: Team, source: Source) -> None:
         at = Int32(0)
         for chunk in cutlass.range(source.entries.logged, unroll=1):
             words = load_chunk(source.entries, chunk, team.lane)
-            rows = load_words(source.rows + (chunk * CHUNK + team.lane))
+            rows = load_marked(team, chunk, source.rows + (chunk * CHUNK + team.lane))
             cute.arch.sync_warp()  # all lanes have read what is overwritten from here on
             at = keep_chunk(team, source, chunk, words, rows, at)
             cute.arch.sync_warp()
