@@ -114,6 +114,8 @@ class Access:
     """A write of what was there already: whoever comes before or after it sees the same."""
     silent_pieces: NDArray[np.bool_] | None = None
     """Which pieces are such writes, where some are and some are not."""
+    element: str = ""
+    """Of a reduction through a tensor map the elements' type, which its instruction lacks."""
 
     def by_silence(self) -> tuple[Access, ...]:
         """The silent pieces and the others as accesses of their own; itself where all are alike."""

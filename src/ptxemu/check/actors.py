@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.check.undetermined import adds_floats
 from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, Knowledge
 from ptxemu.events import Access, AccessKind, Proxy, Space
 
@@ -33,9 +34,11 @@ class Event:
 
     __slots__ = (
         "actor",
+        "adds_floats",
         "clock",
         "columns",
         "instruction",
+        "is_behind_sc",
         "is_mbarrier",
         "is_non_coherent",
         "is_silent",
@@ -64,6 +67,10 @@ class Event:
         """It reads through the path that sees no write of the same kernel."""
         self.is_mbarrier = False
         """It initialised an mbarrier in these bytes."""
+        self.is_behind_sc = actor.has_fenced_sc
+        """Its agent has executed a fence.sc."""
+        self.adds_floats = adds_floats(access)
+        """It adds to floating-point numbers: in which order decides their last bits."""
         self.write_state: State | None = None
         """The state of bytes that this event was the last to write and nobody read since."""
         self.reads_with: dict[tuple[Event, ...], tuple[Event, ...]] = {}
@@ -103,6 +110,7 @@ class Actor:
         "cta",
         "ctaid",
         "events",
+        "has_fenced_sc",
         "home",
         "inits",
         "instruction",
@@ -132,6 +140,8 @@ class Actor:
         self.instruction: Instruction | None = None
         """The visible instruction that it executes now, or executed last."""
         self.events: dict[EventKey, Event] = {}
+        self.has_fenced_sc = False
+        """It has executed a fence.sc of the device: what it reads is no older than that."""
         self.inits: set[Event] = set()
         """Initialisations of mbarriers that it is known to know."""
         self.unfenced_tcgen05 = False

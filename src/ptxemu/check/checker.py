@@ -46,10 +46,11 @@ class Checker(Observer):
         """Agent ids of each cluster's operations; the index is the bit."""
         self._tcgen05: dict[int, int] = {}
         self._no_mbarrier: dict[int, int] = {}
-        """Which of a cluster's operations are tcgen05 instructions, and which complete no mbarrier,
-        as bits."""
+        """Bits of a cluster's operations: tcgen05 instructions; what completes no mbarrier."""
         self._cta_names: dict[int, str] = {}
-        self._memory = ShadowMemory(Races(self._collected), self._cta_names.__getitem__)
+        races = Races(self._collected)
+        self._undetermined = races.undetermined
+        self._memory = ShadowMemory(races, self._cta_names.__getitem__)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
         self._barrier_users = BarrierUsers()
@@ -86,7 +87,9 @@ class Checker(Observer):
         self._lifetimes.started(cta)
         self._barrier_users.started(cta)
         if cta.index == 0:
-            self._wgmma = WgmmaFences.of(getattr(cta.warps[0], "program", None))
+            program = getattr(cta.warps[0], "program", None)
+            self._wgmma = WgmmaFences.of(program)
+            self._undetermined.started(program)
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
             self._actors[warp.agent_id] = WarpActor(
@@ -143,9 +146,6 @@ class Checker(Observer):
         """Judge an access against what happened to its bytes before."""
         if access.space not in CHECKED_SPACES or not len(access.starts):
             return
-        if access.silent_pieces is None:
-            self._judge(access)
-            return
         for part in access.by_silence():
             self._judge(part)
 
@@ -154,6 +154,8 @@ class Checker(Observer):
         self._time += 1
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
         event = actor.event(access, reach_of(access.scope) if strong else 0, self._time)
+        if event.adds_floats and actor.is_warp:
+            self._undetermined.lanes(event, access)
         if strong and isinstance(actor, WarpActor):
             if access.order in ("acquire", "acq_rel", "seq_cst"):
                 lane_order.acquires(actor, access.agent)

@@ -1,4 +1,4 @@
-"""Findings: what the check reports, once for each pair of instructions, with a count."""
+"""Findings: what the check reports, once for each pair of instructions (or lines), with a count."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ LEVELS: dict[str, str] = {
     "tmem-load-not-waited": "error",
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
+    "stale-read": "warning",
+    "unordered-float-additions": "note",
     "same-value-race": "note",
     "missing-tcgen05-fence": "note",
     "late-tmem-read": "error",
@@ -80,6 +82,8 @@ UNORDERED = (
 )
 """Codes of accesses that nothing orders: the schedule decides which of the two comes first, and by
 that which of the codes it is; two instructions give one finding."""
+BY_LINES = ("unordered-float-additions",)
+"""Codes of which pairs of instructions say no more than pairs of source lines."""
 SEVERITY = {"note": 0, "warning": 1, "error": 2}
 SHOWN_OPCODE = 60
 
@@ -207,6 +211,8 @@ class Findings:
         family = code
         if code in UNORDERED:
             family, pcs = "unordered", (min(pcs), max(pcs))
+        if code in BY_LINES:
+            about, pcs = "; ".join(sorted({_line(first), _line(second)})), (-1, -1)
         key = (family, *pcs, about)
         level = level if level is not None else LEVELS[code]
         entry = self._entries.get(key)
@@ -254,6 +260,13 @@ class Findings:
             None if span is None else span.source_line,
             None if instruction is None else instruction.pc,
         )
+
+
+def _line(place: Place | None) -> str:
+    if place is None or place[1] is None:
+        return ""
+    span = place[1].span
+    return f"{span.source_file}:{span.source_line or span.ptx_line}"
 
 
 def _pc(place: Place | None) -> int:

@@ -78,7 +78,7 @@ class Flags:
             warp.unfenced_tcgen05 = True
         is_sc = fence.order == "sc" and reach_of(fence.scope) == GPU
         if is_sc:
-            self._has_sc = True
+            self._has_sc = warp.has_fenced_sc = True
             for part in warp.know.parts.values():
                 part.done |= part.sc_seen
                 part.sc_released |= part.done

@@ -12,6 +12,7 @@ from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
 from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.shadow import Ids, Index, Page, ShadowRegion, State
 from ptxemu.check.tmem_page import TmemPage
+from ptxemu.check.undetermined import Undetermined
 from ptxemu.events import AccessKind, Proxy, Space
 
 MAX_SUSPECTS = 4
@@ -55,6 +56,7 @@ class Races:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
+        self.undetermined = Undetermined(findings)
 
     def apply(self, state: State, event: Event, spot: Spot, limits: known_order.Limits) -> State:
         """The state that a granule in `state` has after `event` (`limits`: see `known_order`)."""
@@ -142,6 +144,9 @@ class Races:
     def _judge(self, first: Event, second: Event, state: State, spot: Spot) -> None:
         """Report `first` then `second`, of which one writes, unless the order allows it."""
         if first.reach and second.reach and first.is_strong_with(second):
+            found = self.undetermined.judge(first, second)
+            if found is not None:
+                self._report(found[0], first, second, found[1], state, spot)
             return
         if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
             self._mbarrier_access(first, second, state, spot)

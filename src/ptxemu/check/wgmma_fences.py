@@ -19,15 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import Program, StepNode
 from ptxemu.syntax.ast import (
-    Address,
     FloatImmediate,
     Instruction,
     IntImmediate,
-    NegatedRegister,
-    Operand,
-    Pair,
     Register,
-    Vector,
+    register_slots,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +61,7 @@ class WgmmaFences:
     def __init__(self, program: Program) -> None:
         self._names = [register.name for register in program.function.registers]
         products = [i for i in program.function.instructions if i.modifiers[:2] == _PRODUCT]
-        used = {slot for product in products for slot in _slots(product.operands[:2])}
+        used = {slot for product in products for slot in register_slots(product.operands[:2])}
         self._touches = _touches(program, used)
         self._pcs = sorted(self._touches)
         self._other_shapes = _other_shapes(products)
@@ -165,15 +161,17 @@ def _touches(program: Program, used: set[int]) -> _ByPc:
         if copy is not None:
             touches = [_Touch(copy[0], instruction, "copied", copy[1])]
         else:
-            touches = [_Touch(s, instruction, "read") for s in _slots(op.sources) if s in used]
-            touches += [_Touch(s, instruction, "written") for s in _slots(op.destinations)]
+            touches = [
+                _Touch(s, instruction, "read") for s in register_slots(op.sources) if s in used
+            ]
+            touches += [_Touch(s, instruction, "written") for s in register_slots(op.destinations)]
         touches = [touch for touch in touches if touch.slot in followed]
         if touches:
             found[instruction.pc] = touches
     for instruction in steps:
         touches = [
             _Touch(slot, instruction, "used")
-            for slot in _slots(instruction.operands)
+            for slot in register_slots(instruction.operands)
             if slot in followed
         ]
         if touches:
@@ -201,7 +199,9 @@ def _other_shapes(products: list[Instruction]) -> dict[int, dict[int, int]]:
     by_form: dict[tuple[str, frozenset[int]], list[Instruction]] = {}
     for product in products:
         shape = next(m for m in product.modifiers if m.startswith("m64n"))
-        by_form.setdefault((shape, frozenset(_slots(product.operands[:1]))), []).append(product)
+        by_form.setdefault((shape, frozenset(register_slots(product.operands[:1]))), []).append(
+            product
+        )
     for (shape, slots), group in by_form.items():
         others = {
             other.pc: other.span.ptx_line
@@ -212,17 +212,3 @@ def _other_shapes(products: list[Instruction]) -> dict[int, dict[int, int]]:
         if others:
             found.update((product.pc, others) for product in group)
     return found
-
-
-def _slots(operands: Iterable[Operand]) -> Iterator[int]:
-    for operand in operands:
-        if isinstance(operand, Register):
-            yield operand.slot
-        elif isinstance(operand, NegatedRegister):
-            yield operand.register.slot
-        elif isinstance(operand, Vector):
-            yield from _slots(operand.elements)
-        elif isinstance(operand, Pair):
-            yield from _slots((operand.first, operand.second))
-        elif isinstance(operand, Address):
-            yield from _slots((operand.base, *(operand.coordinates or ())))

@@ -101,7 +101,12 @@ def _text(options: argparse.Namespace, run: HostRun, seconds: float, *, check: b
     lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s"]
     lines += report.launch_lines(ran.launches)
     lines += [f"note: {with_readable_names(note)}" for note in ran.notes]
-    lines += report.finding_lines(ran.findings, with_notes=options.notes, limit=limit_of(options))
+    lines += report.finding_lines(
+        ran.findings,
+        with_notes=options.notes,
+        codes=report.codes_of(options.fail_on),
+        limit=limit_of(options),
+    )
     lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")

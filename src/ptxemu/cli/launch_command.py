@@ -175,7 +175,10 @@ def carry_out(options: argparse.Namespace) -> int:
         for index, argument in enumerate(arguments):
             if argument.array is not None:
                 lines += _array_lines(index, argument)
-        lines += report.finding_lines(findings, with_notes=options.notes, limit=limit_of(options))
+        codes = report.codes_of(options.fail_on)
+        lines += report.finding_lines(
+            findings, with_notes=options.notes, codes=codes, limit=limit_of(options)
+        )
         if failure is not None:
             lines.append(f"failed: {failure}")
         failures = [] if failure is None else [failure]

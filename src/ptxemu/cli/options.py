@@ -71,10 +71,20 @@ def add_failure_option(parser: argparse.ArgumentParser) -> None:
     choices = "\n".join(f"  {name}: {meaning}" for name, meaning in report.FAIL_ON.items())
     parser.add_argument(
         "--fail-on",
-        choices=tuple(report.FAIL_ON),
+        type=_fail_on,
         default="isa",
-        help=f"what makes the exit code 1 (default isa)\n{choices}",
+        metavar="WHAT",
+        help=f"what makes the exit code 1 (default isa)\n{choices}\n"
+        "codes of findings may follow: isa,unordered-float-additions",
     )
+
+
+def _fail_on(text: str) -> str:
+    try:
+        report.codes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def limit_of(options: argparse.Namespace) -> int | None:

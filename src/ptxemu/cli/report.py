@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
+from ptxemu.check.findings import LEVELS
 from ptxemu.cli import kernel_names
 
 MOST_SHOWN = 20
@@ -48,12 +49,27 @@ FAIL_ON = {
 """What makes the exit code 1."""
 
 
+def codes_of(fail_on: str) -> frozenset[str]:
+    """The codes in a list that --fail-on takes: one of FAIL_ON, if any, and codes.
+
+    Raises:
+        ValueError: another word is in it, or two of FAIL_ON.
+    """
+    words = fail_on.split(",")
+    codes = frozenset(words) - FAIL_ON.keys()
+    if unknown := sorted(codes - LEVELS.keys()):
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(FAIL_ON)}, and no finding's code")
+    if sum(word in FAIL_ON for word in words) > 1:
+        raise ValueError(f"only one of {', '.join(FAIL_ON)}")
+    return codes
+
+
 def is_failure(findings: Sequence[Finding], fail_on: str) -> bool:
-    """Whether there is a finding for which the exit code is to be 1; `fail_on` is of FAIL_ON."""
-    grave = list(FAIL_ON)[: list(FAIL_ON).index(fail_on) + 1]
-    if fail_on == "never":
-        return False
-    return any((finding.kind or finding.level) in grave for finding in findings)
+    """Whether there is a finding for which the exit code is to be 1 (`fail_on`: see `codes_of`)."""
+    codes = codes_of(fail_on)
+    grade = next((word for word in fail_on.split(",") if word in FAIL_ON), "isa")
+    grave = [] if grade == "never" else list(FAIL_ON)[: list(FAIL_ON).index(grade) + 1]
+    return any((f.kind or f.level) in grave or f.code in codes for f in findings)
 
 
 def launch_lines(launches: Sequence[LaunchResult]) -> list[str]:
@@ -88,12 +104,14 @@ def _dims(extent: tuple[int, int, int]) -> str:
     return "x".join(map(str, extent))
 
 
-def grouped(findings: Sequence[Finding], *, with_notes: bool) -> list[list[Finding]]:
-    """The findings by pair of source lines and code, the gravest first."""
+def grouped(
+    findings: Sequence[Finding], *, with_notes: bool, codes: Collection[str] = ()
+) -> list[list[Finding]]:
+    """The findings by pair of source lines and code, the gravest first; notes of `codes` too."""
     rank = {"hardware": 0, "isa": 1, "warning": 2, "note": 3}
     groups: dict[tuple[Any, ...], list[Finding]] = {}
     for finding in findings:
-        if finding.level != "note" or with_notes:
+        if finding.level != "note" or with_notes or finding.code in codes:
             about = finding.lines or (finding.message,)
             key = (finding.kind or finding.level, finding.code, *about)
             groups.setdefault(key, []).append(finding)
@@ -101,13 +119,18 @@ def grouped(findings: Sequence[Finding], *, with_notes: bool) -> list[list[Findi
 
 
 def finding_lines(
-    findings: Sequence[Finding], *, with_notes: bool, limit: int | None = MOST_SHOWN
+    findings: Sequence[Finding],
+    *,
+    with_notes: bool,
+    codes: Collection[str] = (),
+    limit: int | None = MOST_SHOWN,
 ) -> list[str]:
     """One line for each group of findings, the gravest first; at most `limit`.
 
-    It shows the first of the group's findings; a source line may be many instructions.
+    It shows the first of the group's findings; a source line may be many instructions. Of notes
+    those of `codes` are shown, or all.
     """
-    groups = grouped(findings, with_notes=with_notes)
+    groups = grouped(findings, with_notes=with_notes, codes=codes)
     lines = [_group_line(group) for group in groups[:limit]]
     if limit is not None and len(groups) > limit:
         lines.append(f"... and {len(groups) - limit} more (--all shows them)")

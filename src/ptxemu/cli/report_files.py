@@ -29,7 +29,8 @@ def junit(name: str, ran: Ran, exit_code: int, seconds: float, *, fail_on: str) 
         case = _case(suite, name, f"launch {number}: {report.short_name(result.kernel)}")
         if report.is_failure(result.findings, fail_on):
             failures += 1
-            lines = report.finding_lines(result.findings, with_notes=False, limit=None)
+            codes = report.codes_of(fail_on)
+            lines = report.finding_lines(result.findings, with_notes=False, codes=codes, limit=None)
             ElementTree.SubElement(case, "failure", message=lines[0]).text = "\n".join(lines)
     for failure in map(with_readable_names, ran.failures):
         errors += 1

@@ -121,11 +121,12 @@ def report_async(
     kind: AccessKind,
     *,
     is_silent: bool = False,
+    element: str = "",
 ) -> None:
     """Tell the observer of an access by an operation through the async proxy.
 
     Args:
-        is_silent: a write of what was there already.
+        is_silent: a write of what was there already. element: see `Access`.
     """
     machine = operation.cta.machine
     if machine.observer is None:
@@ -162,6 +163,7 @@ def report_async(
             operation.instruction,
             *order,
             is_silent,
+            element=element,
         )
     )
 

@@ -109,7 +109,8 @@ class GlobalColumn:
         for address, pixel in zip(addresses.tolist(), pixels.tolist(), strict=True):
             held = writable(operation, address, count)
             held[:] = combine(held.copy(), np.ascontiguousarray(rows[pixel, part]))
-        self._report(operation, addresses, count, AccessKind.ATOMIC)
+        element = self.tensor_map.dtype
+        self._report(operation, addresses, count, AccessKind.ATOMIC, element=element)
 
     def _report(
         self,
@@ -119,7 +120,17 @@ class GlobalColumn:
         kind: AccessKind,
         *,
         is_silent: bool = False,
+        element: str = "",
     ) -> None:
         if operation.cta.machine.observer is not None and len(addresses):
             starts = np.unique(addresses)
-            report_async(operation, Space.GLOBAL, None, starts, count, kind, is_silent=is_silent)
+            report_async(
+                operation,
+                Space.GLOBAL,
+                None,
+                starts,
+                count,
+                kind,
+                is_silent=is_silent,
+                element=element,
+            )

@@ -177,7 +177,7 @@ class GlobalTile:
             for view, rows in _views(operation, tile, part, writes=True):
                 held, arriving = np.ascontiguousarray(view), np.ascontiguousarray(rows)
                 view[...] = combine(held, arriving)
-            _report_tile(operation, tile, AccessKind.ATOMIC)
+            _report_tile(operation, tile, AccessKind.ATOMIC, element=self.tensor_map.dtype)
 
     def _tiles(self, data: Bytes) -> Iterator[tuple[Tile, Bytes]]:
         """What is inside the tensor, with its part of `data`."""
@@ -228,7 +228,12 @@ def _report_reads(operation: AsyncOperation, tiles: list[Tile]) -> None:
 
 
 def _report_tile(
-    operation: AsyncOperation, tile: Tile, kind: AccessKind, *, is_silent: bool = False
+    operation: AsyncOperation,
+    tile: Tile,
+    kind: AccessKind,
+    *,
+    is_silent: bool = False,
+    element: str = "",
 ) -> None:
     if operation.cta.machine.observer is None:
         return
@@ -238,7 +243,9 @@ def _report_tile(
         starts, size = tile.row_starts(), tile.row_bytes
         if tile.may_overlap:
             starts = np.unique(starts)
-    report_async(operation, Space.GLOBAL, None, starts, size, kind, is_silent=is_silent)
+    report_async(
+        operation, Space.GLOBAL, None, starts, size, kind, is_silent=is_silent, element=element
+    )
 
 
 def filler(made: TensorMap, shape: tuple[int, ...]) -> Bytes:

@@ -10,11 +10,11 @@ registers hold is followed through pure instructions, which hardware may execute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptxemu.syntax.ast import Address, NegatedRegister, Operand, Pair, Register, Vector
+from ptxemu.syntax.ast import register_slots
 
 if TYPE_CHECKING:
     from ptxemu.machine.blocks import Block
@@ -95,7 +95,7 @@ def touch_step(warp: Warp, instruction: Instruction) -> None:
     """A visible instruction is about to run."""
     if instruction.modifiers[0] == "wgmma":
         return
-    for slot in _slots(instruction.operands):
+    for slot in register_slots(instruction.operands):
         held = warp.in_flight.get(slot)
         if held is None:
             continue
@@ -168,17 +168,3 @@ def _touch_wgmma(
         warp,
         instruction,
     )
-
-
-def _slots(operands: Iterable[Operand]) -> Iterator[int]:
-    for operand in operands:
-        if isinstance(operand, Register):
-            yield operand.slot
-        elif isinstance(operand, NegatedRegister):
-            yield operand.register.slot
-        elif isinstance(operand, Vector):
-            yield from _slots(operand.elements)
-        elif isinstance(operand, Pair):
-            yield from _slots((operand.first, operand.second))
-        elif isinstance(operand, Address):
-            yield from _slots((operand.base, *(operand.coordinates or ())))

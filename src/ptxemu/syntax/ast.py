@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -95,6 +96,21 @@ class Address:
 
 
 Operand: TypeAlias = Scalar | Vector | Pair | Address
+
+
+def register_slots(operands: Iterable[Operand]) -> Iterator[int]:
+    """The slots of the registers that operands name."""
+    for operand in operands:
+        if isinstance(operand, Register):
+            yield operand.slot
+        elif isinstance(operand, NegatedRegister):
+            yield operand.register.slot
+        elif isinstance(operand, Vector):
+            yield from register_slots(operand.elements)
+        elif isinstance(operand, Pair):
+            yield from register_slots((operand.first, operand.second))
+        elif isinstance(operand, Address):
+            yield from register_slots((operand.base, *(operand.coordinates or ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class Litmus(NamedTuple):
     model: str
     """The PTX model's verdict: ordered, race, or what outcome is allowed."""
     codes: frozenset[str]
-    """ptxemu's errors and warnings."""
+    """ptxemu's errors and warnings, and its notes of the order of additions."""
     warps: bool = False
     """The threads are warps of one CTA, not CTAs."""
     block: int = 32
@@ -85,8 +85,14 @@ def lock(take: str, behind: str, before: str, give: str) -> str:
 
 CAS = "atom.global.cas.b32"
 EXCHANGE = "atom.global.exch.b32 %r7, [%rd_f], 0;"
-SB = "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n{2}ld.relaxed.gpu.global.b32 %r5, [%rd_{1}];\n"
-LB = "ld.relaxed.gpu.global.b32 %r5, [%rd_{1}];\nst.relaxed.gpu.global.b32 [%rd_{0}], 1;\n"
+KEEP = "mul.wide.u32 %rd2, %r10, 4;\nadd.s64 %rd2, %rd2, %rd_y;\nst.global.b32 [%rd2+64], %r6;\n"
+"""What the thread read is a result."""
+LOOK = "ld.relaxed.gpu.global.b32 %r6, [%rd_{0}];\n"
+SB = "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n{2}" + LOOK.format("{1}") + KEEP
+LB = LOOK.format("{1}") + "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n" + KEEP
+STALE = codes("stale-read")
+NOTED = codes("unordered-float-additions")
+ADD_FLOAT = "mov.f32 %f0, 0f3F800000;\nred.global.add.f32 [%rd_x], %f0;\n"
 
 TABLE = [
     Litmus("message passing, plain flag", (WRITE + "st.global.b32 [%rd_f], 1;\n",
@@ -95,8 +101,13 @@ TABLE = [
            "race", RACE),
     Litmus("message passing of a counter, all relaxed",
            ("red.relaxed.gpu.global.add.u32 [%rd_x], 1;\n" + RELAXED,
-            SPIN_RELAXED + READ.replace("ld.global", "ld.relaxed.gpu.global")),
-           "the counter may be old", CLEAN),
+            SPIN_RELAXED + LOOK.format("x") + KEEP), "the counter may be old", STALE),
+    Litmus("message passing of a counter, release and acquire",
+           ("red.relaxed.gpu.global.add.u32 [%rd_x], 1;\n" + RELEASE,
+            spin() + LOOK.format("x") + KEEP), "ordered", CLEAN),
+    Litmus("a counter that nothing orders",
+           ("red.relaxed.gpu.global.add.u32 [%rd_x], 1;\n", LOOK.format("x") + KEEP),
+           "the counter may be old", STALE),
     Litmus("message passing, release and acquire", (WRITE + RELEASE, spin() + READ),
            "ordered", CLEAN),
     Litmus("message passing, release without acquire", (WRITE + RELEASE, SPIN_RELAXED + READ),
@@ -143,11 +154,11 @@ TABLE = [
     Litmus("spin lock, no membar behind its taking", (lock(CAS, "", MEMBAR, EXCHANGE),) * 2,
            "race", RACE),
     Litmus("store buffering, relaxed", (SB.format("x", "y", ""), SB.format("y", "x", "")),
-           "both may read 0", CLEAN),
+           "both may read 0", STALE),
     Litmus("store buffering, fence.sc", (SB.format("x", "y", "fence.sc.gpu;\n"),
            SB.format("y", "x", "fence.sc.gpu;\n")), "ordered", CLEAN),
     Litmus("load buffering, relaxed", (LB.format("x", "y"), LB.format("y", "x")),
-           "both may read 1", CLEAN),
+           "both may read 1", STALE),
     Litmus("store buffering, plain",
            tuple(SB.format(*names, "").replace(".relaxed.gpu", "") for names in ("xy", "yx")),
            "race", RACE),
@@ -156,6 +167,13 @@ TABLE = [
             "red.global.add.u32 [%rd_x], 1;\n"), "race", codes("lost-update")),
     Litmus("atomics of .cta scope from two CTAs",
            ("red.relaxed.cta.global.add.u32 [%rd_x], 1;\n",) * 2, "race", codes("scope-race")),
+    Litmus("additions of floats from two CTAs", (ADD_FLOAT,) * 2, "in any order", NOTED),
+    Litmus("additions of floats, release and acquire between them",
+           (ADD_FLOAT + RELEASE, spin() + ADD_FLOAT), "ordered", CLEAN),
+    Litmus("additions of floats, a relaxed flag between them",
+           (ADD_FLOAT + RELAXED, SPIN_RELAXED + ADD_FLOAT), "in any order", NOTED),
+    Litmus("additions of integers from two CTAs",
+           ("red.global.add.u32 [%rd_x], 1;\n",) * 2, "in any order, one sum", CLEAN),
     Litmus("ld.global.nc of what the kernel wrote",
            (WRITE + RELEASE, spin() + READ.replace("global", "global.nc")), "undefined",
            codes("non-coherent-read")),

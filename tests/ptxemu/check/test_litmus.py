@@ -25,11 +25,11 @@ def test_the_verdict_is_the_same_on_every_schedule(test: Litmus) -> None:
                 policy=policy,
                 how={"shared": 1024},
                 x=256,
-                y=1,
+                y=32,
                 f=1,
                 g=1,
             )
-            if f.level != "note"
+            if f.level != "note" or f.code == "unordered-float-additions"
         )
         for policy in POLICIES
     }

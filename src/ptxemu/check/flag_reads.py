@@ -1,0 +1,108 @@
+"""Which loads look at flags: what they read may be old, as the kernel looks again or only asks.
+
+A load looks at a flag if its value is only compared, or if it lies in a loop that goes on until the
+value is another one. Of other loads the value is data, and which one it is matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ptxemu.machine.blocks import Block
+from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
+from ptxemu.syntax.ast import Guard, Instruction, Operand, register_slots
+
+_PASSED_ON = ("shfl", "vote", "redux", "match", "barrier", "bar")
+"""Instructions between lanes, whose result is a value and no access."""
+_ORDERED = frozenset(("relaxed", "acquire", "volatile"))
+
+
+def data_reads(program: Any) -> frozenset[int]:
+    """The pcs of the strong loads of a kernel whose value is data; none of what is no Program."""
+    if not isinstance(program, Program):
+        return frozenset()
+    loads = [i for i in program.function.instructions if _is_strong_load(i)]
+    if not loads:
+        return frozenset()
+    uses = _Uses(program)
+    return frozenset(load.pc for load in loads if not uses.is_flag(load))
+
+
+def _is_strong_load(instruction: Instruction) -> bool:
+    return instruction.modifiers[0] == "ld" and not _ORDERED.isdisjoint(instruction.modifiers)
+
+
+class _Uses:
+    """Where the values of a kernel's registers go, whatever the order of its instructions."""
+
+    def __init__(self, program: Program) -> None:
+        self._flows: dict[int, set[int]] = {}
+        """By register those that are computed with it."""
+        self._used: set[int] = set()
+        """Registers that memory, or something else outside, gets to see."""
+        self._branches: list[tuple[int, int, int | None]] = []
+        """pc, target and the guard's register."""
+        self._predicates = {r.slot for r in program.function.registers if r.type == "pred"}
+        for node in program.nodes:
+            if isinstance(node, Block):
+                for instruction, op in node.code:
+                    self._passes(op.sources, op.destinations, instruction.guard)
+            elif isinstance(node, StepNode):
+                self._step(node)
+            elif isinstance(node, BranchNode):
+                guard = None if node.guard is None else node.guard.register.slot
+                self._branches.append((node.instruction.pc, node.target, guard))
+            elif isinstance(node, SwitchNode):
+                self._used.update(register_slots(node.instruction.operands))
+            elif isinstance(node, ExitNode) and node.guard is not None:
+                self._branches.append((node.instruction.pc, -1, node.guard.register.slot))
+        self._loops = [(target, pc) for pc, target, _ in self._branches if 0 <= target <= pc]
+
+    def _passes(
+        self, sources: Iterable[Operand], destinations: Iterable[Operand], guard: Guard | None
+    ) -> None:
+        made = set(register_slots(destinations))
+        read = set(register_slots(sources)) | (
+            {guard.register.slot} if guard is not None else set()
+        )
+        for slot in read:
+            self._flows.setdefault(slot, set()).update(made)
+
+    def _step(self, node: StepNode) -> None:
+        instruction = node.instruction
+        if instruction.modifiers[0] in _PASSED_ON:
+            self._passes(instruction.operands[1:], instruction.operands[:1], node.guard)
+            return
+        is_load = instruction.modifiers[0] == "ld"
+        self._used.update(
+            register_slots(instruction.operands[1:] if is_load else instruction.operands)
+        )
+
+    def _reached(self, slots: Iterable[int], *, past_predicates: bool) -> set[int]:
+        found: set[int] = set()
+        left = list(slots)
+        while left:
+            slot = left.pop()
+            if slot in found:
+                continue
+            found.add(slot)
+            if past_predicates or slot not in self._predicates:
+                left += self._flows.get(slot, ())
+        return found
+
+    def is_flag(self, load: Instruction) -> bool:
+        """Whether a load looks at a flag."""
+        own = set(register_slots(load.operands[:1]))
+        if self._used.isdisjoint(self._reached(own, past_predicates=False)):
+            return True
+        around = [loop for loop in self._loops if loop[0] <= load.pc <= loop[1]]
+        if not around:
+            return False
+        first, last = min(around, key=lambda loop: loop[1] - loop[0])
+        deciding = self._reached(own, past_predicates=True)
+        return any(
+            guard in deciding and (target == first or not first <= target <= last)
+            for pc, target, guard in self._branches
+            if first <= pc <= last
+        )

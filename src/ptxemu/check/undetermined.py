@@ -1,0 +1,81 @@
+"""Values that the order of relaxed accesses decides, though the accesses themselves are no race.
+
+Relaxed atomics may come in any order: integers add up to the same, floating-point numbers do not.
+And a relaxed load may read an old value, unless the write happened before it: what is harmless for
+a flag, at which the kernel looks again, decides the result where the value is data.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ptxemu.check.flag_reads import data_reads
+from ptxemu.events import Access, AccessKind
+
+if TYPE_CHECKING:
+    from ptxemu.check.actors import Event
+    from ptxemu.check.findings import Findings, Site
+
+_FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
+
+
+def adds_floats(access: Access) -> bool:
+    """Whether this adds to floating-point numbers in memory."""
+    if access.kind is not AccessKind.ATOMIC or "add" not in access.instruction.modifiers:
+        return False
+    if access.element:
+        return access.element[0] not in "us"
+    return not _FLOATS.isdisjoint(access.instruction.modifiers)
+
+
+class Undetermined:
+    """Judges strong accesses that nothing orders."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._data_reads: frozenset[int] = frozenset()
+
+    def started(self, program: Any) -> None:
+        """The kernel's program is known."""
+        self._data_reads = data_reads(program)
+
+    def judge(self, first: Event, second: Event) -> tuple[str, str] | None:
+        """The code and the missing edge of two strong accesses in each other's scope.
+
+        Args:
+            first, second: of different agents, or of two proxies; one writes.
+        """
+        if first.adds_floats and second.adds_floats:
+            if second.actor.knows(first):
+                return None
+            return "unordered-float-additions", (
+                "the order of these additions is not fixed, and with it the last bits of the sum: "
+                "for the same bits every time it needs a release and an acquire"
+            )
+        for read in (first, second):
+            if read.kind is AccessKind.READ and self._may_be_old(read):
+                if second.actor.knows(first):
+                    return None
+                return "stale-read", (
+                    "the value that is read may be old, though the kernel does not look again: "
+                    "needs a release and an acquire"
+                )
+        return None
+
+    def _may_be_old(self, read: Event) -> bool:
+        return read.instruction.pc in self._data_reads and not read.is_behind_sc
+
+    def lanes(self, event: Event, access: Access) -> None:
+        """Several lanes of one instruction that add to one number do so in any order."""
+        starts = access.starts.tolist()
+        if len(starts) == len(set(starts)):
+            return
+
+        def message(site: Site | None, _: Site | None) -> str:
+            return (
+                f"{site}: several lanes add to one number, in an order that is not fixed, and with "
+                "it the last bits of the sum"
+            )
+
+        place = event.actor, event.instruction, event.action
+        self._findings.add("unordered-float-additions", place, None, message)
