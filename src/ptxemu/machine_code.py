@@ -84,7 +84,7 @@ def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
     if program.executed < WARM_INSTRUCTIONS or _Executed.in_process < COLD_INSTRUCTIONS:
         return None
     compiled = _compiled()
-    return None if compiled is None else compiled.ThreadedCode(program)
+    return None if compiled is None else compiled.ThreadedKernel(program)
 
 
 def products() -> ModuleType | None:

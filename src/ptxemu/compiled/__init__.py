@@ -5,7 +5,7 @@ what is not known here is left to them.
 """
 
 from ptxemu.compiled.block_function import compile_block
+from ptxemu.compiled.chain import ThreadedKernel
 from ptxemu.compiled.stretch import make_stretch
-from ptxemu.compiled.threaded_code import ThreadedCode
 
-__all__ = ["ThreadedCode", "compile_block", "make_stretch"]
+__all__ = ["ThreadedKernel", "compile_block", "make_stretch"]

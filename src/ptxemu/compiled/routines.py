@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
+from ptxemu.compiled import access_records
 from ptxemu.compiled.llvm_vectors import FLOATS, Lower, Vector, bits_of_type, integers, splat
 from ptxemu.compiled.lowering import lowered
 from ptxemu.compiled.native import machine_code
@@ -24,7 +25,8 @@ from ptxemu.syntax.ast import Instruction, NegatedRegister
 RECORD_WORDS = 8
 """Of 64 bits: routine, two destinations, three sources, the guard's register (0: none), and -1
 where the guard is negated. An odd address is one in the warp's register file, counted from its
-start and 1 too large."""
+start and 1 too large. Of a weak access (`access_records`) the routine's address is 1 too large, and
+there is one word more that counts, the first: its descriptor."""
 MOST_DESTINATIONS, MOST_SOURCES = 2, 3
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _OPERANDS = MOST_DESTINATIONS + MOST_SOURCES
@@ -160,30 +162,33 @@ def _store(builder: Any, value: Vector, address: Any) -> None:
     builder.store(value, _pointer(builder, address, value.type), align=_ALIGNMENT)
 
 
-Caller = Callable[[int, int, int, int], None]
-"""(first record, how many, register file, lanes as bits)."""
+Caller = Callable[[int, int, int, int, int], int]
+"""(first record, how many, register file, lanes as bits, context of accesses): how many were done;
+less where an access failed."""
 
 
 @cache
 def caller() -> Caller:
     """What does the instructions of records one behind the other."""
     module = ir.Module(name="caller")
-    type_ = ir.FunctionType(ir.VoidType(), [_I64, _I64, _I64, _I32])
+    type_ = ir.FunctionType(_I64, [_I64, _I64, _I64, _I32, _I64])
     function = ir.Function(module, type_, name="run")
     _write_caller(function)
     address, engine = machine_code(module, "run")
     _engines.append(engine)
-    kinds = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
-    found: Caller = ctypes.CFUNCTYPE(None, *kinds)(address)
+    kinds = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
+    found: Caller = ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)
     return found
 
 
 def _write_caller(function: Any) -> None:
-    first, count, registers, lanes = function.args
-    entry, head, guarded, execute, after, out = (
+    first, count, registers, lanes, context = function.args
+    entry, head, guarded, execute, pure, access, after, out, failed = (
         function.append_basic_block(name)
-        for name in ("entry", "head", "guarded", "execute", "after", "out")
-    )
+        for name in (
+            "entry", "head", "guarded", "execute", "pure", "access", "after", "out", "failed"
+        )
+    )  # fmt: skip
     b = ir.IRBuilder(entry)
     size = ir.Constant(_I64, 8 * RECORD_WORDS)
     end = b.add(first, b.mul(count, size))
@@ -195,7 +200,7 @@ def _write_caller(function: Any) -> None:
     record = b.inttoptr(at, _I64.as_pointer())
     words = [b.load(b.gep(record, [ir.Constant(_I64, k)])) for k in range(RECORD_WORDS)]
     routine_, *operands, guard, negated = words
-    one = ir.Constant(_I64, 1)
+    one, none = ir.Constant(_I64, 1), ir.Constant(_I32, 0)
 
     def absolute(word: Any) -> Any:
         is_register = b.sub(ir.Constant(_I64, 0), b.and_(word, one))
@@ -207,11 +212,18 @@ def _write_caller(function: Any) -> None:
     held = b.load(b.inttoptr(absolute(guard), flags.as_pointer()), align=WARP_SIZE)
     holds = b.bitcast(b.icmp_unsigned("!=", held, splat(flags, 0)), _I32)
     some = b.and_(lanes, b.xor(holds, b.trunc(negated, _I32)))
-    b.cbranch(b.icmp_unsigned("!=", some, ir.Constant(_I32, 0)), execute, after)
+    b.cbranch(b.icmp_unsigned("!=", some, none), execute, after)
     b.position_at_end(execute)
     mask = b.phi(_I32)
     mask.add_incoming(lanes, head)
     mask.add_incoming(some, guarded)
+    is_access = b.icmp_unsigned("!=", b.and_(routine_, one), ir.Constant(_I64, 0))
+    b.cbranch(is_access, access, pure)
+    b.position_at_end(access)
+    accessor = b.inttoptr(b.sub(routine_, one), access_records.ROUTINE.as_pointer())
+    done = b.call(accessor, [operands[0], registers, mask, context])
+    b.cbranch(b.icmp_unsigned("!=", done, none), after, failed)
+    b.position_at_end(pure)
     target = b.inttoptr(routine_, _ROUTINE.as_pointer())
     b.call(target, [*(absolute(word) for word in operands), mask])
     b.branch(after)
@@ -220,4 +232,6 @@ def _write_caller(function: Any) -> None:
     at.add_incoming(following, after)
     b.cbranch(b.icmp_unsigned("<", following, end), head, out)
     b.position_at_end(out)
-    b.ret_void()
+    b.ret(count)
+    b.position_at_end(failed)
+    b.ret(b.udiv(b.sub(at, first), size))

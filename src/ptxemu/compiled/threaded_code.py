@@ -75,6 +75,8 @@ class ThreadedCode:
         self._spare: dict[tuple[Scalar, str], int] = {}
         """By operand and type the offset in a register file of what each warp has once."""
         self._spare_end = self._layout.spare
+        self._assemblers: dict[int, _Assembler | None] = {}
+        """By a block's first pc; None: it is left as it is."""
         self.nowhere, _ = self._take(_WIDEST)
         """The word of a record for results that nobody wants."""
         blocks = [node for node in program.nodes if isinstance(node, Block)]
@@ -82,12 +84,22 @@ class ThreadedCode:
 
     def block(self, block: Block) -> FastFunction | None:
         """A block; None where it is better left as it is."""
-        if any(_is_changing(operand) for _, op in block.code for operand in op.sources):
-            return None
-        try:
-            return _Assembler(self, block).finish()
-        except _NoRoomError:
-            return None
+        assembler = self._assembled(block)
+        return None if assembler is None else assembler.finish()
+
+    def parts(self, block: Block) -> tuple[Part, ...] | None:
+        """A block's parts, to be run one behind the other; None where it is better left."""
+        assembler = self._assembled(block)
+        return None if assembler is None else assembler.parts
+
+    def _assembled(self, block: Block) -> _Assembler | None:
+        if block.first not in self._assemblers:
+            is_changing = any(_is_changing(o) for _, op in block.code for o in op.sources)
+            try:
+                self._assemblers[block.first] = None if is_changing else _Assembler(self, block)
+            except _NoRoomError:
+                self._assemblers[block.first] = None
+        return self._assemblers[block.first]
 
     @property
     def num_spare(self) -> int:
@@ -225,12 +237,22 @@ class _Assembler:
                 same = list(group)
                 self._parts.append(_InPython(same) if function is None else _Together(same))
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The block, part by part."""
+        return tuple(self._parts)
+
     def finish(self) -> FastFunction:
         """The block as a function."""
-        code, parts = self._code, tuple(self._parts)
-        if len(parts) == 1 and isinstance(parts[0], _Records):
+        code, parts = self._code, self.parts
+        if len(parts) == 1 and isinstance(parts[0], Records):
             only = parts[0]
-            return lambda warp, mask, rounds: only.run(code, warp, mask)
+
+            def run_records(warp: Any, mask: Mask, rounds: int) -> int:
+                only.run(code, warp, mask)
+                return 1
+
+            return run_records
 
         def run(warp: Any, mask: Mask, rounds: int) -> int:
             for part in parts:
@@ -239,9 +261,9 @@ class _Assembler:
 
         return run
 
-    def _records(self, pairs: Code) -> _Records:
+    def _records(self, pairs: Code) -> Records:
         records = np.array([self._record(*pair) for pair in pairs], np.int64)
-        return _Records(records)
+        return Records(records)
 
     def _record(self, instruction: Instruction, op: PureOp) -> list[int]:
         address = routine(kind_of(instruction, op))
@@ -276,22 +298,23 @@ class _Assembler:
         return self._code.register(operand.slot) if scratch is None else scratch
 
 
-class _Records:
+class Records:
     """Instructions that routines do."""
 
     def __init__(self, records: NDArray[np.int64]) -> None:
-        self._kept = records
+        self.records = records
         self._first = int(records.ctypes.data)
         self._count = len(records)
         self._call = caller()
 
-    def run(self, code: ThreadedCode, warp: Any, mask: Mask) -> int:
+    def run(self, code: ThreadedCode, warp: Any, mask: Mask, context: int = 0) -> int:
+        """How many were done; less than all where an access failed (`context`: what accesses need,
+        see `access_records`)."""
         registers = warp.registers
         if registers.num_spare != code.num_spare:
             code.fill(warp, registers)
         lanes = -1 if mask is FULL else bits_of(mask)
-        self._call(self._first, self._count, registers.address, lanes)
-        return 1
+        return self._call(self._first, self._count, registers.address, lanes, context)
 
 
 class _InPython:
@@ -302,7 +325,7 @@ class _InPython:
         self._full: BlockFunction | None = None
         self._masked: BlockFunction | None = None
 
-    def run(self, code: ThreadedCode, warp: Any, mask: Mask) -> int:
+    def run(self, code: ThreadedCode, warp: Any, mask: Mask, context: int = 0) -> int:
         if mask is FULL:
             if self._full is None:
                 self._full = compile_block(self._pairs, frozenset(), masked=False)
@@ -324,7 +347,7 @@ class _Together:
             for all_ in ([op.sources for _, op in pairs], [op.destinations for _, op in pairs])
         )
 
-    def run(self, code: ThreadedCode, warp: Any, mask: Mask) -> int:
+    def run(self, code: ThreadedCode, warp: Any, mask: Mask, context: int = 0) -> int:
         words = words_of(warp.registers, self._from)
         with_nan = self._function(words.reshape(-1).view(np.float32))
         results = bits_of_f32(with_nan).reshape(-1, WARP_SIZE)
@@ -334,4 +357,4 @@ class _Together:
         return 1
 
 
-Part = _Together | _Records | _InPython
+Part = _Together | Records | _InPython

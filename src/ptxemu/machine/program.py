@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,10 @@ from ptxemu.machine.operands import LaneReader, reader
 from ptxemu.machine.register_file import RegisterFile, RegisterLayout, Registers
 from ptxemu.machine.stretches import Stretches, StretchMaker
 from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
+
+if TYPE_CHECKING:
+    from ptxemu.machine.lane_group import Group
+    from ptxemu.machine.warp import Warp
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,29 @@ for _lanes in _ZEROS.values():
     _lanes.flags.writeable = False
 
 
+class Chain(Protocol):
+    """Blocks and weak accesses in a row, for lanes that are all together."""
+
+    @property
+    def end(self) -> int:
+        """The pc behind it."""
+        ...
+
+    def run(self, warp: Warp, group: Group) -> bool:
+        """Execute it and move the lanes; False where the instruction at their pc is to be executed
+        by itself."""
+        ...
+
+
 class ThreadedBlocks(Protocol):
     """Makes threaded code of a kernel's blocks, which finds registers by `Program.layout`."""
 
     def block(self, block: Block) -> FastFunction | None:
         """A block, or None where that does not serve."""
+        ...
+
+    def chain(self, first: int) -> Chain | None:
+        """What stands in a row from `first` on; None where that is no more than a block."""
         ...
 
 
@@ -114,6 +136,7 @@ class Program:
             self.layout = RegisterLayout([register.type for register in by_slot])
         self._make_threaded = make_threaded
         self._threaded: ThreadedBlocks | None = None
+        self._chains: dict[int, Chain | None] = {}
         self.executed = 0
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
@@ -132,6 +155,15 @@ class Program:
         if self.layout is not None:
             return RegisterFile(self.layout)
         return self.initial_registers.copy()
+
+    def chain(self, first: int) -> Chain | None:
+        """What stands in a row from `first` on; None where that is no more than a node."""
+        if first in self._chains:
+            return self._chains[first]
+        if self._threaded is None:
+            return None
+        chain = self._chains[first] = self._threaded.chain(first)
+        return chain
 
     def _as_threaded_code(self, block: Block) -> FastFunction | None:
         """Threaded code of a block that is about to run, from when it pays on."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
+from ptxemu.machine.code_runner import run_code
 from ptxemu.machine.convergence import bits_of, lane_names
 from ptxemu.machine.in_flight import Claim, touch_block, touch_predicate, touch_step
 from ptxemu.machine.lane_group import Group
@@ -30,11 +31,9 @@ if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.engine_state import EngineState
     from ptxemu.machine.regions import Region
-    from ptxemu.machine.stretches import Stretch
     from ptxemu.syntax.ast import Guard
 
 
-_NONE: dict[int, Stretch] = {}
 LOOP_ROUNDS = 64
 """Rounds of a loop of pure instructions after which other warps have their turn."""
 PATIENCE, LEAST_PATIENCE = 256, 4
@@ -81,6 +80,7 @@ class Warp:
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
         self._special: dict[str, Lanes] = {}
         self._patience = PATIENCE
+        self.access_alone = -1  # pc of an access that machine code could not do
 
     @property
     def label(self) -> str:
@@ -118,14 +118,16 @@ class Warp:
             return Status.EXITED if not self.groups else Status.BLOCKED
         self.group = group
         nodes = self.program.nodes
-        stretches = self.program.stretches.at if self.cta.machine.observer is None else _NONE
-        left = LOOP_ROUNDS
+        left, is_heard = LOOP_ROUNDS, self.cta.machine.observer is not None
         while True:
             node = nodes[group.pc]
-            if stretches and not self.in_flight:
-                stretch = stretches.get(group.pc)
-                if stretch is not None and stretch.run(self):
-                    return Status.MOVED
+            if not is_heard and not self.in_flight:
+                is_over = run_code(self, group)
+                if is_over is not None:
+                    left -= 1
+                    if is_over or left <= 0:
+                        return Status.MOVED
+                    continue
             if type(node) is Block:
                 left -= self._run_block(node, group, left) - 1
                 if len(self.groups) > 1 and self._other_goes_first(group):

@@ -1,0 +1,40 @@
+"""A warp goes on by machine code: stretches of a kernel, chains of blocks and accesses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxemu.machine.lane_group import Group
+    from ptxemu.machine.warp import Warp
+
+
+def run_code(warp: Warp, group: Group) -> bool | None:
+    """Let the lanes go on by machine code: whether the warp's turn is over then.
+
+    Nobody listens to the launch, and no register belongs to an operation.
+
+    Returns:
+        None where there is none for what is next; nothing was done then.
+    """
+    program = warp.program
+    stretch = program.stretches.at.get(group.pc)
+    if stretch is not None and stretch.run(warp):
+        return True
+    chain = program.chain(group.pc)
+    if (
+        chain is None
+        or group.pc == warp.access_alone
+        or warp.cta.machine.memory.allow_unregistered
+        or (len(warp.groups) > 1 and _meets_others(warp, group, chain.end))
+    ):
+        return None
+    if not chain.run(warp, group):
+        warp.access_alone = group.pc
+        return False
+    return len(warp.groups) > 1
+
+
+def _meets_others(warp: Warp, group: Group, end: int) -> bool:
+    """Whether other lanes of the warp are before `end`."""
+    return any(other is not group and other.pc < end for other in warp.groups)
