@@ -35,7 +35,7 @@ LEVELS: dict[str, str] = {
     "tmem-load-not-waited": "error",
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
-    "stale-read": "warning",
+    "stale-read": "note",
     "unordered-float-additions": "note",
     "same-value-race": "note",
     "missing-tcgen05-fence": "note",

@@ -1,7 +1,8 @@
 """Which loads look at flags: what they read may be old, as the kernel looks again or only asks.
 
-A load looks at a flag if its value is only compared, or if it lies in a loop that goes on until the
-value is another one. Of other loads the value is data, and which one it is matters.
+A load looks at a flag if its value only decides which way the code goes, or if it lies in a loop
+that does nothing but wait for another value. Of other loads the value is data, and which one it is
+matters.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from ptxemu.syntax.ast import Guard, Instruction, Operand, register_slots
 
 _PASSED_ON = ("shfl", "vote", "redux", "match", "barrier", "bar")
 """Instructions between lanes, whose result is a value and no access."""
+_ONLY_WAITS = frozenset(
+    ("ld", "nanosleep", "fence", "membar", "prefetch", *_PASSED_ON, "activemask", "griddepcontrol")
+)
+"""Instructions of a loop that waits; one with others does something in every round."""
 _ORDERED = frozenset(("relaxed", "acquire", "volatile"))
 
 
@@ -41,6 +46,8 @@ class _Uses:
         """By register those that are computed with it."""
         self._used: set[int] = set()
         """Registers that memory, or something else outside, gets to see."""
+        self._acts: list[int] = []
+        """pcs of what no loop does that only waits."""
         self._branches: list[tuple[int, int, int | None]] = []
         """pc, target and the guard's register."""
         self._predicates = {r.slot for r in program.function.registers if r.type == "pred"}
@@ -71,6 +78,8 @@ class _Uses:
 
     def _step(self, node: StepNode) -> None:
         instruction = node.instruction
+        if instruction.modifiers[0] not in _ONLY_WAITS:
+            self._acts.append(instruction.pc)
         if instruction.modifiers[0] in _PASSED_ON:
             self._passes(instruction.operands[1:], instruction.operands[:1], node.guard)
             return
@@ -79,7 +88,8 @@ class _Uses:
             register_slots(instruction.operands[1:] if is_load else instruction.operands)
         )
 
-    def _reached(self, slots: Iterable[int], *, past_predicates: bool) -> set[int]:
+    def _reached(self, slots: Iterable[int]) -> set[int]:
+        """These registers, and all that is computed with them."""
         found: set[int] = set()
         left = list(slots)
         while left:
@@ -87,22 +97,29 @@ class _Uses:
             if slot in found:
                 continue
             found.add(slot)
-            if past_predicates or slot not in self._predicates:
-                left += self._flows.get(slot, ())
+            left += self._flows.get(slot, ())
         return found
+
+    def _is_only_branched_on(self, reached: set[int]) -> bool:
+        """Whether values in these registers decide which way the code goes, and nothing else."""
+        chosen = (self._flows.get(slot, set()) for slot in reached & self._predicates)
+        selects = any(made - self._predicates for made in chosen)
+        return not selects and self._used.isdisjoint(reached - self._predicates)
 
     def is_flag(self, load: Instruction) -> bool:
         """Whether a load looks at a flag."""
         own = set(register_slots(load.operands[:1]))
-        if self._used.isdisjoint(self._reached(own, past_predicates=False)):
+        reached = self._reached(own)
+        if self._is_only_branched_on(reached):
             return True
         around = [loop for loop in self._loops if loop[0] <= load.pc <= loop[1]]
         if not around:
             return False
         first, last = min(around, key=lambda loop: loop[1] - loop[0])
-        deciding = self._reached(own, past_predicates=True)
+        if any(first <= pc <= last for pc in self._acts):
+            return False
         return any(
-            guard in deciding and (target == first or not first <= target <= last)
+            guard in reached and (target == first or not first <= target <= last)
             for pc, target, guard in self._branches
             if first <= pc <= last
         )

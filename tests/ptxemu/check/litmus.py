@@ -18,7 +18,7 @@ class Litmus(NamedTuple):
     model: str
     """The PTX model's verdict: ordered, race, or what outcome is allowed."""
     codes: frozenset[str]
-    """ptxemu's errors and warnings, and its notes of the order of additions."""
+    """ptxemu's errors and warnings, and its notes of old values and of the order of additions."""
     warps: bool = False
     """The threads are warps of one CTA, not CTAs."""
     block: int = 32

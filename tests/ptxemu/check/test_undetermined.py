@@ -30,7 +30,7 @@ def verdicts(body: str, *, grid: int = 2, block: int = 32) -> set[tuple[tuple[st
     }
 
 
-STALE = {(("stale-read", "warning"),)}
+STALE = {(("stale-read", "note"),)}
 CLEAN: set[tuple[tuple[str, str], ...]] = {()}
 ADD_AND_LEAVE = f"@!%p9 bra READ;\n{ADD}bra END;\nREAD:\n"
 KEEP = store("o", "%r6")
