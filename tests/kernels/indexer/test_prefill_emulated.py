@@ -64,6 +64,12 @@ def test_rows_are_those_of_the_best_of_its_own_scores(case: PrefillCase) -> None
     assert_exact(case)
 
 
+@pytest.mark.parametrize("num_heads", [64, pytest.param(16, marks=LATER)])
+def test_tiles_of_64_keys_whose_warpgroup_is_the_second(num_heads: int) -> None:
+    """A CTA has three such tiles or more: of each second one, the first warpgroup has no keys."""
+    assert_exact(PrefillCase("documents", causal(33, 60), 20, num_heads))
+
+
 @pytest.mark.parametrize(
     "case",
     [

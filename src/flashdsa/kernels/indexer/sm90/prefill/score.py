@@ -161,7 +161,10 @@ def score_segment(
                 words.append(store(to, score, seen, plan))
         if cutlass.const_expr(not plan.scores_only):
             if begin == 0 and i == first:
-                take_sample(ctx.arena, words, prepared.window, thread // WARP_SIZE, lane, plan)
+                # The tile's first keys are either warpgroup's; the other one may have none.
+                writes = first == begin and warp == 0
+                of_all = thread // WARP_SIZE
+                take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
             count_words(words, prepared.window, bins, plan)
 
 

@@ -44,14 +44,16 @@ def take_sample(
     window: cute.Tensor,
     warp: Int32,
     lane: Int32,
+    writes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
     """A window of each of this lane's queries, from the extremes that each warp has seen. The
-    second ones, so that a few neighbouring scores do not stretch it. All warps that score call.
+    second ones, so that a few neighbouring scores do not stretch it. All warps that score call,
+    those without keys `sample_nothing`.
 
     Args:
         words: of two keys for each group of queries. window: (2 groups,) fp32, written.
-        warp: among those that score.
+        warp: among those that score. writes: for one warp, which writes the windows for ranking.
     """
     slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
     for group in cutlass.range_constexpr(plan.groups):
@@ -79,7 +81,7 @@ def take_sample(
         factor, offset = window_of(slots, query, plan)
         window[2 * group] = factor
         window[2 * group + 1] = offset
-        if warp == 0 and lane < QUERY_GROUP:
+        if writes and lane < QUERY_GROUP:
             windows[2 * query] = factor
             windows[2 * query + 1] = offset
 
