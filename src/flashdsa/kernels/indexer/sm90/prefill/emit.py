@@ -18,17 +18,17 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     load_chunk,
     load_words,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS
-from flashdsa.kernels.indexer.sm90.prefill.team import Team, number_of_ones
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, PLACE_BYTES
+from flashdsa.kernels.indexer.sm90.prefill.team import Team, number_of_ones, team_sync
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 
-SPARSE = CHUNK // 8
-"""Marked entries of a chunk up to which a lane takes all those of a word. With more, what lanes
-store at the same time lies far apart."""
 STEPS = 4
 """Bits of a word between two looks whether any lane has more."""
 TOGETHER = 8
 """Loads of a lane that are under way at the same time."""
+TOTAL_BITS = 16
+"""Two counts of a chunk's entries share a word, so that one prefix sum makes both."""
+TOTAL_MASK = (1 << TOTAL_BITS) - 1
 
 
 class Source(NamedTuple):
@@ -59,27 +59,45 @@ def load_if(taken: Int32, pointer: Any) -> Int32:
 
 @cute.jit
 def write_rows(
-    team: Team, source: Source, to: Any, scores: Any, topk: Int32, plan: cutlass.Constexpr
+    team: Team,
+    source: Source,
+    stage: Int32,
+    to: Any,
+    scores: Any,
+    best: Int32,
+    topk: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Rows of all marked entries, topk at most, then -1. Ends not synced.
+    """Rows of all marked entries, `best` of them, then -1 up to topk. Ends not synced.
 
     Args:
+        stage: shared memory address of room for MAX_TOPK places in the segment.
         to: pointer to the query's row of the output. scores: to that of their scores, or None.
     """
     entries = source.entries
-    share = (entries.count + plan.team_warps - 1) // plan.team_warps
-    begin = team.member * share
-    end = cutlass.min(begin + share, entries.count)
+    begin, end = share_of(team, Int32(0), entries.count, plan)
     at = number_of_ones(team, Int32(0), begin * CHUNK_MASKS)
     of_log = cutlass.min(cutlass.max(entries.logged, begin), end)
-    first = write_log(team, source, to, scores, begin, of_log, at)
-    at = write_segment(team, source, to, of_log, end, first)
+    at = write_log(team, source, to, scores, begin, of_log, at)
+    own = (of_log - entries.logged) * CHUNK
+    write_places(team, of_log, end, at, stage, own, True)
+    team_sync(team, plan)  # all places are staged
+    first = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
+    write_staged(team, source, stage, to, first, best, topk, plan)
     if cutlass.const_expr(scores is not None):
-        cute.arch.sync_warp()  # lanes read what others wrote
-        copy_scores(team, source, to, scores, first, at)
-    if team.member == plan.team_warps - 1:
-        for i in cutlass.range(at + team.lane, topk, WARP_SIZE, unroll=1):
-            (to + i).store(Int32(-1))
+        team_sync(team, plan)  # warps read what others wrote
+        begin, end = share_of(team, first, best, plan)
+        copy_scores(team, source, to, scores, begin, end)
+        own = team.member * WARP_SIZE + team.lane
+        for i in cutlass.range(best + own, topk, plan.team_warps * WARP_SIZE, unroll=1):
+            (scores + i).store(Int32(INVALID))
+
+
+def share_of(team: Team, begin: Int32, end: Int32, plan: Any) -> tuple[Int32, Int32]:
+    """(first, behind the last one) that this warp takes of `begin` to `end` - 1."""
+    share = (end - begin + plan.team_warps - 1) // plan.team_warps
+    first = begin + team.member * share
+    return first, cutlass.min(first + share, end)
 
 
 class Numbered(NamedTuple):
@@ -127,40 +145,111 @@ def write_log(
 
 
 @cute.jit
-def write_segment(
-    team: Team, source: Source, to: Any, begin: Int32, end: Int32, at: Int32
+def write_places(
+    team: Team,
+    begin: Int32,
+    end: Int32,
+    at: Int32,
+    to: Any,
+    first: Int32,
+    staged: cutlass.Constexpr,
 ) -> Int32:
-    """The same of some chunks of the segment: where few are marked a lane takes those of a word,
-    else a word's lanes take theirs."""
-    for chunk in cutlass.range(begin, end, unroll=1):
-        numbered = number_chunk(team, chunk)
-        row = source.first_row + (chunk - source.entries.logged) * CHUNK
-        if numbered.total <= SPARSE:
-            last = to + (at + numbered.through - 1)
-            rest, own = numbered.mask, row + team.lane * WARP_SIZE
-            most = cute.arch.warp_redux_sync(numbered.ones, "max")
-            for _ in cutlass.range((most + STEPS - 1) // STEPS, unroll=1):
-                for step in cutlass.range_constexpr(STEPS):
-                    rest = store_highest(rest, last - step, own)
-                last = last - STEPS
-        else:
-            place_words(team, chunk, numbered, at)
-            rows = cute.make_rmem_tensor(WORDS_EACH, Int32)
-            for i in cutlass.range_constexpr(WORDS_EACH):
-                rows[i] = row + team.lane + WARP_SIZE * i
-            store_marked(team, chunk, to, rows)
-        at += numbered.total
+    """`first` + its place in the chunks `begin` to `end` - 1 of each of their marked entries, the
+    first one to place `at`; the place behind the last one. Two chunks at a time, a lane a word of
+    either.
+
+    Args:
+        to: with `staged` an address in shared memory, of 16-bit words; else a pointer to Int32.
+    """
+    write = store_highest_shared if staged else store_highest
+    for chunk in cutlass.range(begin, end, 2, unroll=1):
+        one, two = team.masks[chunk * CHUNK_MASKS + team.lane], Int32(0)
+        if chunk + 1 < end:
+            two = team.masks[(chunk + 1) * CHUNK_MASKS + team.lane]
+        ones, twos = Int32(cute.arch.popc(one)), Int32(cute.arch.popc(two))
+        through = prefix_sum(ones | twos << TOTAL_BITS, team.lane)
+        total = cute.arch.shuffle_sync(through, WARP_SIZE - 1)
+        most = cute.arch.warp_redux_sync(cutlass.max(ones, twos), "max")
+        last = at + (through & TOTAL_MASK) - 1
+        at += total & TOTAL_MASK
+        last_two = at + (through >> TOTAL_BITS) - 1
+        at += total >> TOTAL_BITS
+        size = PLACE_BYTES if staged else 1
+        ends, ends_two = to + last * size, to + last_two * size
+        word = first + (chunk - begin) * CHUNK + team.lane * WARP_SIZE
+        for _ in cutlass.range((most + STEPS - 1) // STEPS, unroll=1):
+            for step in cutlass.range_constexpr(STEPS):
+                one = write(one, ends - step * size, word)
+                two = write(two, ends_two - step * size, word + CHUNK)
+            ends = ends - STEPS * size
+            ends_two = ends_two - STEPS * size
     return at
 
 
 def store_highest(rest: Int32, pointer: Any, first: Int32) -> Int32:
     """Store `first` + the place of the highest bit, if there is one; the bits below it."""
+    return _highest(rest, pointer, first, "@p st.global.b32 [{$r1}], row;")
+
+
+def store_highest_shared(rest: Int32, address: Any, first: Int32) -> Int32:
+    """The same to 16 bits of shared memory."""
+    return _highest(rest, address, first, "cvt.u16.u32 half, row; @p st.shared.b16 [{$r1}], half;")
+
+
+def _highest(rest: Int32, to: Any, first: Int32, store: str) -> Int32:
     return cute.arch.inline_ptx(
-        "{ .reg .pred p; .reg .b32 bit, row; setp.ne.s32 p, {$r0}, 0; bfind.u32 bit, {$r0}; "
-        "add.s32 row, bit, {$r2}; @p st.global.b32 [{$r1}], row; shl.b32 bit, 1, bit; "
+        "{ .reg .pred p; .reg .b32 bit, row; .reg .b16 half; setp.ne.s32 p, {$r0}, 0; "
+        f"bfind.u32 bit, {{$r0}}; add.s32 row, bit, {{$r2}}; {store} shl.b32 bit, 1, bit; "
         "not.b32 bit, bit; and.b32 {$w0}, {$r0}, bit; }",
         write_only_types=[Int32],
-        read_only_args=[rest, pointer, first],
+        read_only_args=[rest, to, first],
+    )
+
+
+@cute.jit
+def write_staged(
+    team: Team,
+    source: Source,
+    stage: Int32,
+    to: Any,
+    begin: Int32,
+    end: Int32,
+    topk: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Rows of the staged places `begin` to `end` - 1, then -1 up to topk, by all warps of the team.
+    A lane takes four that fill 16 bytes of the output."""
+    ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes that are in front of the output's first
+    own = team.member * WARP_SIZE + team.lane
+    first, last = (begin + ahead) // 4 + own, (topk + ahead + 3) // 4
+    for four in cutlass.range(first, last, plan.team_warps * WARP_SIZE, unroll=1):
+        place = four * 4 - ahead
+        address = stage + place * PLACE_BYTES
+        if place >= begin and place + 4 <= end:
+            store_rows(address, to + place, source.first_row)
+        else:
+            for i in cutlass.range_constexpr(4):
+                if place + i >= begin and place + i < topk:
+                    row = Int32(-1)
+                    if place + i < end:
+                        row = load_place(address + i * PLACE_BYTES) + source.first_row
+                    (to + (place + i)).store(row)
+
+
+def store_rows(address: Int32, to: Any, first_row: Int32) -> None:
+    """Four staged places as rows to 16 bytes."""
+    rows = [load_place(address + i * PLACE_BYTES) + first_row for i in range(4)]
+    cute.arch.inline_ptx(
+        "st.global.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };", read_only_args=[to, *rows]
+    )
+
+
+def load_place(address: Int32) -> Int32:
+    """16 bits of shared memory."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 half; ld.shared.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }",
+        write_only_types=[Int32],
+        read_only_args=[address],
     )
 
 
@@ -195,12 +284,10 @@ def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -
     """The segment's marked entries behind the first `logged` of the log, which has room, and no
     scores behind them up to a chunk's end; how many there are then. Ends not synced."""
     entries = source.entries
-    of_segment = entries.count - entries.logged
-    share = (of_segment + plan.team_warps - 1) // plan.team_warps
-    first = entries.logged + team.member * share
+    first, end = share_of(team, entries.logged, entries.count, plan)
     at = logged + number_of_ones(team, entries.logged * CHUNK_MASKS, first * CHUNK_MASKS)
-    end = cutlass.min(first + share, entries.count)
-    behind = write_segment(team, source, source.rows, first, end, at)
+    row = source.first_row + (first - entries.logged) * CHUNK
+    behind = write_places(team, first, end, at, source.rows, row, False)
     cute.arch.sync_warp()  # lanes read what others wrote
     copy_scores(team, source, source.rows, entries.words, at, behind)
     total = logged + number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)

@@ -75,8 +75,9 @@ def prefill_kernel(
             of_scales = None
             if cutlass.const_expr(plan.is_fp8):
                 of_scales = scales_map.get_ptr()
-            ctx = LoadContext(arena, ranges, queries_map.get_ptr(), keys_map.get_ptr(), of_scales)
-            load_all(ctx, lane, plan)
+            queries, keys = queries_map.get_ptr(), keys_map.get_ptr()
+            load_ctx = LoadContext(arena, ranges, queries, keys, of_scales, weights)
+            load_all(load_ctx, lane, plan)
     else:
         cute.arch.setmaxregister_increase(score.registers)
         cta, _, _ = cute.arch.block_idx()
@@ -110,6 +111,9 @@ def score_all(
                 number += tile.key_tiles
             elif cutlass.const_expr(not plan.scores_only):
                 emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
+                if cutlass.const_expr(plan.with_scores):
+                    # Its queries see no keys at all: -1, which are no scores either.
+                    emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
 
 
 @cute.jit
@@ -201,7 +205,8 @@ def launch_scored(
     """Launch with the scores of the best on `stream`. Other arguments as in `launch_prefill`.
 
     Args:
-        topk_scores: (S, topk) int32, bits of fp32; written where `topk_indices` is not -1.
+        topk_scores: (S, topk) int32, words of `entries.py`, written: of no key where
+            `topk_indices` is -1.
     """
     launch(
         q_index, k_index, k_scale, weights, starts, ends, topk_indices, topk_scores, workspace,

@@ -18,6 +18,9 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     tile_number,
 )
 
+LINE_WORDS = 32
+"""Of the second-level cache."""
+
 
 class LoadContext(NamedTuple):
     """Arrives at key_full and query_full, waits for key_empty and query_empty."""
@@ -27,6 +30,7 @@ class LoadContext(NamedTuple):
     queries_map: Any  # pointers to tensor maps: see `maps.py`
     keys_map: Any
     scales_map: Any  # None: keys have no scales
+    weights: cute.Tensor  # (S, H) fp32, device memory
 
 
 @cute.jit
@@ -38,6 +42,7 @@ def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
         if place >= 0:
             tile = tile_at(ctx.ranges, place, lane, plan)
             if tile.key_tiles > 0:
+                prefetch_weights(ctx, tile, lane, plan)
                 if lane == 0:
                     load_queries(ctx, tile, loaded, plan)
                     for i in cutlass.range(tile.key_tiles, unroll=1):
@@ -45,6 +50,16 @@ def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
                         load_keys(ctx, first_key, number + i, plan)
                 number += tile.key_tiles
                 loaded += 1
+
+
+@cute.jit
+def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """A tile's weights to the second-level cache: before its first product, warps wait for them."""
+    word = tile.first_query * plan.num_heads + lane * LINE_WORDS
+    if lane * LINE_WORDS < plan.columns and word < ctx.ranges.num_queries * plan.num_heads:
+        cute.arch.inline_ptx(
+            "prefetch.global.L2 [{$r0}];", read_only_args=[ctx.weights.iterator + word]
+        )
 
 
 @cute.jit

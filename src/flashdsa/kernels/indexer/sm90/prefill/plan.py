@@ -41,6 +41,8 @@ ROUND_BINS = 2 * CANDIDATES
 """Of a team, for an exact search; where candidates lay, which were too many."""
 SCRATCH_WORDS = 4
 """Of a team."""
+PLACE_BYTES = 2
+"""Of a place in a segment. Those of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
 """Scores of a query that are kept until they are ranked, by heads of a query."""
 WHOLE = {64: 28_672, 32: 12_288, 16: 12_288}
@@ -88,6 +90,10 @@ class PrefillPlan:
             raise ValueError(f"dtype: expected one of {DTYPES}; got {self.dtype}")
         if self.segment % CHUNK:
             raise ValueError(f"segment_keys: {self.segment_keys} is no multiple of {CHUNK}")
+        if max(self.segment, self.whole) > 2 ** (8 * PLACE_BYTES):
+            raise ValueError(f"segment_keys: places do not fit in {PLACE_BYTES} bytes")
+        if self.bins * WORD < MAX_TOPK * PLACE_BYTES:
+            raise ValueError("HISTOGRAM_BINS: no room for the places of a query's best")
         check_registers(self.roles, SM90.registers)
         check_barriers(self.barriers, self.roles)
         _ = self.smem

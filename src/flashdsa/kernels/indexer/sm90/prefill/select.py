@@ -22,6 +22,7 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     append,
     compact,
     row_of,
+    share_of,
     write_rows,
 )
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
@@ -38,6 +39,7 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     SCRATCH_COUNT,
     SCRATCH_SURE,
     Team,
+    address_of,
     clear,
     find_bin,
     number_of_ones,
@@ -119,7 +121,9 @@ def select_query(
         to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
         if cutlass.const_expr(plan.with_scores):
             scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
-        write_rows(team, source, to, scores, topk, plan)
+        # Nothing is counted before the query's bins are cleared, so that places may lie there.
+        stage, best = address_of(histogram), cutlass.min(seen, topk)
+        write_rows(team, source, stage, to, scores, best, topk, plan)
     else:
         keep = mark_kept(team, source, bounds, known, logged, seen, topk, plan)
         total = append(team, source, keep, plan)
@@ -130,13 +134,6 @@ def select_query(
 def chunks_of(entries: Int32) -> Int32:
     """That hold so many entries."""
     return (entries + CHUNK - 1) // CHUNK
-
-
-def share_of(team: Team, begin: Int32, end: Int32, plan: Any) -> tuple[Int32, Int32]:
-    """(first chunk, behind the last one) of this warp, of some chunks."""
-    share = (end - begin + plan.team_warps - 1) // plan.team_warps
-    first = begin + team.member * share
-    return first, cutlass.min(first + share, end)
 
 
 @cute.jit
