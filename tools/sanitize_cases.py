@@ -23,7 +23,7 @@ from sanitize_backward import Backward
 from sanitize_decode import Decode, FewHeads
 from sanitize_forward import Forward
 from sanitize_index_backward import IndexBackward
-from sanitize_prefill import Prefill
+from sanitize_prefill import Prefill, prefill_by_score
 from sanitize_training import HeadSums, divergence
 
 DONE = "sanitized case: done"
@@ -210,6 +210,7 @@ CASES: dict[str, Callable[[], None]] = {
     "shared keys, segments": Prefill(keys=12400, num_heads=16),
     "shared keys, plateaus": Prefill(plateaus=True),
     "shared keys, bf16": Prefill(dtype="bfloat16", num_heads=32),
+    "shared keys, by score": prefill_by_score,
     "decode": Decode(),
     "decode alone": Decode(cluster_size=1),
     "packed decode": Decode("ue8m0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
@@ -71,3 +72,23 @@ class Prefill(KernelCase):
         with patch.object(type(runner), "function", return_value=function):
             launch(runner, self.plan, operands)
         return x, ids
+
+
+def prefill_by_score() -> None:
+    """The operation as users call it, in the order of scores: rows of several segments, 16
+    heads; one query sees fewer keys than it wants."""
+    import torch
+
+    import flashdsa
+    from flashdsa import reference
+    from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
+
+    ranges = ((0, 200), *causal(QUERIES, 12400))
+    x = make_prefill_inputs(PrefillCase("sanitized", ranges, 300, 16, sorted=True), 0, "cuda")
+    ids = x.output_buffer()
+    flashdsa.dsa_topk_prefill(*x.operands, ids, sorted=True, backend="sm90", **x.options)
+    scores = flashdsa.prefill_logits(*x.operands, backend="sm90", **x.options).cpu()
+    starts = None if x.starts is None else x.starts.cpu()
+    best = reference.dsa_topk_prefill(scores, starts, x.ends.cpu(), 300, sorted=True)
+    if not torch.equal(ids.cpu(), best):
+        sys.exit("by score: not the best rows in their order")

@@ -11,6 +11,7 @@ from typing import Any
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
+from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
@@ -35,24 +36,11 @@ from flashdsa.problem import Operation
 
 _LOAD_FILES = ("load.py", "load_tiles.py", "page_partition.py", "scheduled_tiles.py")
 _SELECT_FILES = (
-    "select_rows.py",
-    "score.py",
-    "score_batch.py",
-    "list_scores.py",
-    "read_scores.py",
-    "candidate_list.py",
-    "exchange.py",
-    "threshold.py",
-    "candidates.py",
-    "ranges.py",
-    "row_splits.py",
-    "cta_splits.py",
-    "row_counts.py",
-    "output.py",
-    "in_order.py",
-    "by_bitmap.py",
+    "select_rows.py", "score.py", "score_batch.py", "list_scores.py", "read_scores.py",
+    "candidate_list.py", "exchange.py", "threshold.py", "candidates.py", "ranges.py",
+    "row_splits.py", "cta_splits.py", "row_counts.py", "output.py", "in_order.py", "by_bitmap.py",
     "by_score.py",
-)
+)  # fmt: skip
 """Not row_schedule.py: rows are put in order before the warps part into roles."""
 _FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _FUSED: tuple[dict[str, Any], ...] = (
@@ -157,6 +145,14 @@ PREFILL = KernelSpec(
         "load": ("load.py",),
         "score": (*_PREFILL_SCORE_FILES, *_PREFILL_RANK_FILES),
     },
+)
+PREFILL_ORDER = KernelSpec(
+    name="prefill_order",
+    arch=SM90.name,
+    operations=(Operation.DSA_TOPK_PREFILL,),
+    plans=tuple(OrderPlan(width) for width in reversed(TOPK)),
+    build="flashdsa.kernels.indexer.sm90.order.build:compile_order",
+    entry="order_kernel",
 )
 PREFILL_LOGITS = KernelSpec(
     name="prefill_logits",
@@ -369,6 +365,7 @@ KERNELS = (
     INDEXER_LOGITS_SM100,
     TOPK_INDICES,
     PREFILL,
+    PREFILL_ORDER,
     PREFILL_LOGITS,
     QUANTIZE_INDEX,
     WRITE_INDEX_K_CACHE,

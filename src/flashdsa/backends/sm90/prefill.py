@@ -12,16 +12,17 @@ from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.topk import topk_positions
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS
+from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS, PREFILL_ORDER
+from flashdsa.kernels.indexer.plan import TOPK
+from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
-from flashdsa.operands import PrefillOperands, TopkOperands, TopkPrefillOperands
+from flashdsa.operands import PrefillOperands, TopkPrefillOperands
 
 
 def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool) -> None:
     """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
-    with `sorted` in descending score, by a second launch that ranks the scores of the best.
+    with `sorted` in descending score, by a second launch that sorts the lists.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
     device.
@@ -42,19 +43,10 @@ def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool)
         return
     scores = runner.empty(*topk_indices.shape, dtype=torch.int32)
     launch(runner, replace(plan, with_scores=True), operands, scores)
-    best = TopkOperands(scores.view(torch.float32), _chosen(operands))
-    order = topk_positions(runner, best, topk=topk_indices.shape[1], sorted=True)
-    rows = topk_indices.gather(1, order.clamp_min(0).long())
-    torch.where(order >= 0, rows, order, out=topk_indices)
-
-
-def _chosen(operands: TopkPrefillOperands) -> Tensor:
-    """How many rows each query gets, (S,) int32."""
-    keys, topk = operands.k_index.shape[0], operands.topk_indices.shape[1]
-    lengths = operands.ends.clamp(0, keys)
-    if operands.starts is not None:
-        lengths = lengths - operands.starts.clamp(0, keys)
-    return lengths.clamp(0, topk)
+    width = next(width for width in TOPK if width >= topk_indices.shape[1])
+    order = runner.function(PREFILL_ORDER, OrderPlan(width))
+    with runner.launching():
+        order(topk_indices, scores)
 
 
 def launch(

@@ -1,0 +1,210 @@
+"""Lists of rows into the order of their scores, in place: a warp a list, in its registers.
+
+A word has the first bits of a score's distance to the best one, and below them the entry's place in
+the list, so equal scores stay in its order. Batcher's network sorts words, which are 32 bits in
+place of 64; where the bits of neighbours are too few to tell, whole keys are compared behind it.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, cute
+
+from flashdsa.dsl.arena import Arena, allocate
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, LOWEST, MAGNITUDE, key_of
+
+WORST = 0xFFFFFFFF
+"""Bits of an entry without a score: NaN, or none at all."""
+TOGETHER = 8
+"""Pairs of neighbours that a lane loads at the same time."""
+
+
+@cute.kernel
+def order_kernel(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr):
+    """One warp; arguments as in `launch_order`."""
+    lane, _, _ = cute.arch.thread_idx()
+    query, _, _ = cute.arch.block_idx()
+    arena = allocate(plan)
+    topk = Int32(rows.shape[1])
+    first = Int64(query) * topk
+    words = load_words(arena, scores.iterator + first, topk, lane, plan)
+    sort_lane(words, plan)
+    for level in cutlass.range(WARP_SIZE.bit_length() - 1, unroll=1):
+        merge_lanes(words, Int32(1) << level, lane, plan)
+    for i in cutlass.range_constexpr(plan.each):
+        store_word(arena, lane * plan.each + i, Int32(words[i]), plan)
+    cute.arch.sync_warp()
+    settle(arena, lane, plan)
+    write_rows(arena, rows.iterator + first, topk, lane, plan)
+
+
+@cute.jit
+def load_words(
+    arena: Arena, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> cute.Tensor:
+    """This lane's words, one of each 32; keys of all entries into shared memory.
+
+    Args:
+        scores: pointer to the list's scores, as words of `entries.py`.
+    """
+    keys = cute.make_rmem_tensor(plan.each, Int32)
+    for i in cutlass.range_constexpr(plan.each):
+        place = lane + WARP_SIZE * i
+        word = Int32(INVALID)
+        if place < topk:
+            word = (scores + place).load()
+        keys[i] = key_of(word)
+    whole = arena.array("list", Int32, plan.width)
+    low, high = Int32(MAGNITUDE), Int32(LOWEST)
+    for i in cutlass.range_constexpr(plan.each):
+        whole[lane + WARP_SIZE * i] = keys[i]
+        high = cutlass.max(high, keys[i])
+        low = cutlass.min(low, keys[i] if keys[i] > LOWEST else Int32(MAGNITUDE))
+    low = cute.arch.warp_redux_sync(low, "min")
+    high = cute.arch.warp_redux_sync(high, "max")
+    bits = Int32(32) - Int32(cute.arch.clz(high - low))
+    shift = Uint32(cutlass.max(bits - (32 - plan.place_bits), Int32(0)))
+    words = cute.make_rmem_tensor(plan.each, Uint32)
+    for i in cutlass.range_constexpr(plan.each):
+        behind = Uint32(high - keys[i]) >> shift
+        if keys[i] <= LOWEST:
+            behind = Uint32(WORST)
+        words[i] = behind << Uint32(plan.place_bits) | Uint32(lane + WARP_SIZE * i)
+    return words
+
+
+def exchange(words: cute.Tensor, low: int, high: int) -> None:
+    """The lesser word first."""
+    one, two = words[low], words[high]
+    words[low] = cutlass.min(one, two)
+    words[high] = cutlass.max(one, two)
+
+
+@cute.jit
+def sort_lane(words: cute.Tensor, plan: cutlass.Constexpr) -> None:
+    """The lane's words in ascending order."""
+    for level in cutlass.range_constexpr(1, plan.each.bit_length()):
+        run = 1 << level
+        for i in cutlass.range_constexpr(plan.each):
+            if cutlass.const_expr(i < i ^ (run - 1)):
+                exchange(words, i, i ^ (run - 1))
+        merge_lane(words, run // 4, plan)
+
+
+@cute.jit
+def merge_lane(words: cute.Tensor, distance: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
+    """Exchanges of words `distance` apart, then half as far, to neighbours."""
+    for halved in cutlass.range_constexpr(distance.bit_length()):
+        apart = distance >> halved
+        for i in cutlass.range_constexpr(plan.each):
+            if cutlass.const_expr(not i & apart):
+                exchange(words, i, i + apart)
+
+
+@cute.jit
+def merge_lanes(words: cute.Tensor, run: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """Two neighbouring runs of `run` lanes, each in order, to one: the first with the second
+    backwards, then as a lane does with its own words."""
+    last, mask = plan.each - 1, 2 * run - 1
+    first = (lane & run) == 0
+    for i in cutlass.range_constexpr(plan.each // 2):
+        other = cute.arch.shuffle_sync_bfly(words[last - i], mask)
+        mirrored = cute.arch.shuffle_sync_bfly(words[i], mask)
+        words[i] = kept(words[i], other, first)
+        words[last - i] = kept(words[last - i], mirrored, first)
+    apart = run >> 1
+    while apart > 0:
+        first = (lane & apart) == 0
+        for i in cutlass.range_constexpr(plan.each):
+            words[i] = kept(words[i], cute.arch.shuffle_sync_bfly(words[i], apart), first)
+        apart = apart >> 1
+    merge_lane(words, plan.each // 2, plan)
+
+
+@cute.jit
+def kept(own: Uint32, other: Uint32, first: cutlass.Boolean) -> Uint32:
+    """The lesser one in the first of two lanes, else the greater."""
+    return cutlass.min(own, other) if first else cutlass.max(own, other)
+
+
+def store_word(arena: Arena, place: Int32, word: Int32, plan: Any) -> None:
+    """An entry of the sorted list; those that lanes store together lie in different banks."""
+    words = arena.array("words", Int32, plan.width + WARP_SIZE)
+    words[place + place // plan.each] = word
+
+
+def load_word(arena: Arena, place: Int32, plan: Any) -> Int32:
+    """An entry of the sorted list."""
+    return Int32(arena.array("words", Int32, plan.width + WARP_SIZE)[place + place // plan.each])
+
+
+@cute.jit
+def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """Neighbours that differ in their place alone into the order of their keys, until all are."""
+    moved = Int32(1)
+    while moved != 0:
+        mine = Int32(0)
+        for odd in cutlass.range_constexpr(2):
+            for turn in cutlass.range(plan.each // 2 // TOGETHER, unroll=1):
+                mine = mine | settle_pairs(arena, turn, odd, lane, plan)
+            cute.arch.sync_warp()  # the others' pairs overlap
+        moved = Int32(cute.arch.warp_redux_sync(mine, "max"))
+
+
+@cute.jit
+def settle_pairs(
+    arena: Arena, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """Some of this lane's pairs; whether one changed places."""
+    keys = arena.array("list", Int32, plan.width)
+    places, ones, twos = [], [], []
+    for i in cutlass.range_constexpr(TOGETHER):
+        place = 2 * ((turn * TOGETHER + i) * WARP_SIZE + lane) + odd
+        places.append(place)
+        ones.append(load_word(arena, place, plan))
+        twos.append(load_word(arena, cutlass.min(place + 1, plan.width - 1), plan))
+    mine = Int32(0)
+    for i in cutlass.range_constexpr(TOGETHER):
+        one, two = ones[i], twos[i]
+        if Uint32(one ^ two) < Uint32(plan.width):
+            if keys[one & (plan.width - 1)] < keys[two & (plan.width - 1)]:
+                store_word(arena, places[i], two, plan)
+                store_word(arena, places[i] + 1, one, plan)
+                mine = Int32(1)
+    return mine
+
+
+@cute.jit
+def write_rows(arena: Arena, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+    """The list in its new order. Starts synced.
+
+    Args:
+        rows: pointer to the list, read and then written.
+    """
+    old = arena.array("list", Int32, plan.width)
+    for i in cutlass.range_constexpr(plan.each):
+        place = lane + WARP_SIZE * i
+        row = Int32(-1)
+        if place < topk:
+            row = (rows + place).load()
+        old[place] = row
+    cute.arch.sync_warp()  # all rows have been read
+    for i in cutlass.range_constexpr(plan.each):
+        place = lane + WARP_SIZE * i
+        if place < topk:
+            (rows + place).store(old[load_word(arena, place, plan) & (plan.width - 1)])
+
+
+@cute.jit
+def launch_order(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr, stream: Any):
+    """Launch on `stream`.
+
+    Args:
+        rows: (S, topk) int32, at most plan.width each: put in descending order of score, of equal
+            scores in the order that they have.
+        scores: (S, topk) int32, words of `prefill/entries.py`: bits of fp32, or NAN, or INVALID.
+    """
+    order_kernel(rows, scores, plan).launch(
+        grid=[rows.shape[0], 1, 1], block=[WARP_SIZE, 1, 1], stream=stream
+    )

@@ -1,0 +1,66 @@
+"""Budget of the kernel that puts lists in the order of their scores, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer.plan import TOPK
+from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
+
+WORD = 4
+
+
+@dataclass(frozen=True)
+class OrderPlan:
+    """One compiled kernel: a warp sorts a list, alone in its CTA.
+
+    Attributes:
+        width: entries that it sorts; what a list has less counts as worst.
+    """
+
+    width: int = 2048
+
+    def __post_init__(self) -> None:
+        """Hold the choice against what the kernel takes."""
+        if self.width not in TOPK:
+            raise ValueError(f"width: expected one of {TOPK}; got {self.width}")
+        _ = self.smem
+
+    @property
+    def name(self) -> str:
+        """The exported name of its function."""
+        return f"order_{self.width}"
+
+    @property
+    def each(self) -> int:
+        """Entries of a lane: neighbours of the sorted list."""
+        return self.width // WARP_SIZE
+
+    @property
+    def place_bits(self) -> int:
+        """Low bits of a word, which say where in the list its entry was. The others are of the
+        score."""
+        return self.width.bit_length() - 1
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """None: there is one warp."""
+        return ()
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory, the only truth about it."""
+        return plan_smem(
+            [
+                SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),
+                SmemRegion("list", self.width * WORD, 16, "keys of the scores, then rows"),
+            ],
+            SM90.smem_bytes,
+        )
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
