@@ -43,6 +43,30 @@ def lowest_bit(mask: Any) -> Int32:
 
 
 @cute.jit
+def alloc_slots(
+    counter: Any, wanted: cute.Tensor, slots: cute.Tensor, count: cutlass.Constexpr
+) -> None:
+    """As `alloc_slot`, several a lane, with one atomic a warp for all of them.
+
+    Args:
+        wanted: (count,) Int32 registers, not 0 where the lane wants one.
+        slots: (count,) Int32 registers, written.
+    """
+    total = Int32(0)
+    for i in cutlass.range_constexpr(count):
+        mask = cute.arch.vote_ballot_sync(wanted[i] != 0)
+        slots[i] = total + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
+        total += Int32(cute.arch.popc(mask))
+    base = Int32(0)
+    if total != 0:
+        if cute.arch.lane_idx() == 0:
+            base = cute.arch.atomic_add(counter, total, sem="relaxed", scope="cta")
+        base = cute.arch.shuffle_sync(base, 0)
+    for i in cutlass.range_constexpr(count):
+        slots[i] += base
+
+
+@cute.jit
 def alloc_slot(counter: Any, wanted: cutlass.Boolean) -> Int32:
     """A slot of its own for each lane that wants one, with one atomic a warp; all lanes call.
 

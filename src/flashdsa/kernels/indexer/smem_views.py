@@ -47,6 +47,7 @@ SCRATCH_COORD = 48  # what the caller's group gets, see schedule/deadlines.py
 SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/cta_splits.py
 SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
 SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
+SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
 
 
 class ClusterBuffers(NamedTuple):

@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.smem import store4
-from flashdsa.dsl.warp import alloc_slot
+from flashdsa.dsl.warp import alloc_slot, alloc_slots
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.select.bins import NO_POSITION, accepts, bin_of
 from flashdsa.kernels.indexer.sizes import NUM_BINS
@@ -57,6 +57,25 @@ def append(select: SelectBuffers, key: Uint32, position: Uint32, wanted: cutlass
 
 
 @cute.jit
+def append_all(
+    select: SelectBuffers,
+    keys: cute.Tensor,
+    positions: cute.Tensor,
+    wanted: cute.Tensor,
+    count: cutlass.Constexpr,
+) -> None:
+    """As `append`, several entries a lane: (count,) registers each, `wanted` not 0 where an entry
+    is to be put into the list."""
+    slots = cute.make_rmem_tensor(count, Int32)
+    alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wanted, slots, count)
+    for i in cutlass.range_constexpr(count):
+        if wanted[i] != 0:
+            select.keys[slots[i]] = Int32(keys[i])
+            select.positions[slots[i]] = Int32(positions[i])
+            count_in_bin(select, bin_of(Uint32(keys[i])))
+
+
+@cute.jit
 def put(
     select: SelectBuffers, index: Int32, key: Uint32, position: Int32, valid: cutlass.Boolean
 ) -> None:
@@ -88,20 +107,19 @@ def compact(
     for first in cutlass.range(0, count, block, unroll=1):
         keys = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
         positions = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        kept = cute.make_rmem_tensor(COMPACTED_TOGETHER, Int32)
         for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
             index = first + thread + i * plan.consumer_threads
             keys[i] = Uint32(0)
             positions[i] = Uint32(0)
+            kept[i] = Int32(0)
             if index < count:
                 keys[i] = key_at(select, index)
                 positions[i] = position_at(select, index)
+                kept[i] = Int32(accepts(keys[i], positions[i], at_key, at_position))
         # All consumers: the block is in registers, so that its memory may be overwritten.
         consumer_sync(plan)
-        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
-            kept = first + thread + i * plan.consumer_threads < count and accepts(
-                keys[i], positions[i], at_key, at_position
-            )
-            append(select, keys[i], positions[i], kept)
+        append_all(select, keys, positions, kept, COMPACTED_TOGETHER)
     # All consumers: every kept entry is in the list, and counted.
     consumer_sync(plan)
     entries = select.scratch[SCRATCH_COUNT]

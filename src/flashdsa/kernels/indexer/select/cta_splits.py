@@ -17,11 +17,11 @@ from flashdsa.dsl.gmem import (
     load2,
     store2,
 )
-from flashdsa.dsl.warp import alloc_slot, prefix_sum
+from flashdsa.dsl.warp import alloc_slots, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.select.bins import accepts
-from flashdsa.kernels.indexer.select.candidate_list import append, key_at, position_at, reset
+from flashdsa.kernels.indexer.select.candidate_list import append_all, key_at, position_at, reset
 from flashdsa.kernels.indexer.select.ranges import Part
 from flashdsa.kernels.indexer.select.row_counts import counters_of, floor_group, sharers
 from flashdsa.kernels.indexer.select.row_splits import Published, load_entry, slot_of
@@ -32,6 +32,7 @@ from flashdsa.kernels.indexer.sizes import (
     SLOT_HEADER_WORDS,
 )
 from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_CHUNKS,
     SCRATCH_COUNT,
     SCRATCH_FLOOR,
     SCRATCH_FOUND,
@@ -43,10 +44,10 @@ from flashdsa.kernels.indexer.smem_views import (
 SLOTS_A_LANE = 5
 """Slots whose headers a lane reads at once."""
 LISTED_SLOTS = SLOTS_A_LANE * WARP_SIZE
-SLOTS_TOGETHER = 4
-"""Slots of which a warp loads entries before it uses the first."""
-LOADS_TOGETHER = 2
-"""Entries of a slot that a lane loads so."""
+CHUNKS_TOGETHER = 8
+"""Chunks, of as many entries as a warp has lanes, that a warp loads before it uses the first."""
+PUBLISHED_TOGETHER = 4
+"""Entries of a thread that it publishes with one atomic of its warp."""
 SIGN = -(2**31)
 """Turns the order of unsigned words into that of signed ones."""
 
@@ -104,16 +105,23 @@ def publish_alone(
     consumer_sync(plan)
     slot = slot_of(published, cta, plan)
     top = Int32(SIGN)
-    for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
-        i = first + thread
-        key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
-        if i < part.entries:
-            key, position = key_at(select, i), position_at(select, i)
-            wins = accepts(key, position, threshold.key, threshold.position)
-        index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wins)
-        if wins:
-            store2(slot + (SLOT_HEADER_WORDS + 2 * index), Int32(key), Int32(position))
-            top = cutlass.max(top, signed(key))
+    block = PUBLISHED_TOGETHER * plan.consumer_threads
+    for first in cutlass.range(0, part.entries, block, unroll=1):
+        keys, positions, wins, indices = (
+            cute.make_rmem_tensor(PUBLISHED_TOGETHER, Int32) for _ in range(4)
+        )
+        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
+            index = first + thread + i * plan.consumer_threads
+            keys[i], positions[i], wins[i] = Int32(0), Int32(0), Int32(0)
+            if index < part.entries:
+                key, position = key_at(select, index), position_at(select, index)
+                keys[i], positions[i] = Int32(key), Int32(position)
+                wins[i] = Int32(accepts(key, position, threshold.key, threshold.position))
+        alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wins, indices, PUBLISHED_TOGETHER)
+        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
+            if wins[i] != 0:
+                store2(slot + (SLOT_HEADER_WORDS + 2 * indices[i]), keys[i], positions[i])
+                top = cutlass.max(top, signed(Uint32(keys[i])))
     top = cute.arch.warp_redux_sync(top, "max")
     if thread % WARP_SIZE == 0:
         cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
@@ -156,54 +164,30 @@ def list_slots(
     first_cta = sharers(select).first + done
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
-        num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
-        counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
-        for i in cutlass.range_constexpr(SLOTS_A_LANE):
-            counts[i] = Int32(0)
-            if SLOTS_A_LANE * lane + i < num_slots:
-                count, top = load2(slot_of(published, first_cta + SLOTS_A_LANE * lane + i, plan))
-                # A slot of which nothing can win any more is passed over.
-                counts[i] = count if top >= signed(floor) else Int32(0)
-            total += counts[i]
-        end = entries + prefix_sum(total, lane) - total
-        fitting = Int32(0)
-        for i in cutlass.range_constexpr(SLOTS_A_LANE):
-            end += counts[i]
-            if SLOTS_A_LANE * lane + i < num_slots and end <= plan.list_capacity:
-                fitting += 1
-            select.candidates[SLOTS_A_LANE * lane + i] = counts[i]
-        fitting = cute.arch.warp_redux_sync(fitting, "add")
-        if lane == 0:
-            select.scratch[SCRATCH_FOUND] = fitting
-    # All consumers: how many slots fit, and how many entries each has.
+        read_headers(select, published, done, entries, floor, lane, plan)
+    # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
-    fitting = select.scratch[SCRATCH_FOUND]
+    fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
+    ends = cute.make_rmem_tensor(SLOTS_A_LANE, Int32)
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        ends[i] = select.candidates[LISTED_SLOTS + SLOTS_A_LANE * lane + i]
     warps = plan.consumer_warps
-    for block in cutlass.range(warp, fitting, SLOTS_TOGETHER * warps, unroll=1):
-        keys = cute.make_rmem_tensor((SLOTS_TOGETHER, LOADS_TOGETHER), Int32)
-        positions = cute.make_rmem_tensor((SLOTS_TOGETHER, LOADS_TOGETHER), Int32)
+    for first in cutlass.range(warp, chunks, CHUNKS_TOGETHER * warps, unroll=1):
+        keys = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
+        positions = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         # All loads are under way before the first one is waited for.
-        for s in cutlass.range_constexpr(SLOTS_TOGETHER):
-            count = count_of(select, block + s * warps, fitting)
-            for i in cutlass.range_constexpr(LOADS_TOGETHER):
-                keys[s, i], positions[s, i] = Int32(0), Int32(0)
-                if i * WARP_SIZE + lane < count:
-                    keys[s, i], positions[s, i] = load_entry(
-                        published, first_cta + block + s * warps, i * WARP_SIZE + lane, plan
-                    )
-        for s in cutlass.range_constexpr(SLOTS_TOGETHER):
-            count = count_of(select, block + s * warps, fitting)
-            for i in cutlass.range_constexpr(LOADS_TOGETHER):
-                wanted = i * WARP_SIZE + lane < count and Uint32(keys[s, i]) >= floor
-                append(select, Uint32(keys[s, i]), Uint32(positions[s, i]), wanted)
-    for slot in cutlass.range(warp, fitting, warps, unroll=1):
-        count = count_of(select, slot, fitting)
-        for first in cutlass.range(LOADS_TOGETHER * WARP_SIZE, count, WARP_SIZE, unroll=1):
-            key, position = Int32(0), Int32(0)
-            if first + lane < count:
-                key, position = load_entry(published, first_cta + slot, first + lane, plan)
-            wanted = first + lane < count and Uint32(key) >= floor
-            append(select, Uint32(key), Uint32(position), wanted)
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            keys[i], positions[i] = Int32(0), Int32(0)
+            chunk = first + i * warps
+            if chunk < chunks:
+                slot, at = place_of(ends, chunk, lane)
+                if at < select.candidates[slot]:
+                    keys[i], positions[i] = load_entry(published, first_cta + slot, at, plan)
+        wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            # Entries that can win have no key 0.
+            wanted[i] = Int32(keys[i] != 0 and Uint32(keys[i]) >= floor)
+        append_all(select, keys, positions, wanted, CHUNKS_TOGETHER)
     # All consumers: the list is complete.
     consumer_sync(plan)
     entries = select.scratch[SCRATCH_COUNT]
@@ -212,9 +196,60 @@ def list_slots(
 
 
 @cute.jit
-def count_of(select: SelectBuffers, slot: Int32, fitting: Int32) -> Int32:
-    """Entries of a slot that is listed; 0 behind the last one."""
-    count = Int32(0)
-    if slot < fitting:
-        count = select.candidates[slot]
-    return count
+def read_headers(
+    select: SelectBuffers,
+    published: Published,
+    done: Int32,
+    entries: Int32,
+    floor: Uint32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """One warp: how many slots from the CTA `done` on fit the list, and how many chunks they have,
+    to scratch; the entries of each, and the chunks up to its end, to the candidates' memory."""
+    first_cta = sharers(select).first + done
+    num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
+    counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        counts[i] = Int32(0)
+        if SLOTS_A_LANE * lane + i < num_slots:
+            count, top = load2(slot_of(published, first_cta + SLOTS_A_LANE * lane + i, plan))
+            # A slot of which nothing can win any more is passed over.
+            counts[i] = count if top >= signed(floor) else Int32(0)
+        total += counts[i]
+    end = entries + prefix_sum(total, lane) - total
+    fitting, chunks = Int32(0), Int32(0)
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        end += counts[i]
+        if SLOTS_A_LANE * lane + i < num_slots and end <= plan.list_capacity:
+            fitting += 1
+            chunks += chunks_of(counts[i])
+        else:
+            counts[i] = Int32(0)
+        select.candidates[SLOTS_A_LANE * lane + i] = counts[i]
+    chunk_end = prefix_sum(chunks, lane) - chunks
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        chunk_end += chunks_of(counts[i])
+        select.candidates[LISTED_SLOTS + SLOTS_A_LANE * lane + i] = chunk_end
+    fitting = cute.arch.warp_redux_sync(fitting, "add")
+    if lane == WARP_SIZE - 1:
+        select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, chunk_end
+
+
+def chunks_of(entries: Int32) -> Int32:
+    """Loads of a warp that bring so many entries."""
+    return (entries + WARP_SIZE - 1) // WARP_SIZE
+
+
+@cute.jit
+def place_of(ends: cute.Tensor, chunk: Int32, lane: Int32) -> tuple[Int32, Int32]:
+    """(the slot that has the chunk, the lane's entry of it). All lanes call, with the chunks up to
+    the end of each of their slots."""
+    before, start = Int32(0), Int32(0)  # slots and chunks
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        if ends[i] <= chunk:
+            before += 1
+            start = ends[i]
+    before = cute.arch.warp_redux_sync(before, "add")
+    start = cute.arch.warp_redux_sync(start, "max")
+    return before, (chunk - start) * WARP_SIZE + lane
