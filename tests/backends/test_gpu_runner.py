@@ -30,7 +30,7 @@ def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(runner, "clusters_at_once", pretended)
     first, second = Gpu(0), Gpu(1)
-    assert [clusters_for(first, PLAN, rows).size for rows in (1, 1, 2, 10)] == [16, 16, 16, 8]
+    assert [clusters_for(first, PLAN, rows).size for rows in (1, 1, 2, 10)] == [13, 13, 13, 8]
     assert [clusters_for(second, PLAN, rows).size for rows in (1, 1, 2, 10)] == [4, 4, 4, 2]
     assert asked == [0, 1]
 

@@ -41,7 +41,7 @@ def test_rows_name_every_variable_with_its_value() -> None:
     assert [row[:2] for row in rows] == [
         ("FLASHDSA_BACKEND", "cpu"),
         ("FLASHDSA_CHECK", "1"),
-        ("FLASHDSA_MAX_CLUSTER", "16"),
+        ("FLASHDSA_MAX_CLUSTER", "13"),
     ]
 
 

@@ -33,7 +33,7 @@ GPU = torch.device("cuda", 0)
 @pytest.mark.parametrize(
     ("rows", "chosen"),
     [
-        (7, (7, 16)),
+        (7, (7, 13)),
         (8, (8, 8)),  # 9 is no choice
         (15, (15, 8)),
         (17, (17, 6)),
@@ -55,7 +55,7 @@ def test_clusters_are_the_largest_of_which_every_row_has_one_or_a_half(
 
 
 @pytest.mark.parametrize(
-    ("rows", "chosen"), [(1, (7, 16, 7)), (2, (6, 16, 3)), (3, (6, 16, 2)), (4, (4, 16, 1))]
+    ("rows", "chosen"), [(1, (7, 13, 7)), (2, (6, 13, 3)), (3, (6, 13, 2)), (4, (4, 13, 1))]
 )
 def test_long_rows_get_as_many_clusters_as_there_are(
     rows: int, chosen: tuple[int, int, int]
@@ -69,6 +69,14 @@ def test_clusters_are_as_large_as_the_environment_allows(
 ) -> None:
     monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", str(most))
     assert [clusters_for(Emulator(), IndexerPlan(), rows).size for rows in (1, 8, 32)] == [*sizes]
+
+
+def test_clusters_find_room_whichever_35_sms_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cluster of a batch at least, so that a call need not wait for other streams to end."""
+    monkeypatch.delenv("FLASHDSA_MAX_CLUSTER", raising=False)
+    gpcs, free = 8, devices.H200.num_sms - 35
+    sizes = [clusters_for(Emulator(), IndexerPlan(), rows).size for rows in range(1, 300)]
+    assert free > gpcs * (max(sizes) - 1), "all GPCs may have fewer free SMs"
 
 
 def test_what_clusters_publish_fits_the_lists_of_the_last() -> None:

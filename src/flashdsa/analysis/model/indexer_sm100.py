@@ -42,7 +42,7 @@ weights for two; 80 for scale, key, list and histogram, estimated."""
 RESOLUTION = 0.1e-6
 """Seconds: what differs by less is equal, as far as this model knows."""
 _CTAS = {
-    "1/8K": (16, 1), "1/32K": (16, 1), "1/128K": (128, 8), "8/16K": (16, 1), "32/4K": (4, 1),
+    "1/8K": (13, 1), "1/32K": (13, 1), "1/128K": (104, 8), "8/16K": (13, 1), "32/4K": (4, 1),
     "32/16K": (4, 1), "32/64K": (4, 1), "128/16K": (1, 1), "128/64K": (1, 1),
 }  # fmt: skip
 """CTAs of a row and clusters that they form, as backends/indexer/clusters.py chooses for the

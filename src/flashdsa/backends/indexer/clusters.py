@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.settings import Settings
+from flashdsa.settings import USUAL_CLUSTER, Settings
 
-SIZES = (16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
+SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
 Not 9: eight rows of 16K tokens take as long with 9 CTAs each as with 8, or 0.6 us longer."""
 SPLITS_BY_SIZE = 2
@@ -34,18 +34,19 @@ class Clusters(NamedTuple):
 
 def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
     """What a launch of `rows` rows is to have, by the plan's threads and shared memory."""
-    return choose_clusters(clusters_at_once(runner, plan), rows)
+    most = Settings.from_environment().max_cluster
+    return choose_clusters(clusters_at_once(runner, plan), rows, most)
 
 
 def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
-    """By size, as the device is without other work; sizes up to FLASHDSA_MAX_CLUSTER."""
-    most = Settings.from_environment().max_cluster
-    capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
-    return {size: number for size, number in capacity.items() if size <= most}
+    """By size, as the device is without other work."""
+    return runner.cluster_capacity(plan.threads, plan.smem_bytes)
 
 
-def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:
-    """As `clusters_for`, by the number of clusters of each size that run at once."""
+def choose_clusters(capacity: Mapping[int, int], rows: int, most: int = USUAL_CLUSTER) -> Clusters:
+    """As `clusters_for`, by the number of clusters of each size that run at once, and the most CTAs
+    of a cluster."""
+    capacity = {size: number for size, number in capacity.items() if size <= most}
     for size in SIZES:
         if size == 2 and rows <= 2 * capacity.get(4, 0):
             return Clusters(capacity[4], 4, 1)
