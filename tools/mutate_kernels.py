@@ -50,9 +50,11 @@ from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
 
 RESULTS = ROOT / "benchmarks/results/ptxemu"
-_BEFORE_THE_TREE = re.compile(r"/\S*/(?=src/flashdsa/)")
-"""In paths of the machine that saved the launches."""
+_BEFORE_THE_TREE = re.compile(r"/\S*/(?:(?=src/flashdsa/)|(?:site-packages|peers)/)")
+"""In paths of the machine that saved the launches: ours, and other packages'."""
 _SHOWN_MESSAGE = 80
+UNORDERED_SUMS = "unordered-float-additions"
+"""The finding that counts only of kernels that are to leave the same bits every time."""
 
 Known = Mapping[tuple[str, str], Result]
 """By names of site and mutation."""
@@ -77,8 +79,10 @@ class Campaign:
         self.name, self.results = name, out / f"mutation-{name}.json"
         self._tried = self.results.with_suffix(".tried")
         numbers, scratch = range(len(ALL[name].origins)), ALL[name].scratch
+        ignored = () if ALL[name].same_bits else (UNORDERED_SUMS,)
         paths = [path_of_launch(launches, name, number) for number in numbers]
-        self._first, *self._others = [Replay(load_launch(path), scratch) for path in paths]
+        replays = [Replay(load_launch(path), scratch, ignored) for path in paths]
+        self._first, *self._others = replays
         function = self._first.module.syntax.functions[self._first.kernel]
         self.mutations = mutations_of(function)
         self.ptx = fingerprint(function)
@@ -159,7 +163,8 @@ class Campaign:
     def _of_a_stopped_run(self) -> Known:
         if not self._tried.exists():
             return {}
-        return self._known([json.loads(line) for line in self._tried.read_text().splitlines()])
+        tried = self._known([json.loads(line) for line in self._tried.read_text().splitlines()])
+        return {names: self._argued_anew(result) for names, result in tried.items()}
 
     def _known(self, facts: Sequence[dict[str, Any]]) -> Known:
         by_names = {(m.site.name, m.name): m for m in self.mutations}
@@ -181,6 +186,8 @@ class Campaign:
         if result.verdict in (CAUGHT, REDUNDANT, NOT_REACHED):
             return result
         reason = self._equivalents.reason(result.mutation)
+        if reason is None and result.verdict != EQUIVALENT:
+            return result
         verdict = SURVIVED if reason is None else EQUIVALENT
         return replace(result, verdict=verdict, how=reason or "")
 

@@ -71,11 +71,13 @@ class Launches:
         origins: make a launch of it each: what one does not need, another one may.
         scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
             them.
+        same_bits: it adds floating-point numbers in one order, whatever the schedule.
     """
 
     entry: str
     origins: tuple[Script | Call, ...]
     scratch: tuple[str, ...] = ()
+    same_bits: bool = False
 
     @property
     def command(self) -> str:
@@ -98,6 +100,8 @@ _LARGE = (
 _ORDERED = (
     Backward(queries=4, topk=130, alike=True, ordered=True, shorter=70, sms=2),
     Backward(queries=4, topk=110, alike=True, ordered=True, repeated=4, sms=3),
+    # Items of one tile, one behind the other: each time a warpgroup has none.
+    Backward(queries=4, topk=60, alike=True, ordered=True),
 )
 _SMALL = (
     Backward(queries=2, topk=100),
@@ -162,7 +166,7 @@ KERNELS = {
     "mla-bwd-scores-sm_90a": Launches("scores_kernel", _LARGE),
     "mla-bwd-dq-sm_90a": Launches("dq_kernel", _LARGE),
     "mla-bwd-dkv-sm_90a": Launches("dkv_kernel", _LARGE),
-    "mla-bwd-dkv-ordered-sm_90a": Launches("dkv_kernel", _ORDERED),
+    "mla-bwd-dkv-ordered-sm_90a": Launches("dkv_kernel", _ORDERED, same_bits=True),
     "mla-bwd-fused-sm_90a": Launches("fused_kernel", _SMALL),
     "mla-bwd-slots-sm_90a": Launches("fused_kernel", _SLOTS),
     "mla-bwd-lists-sm_90a": Launches("union_kernel", (*_SMALL, *_LARGE)),
@@ -198,6 +202,7 @@ KERNELS = {
             Prefill(num_heads=16, queries=9, keys=3000, topk=100, plateaus=True),
             Prefill(num_heads=16, queries=5, keys=60, topk=20),
             Prefill(num_heads=16, queries=5, keys=1500, topk=300, wide=True),
+            Prefill(num_heads=16, queries=33, keys=60, topk=20),  # a ring of tiles goes round
         ),
     ),
     "attention-target-sm_90a": Launches(
@@ -341,6 +346,7 @@ PEERS = {
             "gemm 256 512 512",
             "gemm 384 768 448",
             "gemm 256 512 128",
+            "gemm 256 512 256",  # fewer steps than stages: the loads of two tiles are in flight
             sms=2,
         ),
     ),
@@ -356,7 +362,8 @@ PEERS = {
     ),
     "cudnn-dsa-backward-sm_90a": Launches(
         "cudnn*.1",
-        scripted("sm_90a", f"{_PEERS}/dsa_backward.py", "64 2 256 192", sms=2),
+        # Three blocks of keys, and five.
+        scripted("sm_90a", f"{_PEERS}/dsa_backward.py", "64 2 256 192", "64 2 384 320", sms=2),
     ),
     "cudnn-dsa-backward-h64-sm_100a": Launches(
         "bwd_cudnn",

@@ -73,6 +73,12 @@ def test_results_can_be_stopped_repeated_and_argued_about(
     argued = facts(tmp_path)[survivor]
     assert (argued["verdict"], argued["how"]) == ("equivalent", "nothing follows")
 
+    # So is one that was tried by a stopped run, before there was an argument.
+    lines = [json.dumps(m) for m in whole.values()]
+    (tmp_path / f"mutation-{NAME}.tried").write_text("\n".join(lines) + "\n")
+    assert tried(again=False) == 0
+    assert facts(tmp_path)[survivor]["verdict"] == "equivalent"
+
 
 def test_results_of_another_kernel_are_refused(tool: ModuleType, tmp_path: Path) -> None:
     campaign = tool.Campaign(NAME, tmp_path, tmp_path)

@@ -68,17 +68,21 @@ class Replay:
     every run restores them first. Memory that is not registered cannot be restored.
     """
 
-    def __init__(self, setup: LaunchSetup, scratch: Collection[str] = ()) -> None:
+    def __init__(
+        self, setup: LaunchSetup, scratch: Collection[str] = (), ignored: Collection[str] = ()
+    ) -> None:
         """Copy the inputs.
 
         Args:
             scratch: names of arrays that are no results: what is left there may depend on the
                 schedule.
+            ignored: codes of findings that are no faults of this kernel.
         """
         for number, arg in enumerate(setup.args):
             if isinstance(arg, np.ndarray) or hasattr(arg, "data_ptr"):
                 setup.memory.register(array_bytes(arg), f"argument {number}")
         self.setup = setup
+        self._ignored = ignored
         self._allocations = [
             (allocation, allocation.data.copy()) for allocation in setup.memory.allocations
         ]
@@ -132,7 +136,11 @@ class Replay:
             kind = "deadlock" if isinstance(failure, DeadlockError) else "error"
             error = str(failure)
         return Outcome(
-            faults={Fault.of(finding): finding.message for finding in checker.findings},
+            faults={
+                Fault.of(finding): finding.message
+                for finding in checker.findings
+                if finding.code not in self._ignored
+            },
             outputs=[allocation.data.copy() for allocation in self._results],
             is_exact=[sums.is_exact(a.base, len(a.data)) for a in self._results]
             if isinstance(sums, FloatSums)

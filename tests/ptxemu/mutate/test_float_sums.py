@@ -21,16 +21,20 @@ st.global.u32 [%rd_other], 7;
 """
 
 
-def test_bytes_of_several_float_additions_and_scratch_are_no_results() -> None:
+def test_sums_of_any_order_and_scratch_are_no_results_and_ignored_codes_no_faults() -> None:
     arrays = np.zeros(66, np.float32), np.zeros(1, np.uint32)
     text = source(TID + BODY, ("sums", "other"))
     module = api.load(text)
 
-    def replay(*scratch: str) -> Replay:
+    def replay(*scratch: str, ignored: tuple[str, ...] = ()) -> Replay:
         setup = LaunchSetup(module, "k", 1, 64, arrays, GlobalMemory())
-        return Replay(setup, scratch)
+        return Replay(setup, scratch, ignored)
 
     baseline = measure(replay(), POLICIES[:1])
+    same = "same-value-race"
+    assert same in {fault.code for fault in baseline.faults}
+    others = measure(replay(ignored=(same,)), POLICIES[:1]).faults
+    assert others == {fault for fault in baseline.faults if fault.code != same}
     sums, stored = (stable.view(np.uint32) != 0 for stable in baseline.is_stable)
     assert sums.tolist() == [True] * 64 + [False, True]
     assert stored.tolist() == [True]
