@@ -102,6 +102,7 @@ _ORDERED = (
     Backward(queries=4, topk=110, alike=True, ordered=True, repeated=4, sms=3),
     # Items of one tile, one behind the other: each time a warpgroup has none.
     Backward(queries=4, topk=60, alike=True, ordered=True),
+    Backward(queries=4, topk=130, alike=True, ordered=True, sms=6),  # all items at the same time
 )
 _SMALL = (
     Backward(queries=2, topk=100),
