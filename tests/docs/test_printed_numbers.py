@@ -208,6 +208,7 @@ CAMPAIGNS = {
     "our decode `sm_90a`, bf16": "mla-decode-sm_90a",
     "our decode `sm_90a`, packed": "mla-decode-packed-sm_90a",
     "our decode `sm_90a`, 16 heads": "mla-decode-heads16-sm_90a",
+    "our decode `sm_90a`, 32 heads": "mla-decode-heads32-sm_90a",
     "our fused backward `sm_90a`": "mla-bwd-fused-sm_90a",
     "our fused backward with slots `sm_90a`": "mla-bwd-slots-sm_90a",
     "our backward's scores `sm_90a`": "mla-bwd-scores-sm_90a",
@@ -276,6 +277,7 @@ def test_the_mutation_table_is_that_of_the_results() -> None:
                 "mla-decode-sm_90a",
                 "mla-decode-packed-sm_90a",
                 "mla-decode-heads16-sm_90a",
+                "mla-decode-heads32-sm_90a",
             ],
         ),
         (
