@@ -193,7 +193,7 @@ def chain_error(size: int) -> float:
 RESULTS = DOCS.parent / "benchmarks/results/ptxemu"
 CAMPAIGNS = {
     "CUTLASS GEMM `sm_90a`, cluster 2x1": "cutlass-gemm-sm_90a",
-    "quack 0.6.5 GEMM `sm_90a`, 3 launches": "quack-gemm-sm_90a",
+    "quack 0.6.5 GEMM `sm_90a`, 4 launches": "quack-gemm-sm_90a",
     "CUTLASS FMHA `sm_90a`": "cutlass-fmha-sm_90a",
     "cuDNN DSA backward `sm_90a`": "cudnn-dsa-backward-sm_90a",
     "CUTLASS GEMM `sm_100a`, 1 CTA": "cutlass-gemm-1cta-sm_100a",
