@@ -104,10 +104,7 @@ _ORDERED = (
     Backward(queries=4, topk=60, alike=True, ordered=True),
     Backward(queries=4, topk=130, alike=True, ordered=True, sms=6),  # all items at the same time
 )
-_SMALL = (
-    Backward(queries=2, topk=100),
-    Backward(queries=2, topk=170, sms=3),
-)
+_SMALL = (Backward(queries=2, topk=100), Backward(queries=2, topk=170, sms=3))
 _SLOTS = (
     Backward(queries=2, topk=100, ordered=True),
     Backward(queries=2, topk=170, ordered=True, sms=3),
@@ -160,10 +157,7 @@ KERNELS = {
         # Seven tiles: every ring goes round.
         scripted("sm_100a", "tools/launch_sm100_forward.py", "--topk 448"),
     ),
-    "mla-fwd-groups-sm_100a": Launches(
-        "forward_kernel",
-        (GroupedForward(),),
-    ),
+    "mla-fwd-groups-sm_100a": Launches("forward_kernel", (GroupedForward(),)),
     "mla-bwd-scores-sm_90a": Launches("scores_kernel", _LARGE),
     "mla-bwd-dq-sm_90a": Launches("dq_kernel", _LARGE),
     "mla-bwd-dkv-sm_90a": Launches("dkv_kernel", _LARGE),
