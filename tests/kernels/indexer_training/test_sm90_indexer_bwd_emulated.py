@@ -23,6 +23,7 @@ from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_indexer_training import check_index_backward
 from ptxemu import Policy
 from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import unexpected
 
 ONE_SM, TWO_SMS = Device(1, {1: 1}), Device(2, {1: 2})
 
@@ -45,7 +46,7 @@ def run(
     with emulation(device, policy=policy, on_finding="collect") as emulator:
         judged = check_index_backward(inputs, "emulate-sm90", deterministic=deterministic)
         assert failures(judged) == []
-    assert [str(finding) for finding in emulator.findings] == []
+    assert unexpected(emulator.findings, in_order=deterministic) == []
     return emulator
 
 

@@ -16,6 +16,7 @@ from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
 from ptxemu import Policy
+from tests.kernels.findings import unexpected
 
 ONE_SM = Device(1, {1: 1})
 DEVICES_AND_ORDERS = [
@@ -26,13 +27,14 @@ DEVICES_AND_ORDERS = [
 
 
 def gradients_of(case: SparseMlaCase, *, deterministic: bool = True) -> list[tuple[Tensor, ...]]:
-    """On each device in its order; all are within the contract, and ptxemu finds nothing."""
+    """On each device in its order; all are within the contract, and ptxemu finds nothing: of the
+    deterministic form no additions that come in any order either."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     every = []
     for device, policy in DEVICES_AND_ORDERS:
-        with emulation(device, policy=policy):
+        with emulation(device, policy=policy) as emulator:
             gradients = flashdsa.mla_bwd(
                 *operands,
                 topk_length=inputs.topk_length,
@@ -41,6 +43,7 @@ def gradients_of(case: SparseMlaCase, *, deterministic: bool = True) -> list[tup
             )
         named = dict(zip(("dQ", "dKV"), gradients, strict=True))
         assert failures(judge_backward(inputs, O, lse, named, bf16_operands=True)) == []
+        assert unexpected(emulator.findings, in_order=deterministic) == []
         every.append(gradients)
     return every
 
