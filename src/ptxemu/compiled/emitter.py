@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from ptxemu.compiled.llvm_vectors import FLOATS, Lower, Vector, bits_of_type, integers, splat
 from ptxemu.compiled.lowering import lowered
+from ptxemu.machine.decoded import identity
 from ptxemu.machine.lanes import STORAGE, VALUE, WARP_SIZE
 from ptxemu.machine.operands import convert, immediate_lanes
 from ptxemu.syntax.ast import (
@@ -103,7 +104,10 @@ class Emitter:
         if instruction.modifiers[0] == "cvt":  # which keeps a NaN's payload
             for register in (o for o in op.sources if isinstance(o, Register)):
                 self._floats.pop(self._settled(register), None)
-        values = [self.source(o, t) for o, t in zip(op.sources, op.source_types, strict=True)]
+        types = op.source_types
+        if op.function is identity:  # as does one that is moved
+            types = tuple("b32" if type_ == "f32" else type_ for type_ in types)
+        values = [self.source(o, t) for o, t in zip(op.sources, types, strict=True)]
         results = lower(self.builder, values)
         if len(op.destinations) == 1:
             results = (results,)

@@ -110,6 +110,7 @@ def _write(module: Any, name: str, kind: Kind, lower: Lower) -> None:
     addresses, mask = function.args[:-1], function.args[-1]
     values = []
     for place, type_ in enumerate(kind.source_types):
+        type_ = "b32" if kind.is_move and type_ == "f32" else type_  # a NaN keeps its payload
         value = _load(builder, addresses[MOST_DESTINATIONS + place], type_)
         values.append(builder.not_(value) if kind.negated[place] else value)
     results = lower(builder, values)

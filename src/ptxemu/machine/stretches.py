@@ -57,6 +57,7 @@ class Stretches:
         self._loops = loops
         self._executed: dict[Loop, int] = {}
         """Instructions executed in a loop or the kernel, about, until that is enough."""
+        self._ranges: dict[Loop, Loop] = {}
 
     def went_back(self, first: int, branch: int) -> None:
         """A warp goes round a loop again."""
@@ -88,6 +89,11 @@ class Stretches:
 
     def _range(self, loop: Loop) -> Loop:
         """The kernel, or the largest loop around a loop that is small enough."""
+        if loop not in self._ranges:
+            self._ranges[loop] = self._widest(loop)
+        return self._ranges[loop]
+
+    def _widest(self, loop: Loop) -> Loop:
         whole = 0, len(self._program.function.instructions)
         around = [o for o in (*self._loops, whole) if o[0] <= loop[0] and loop[1] <= o[1]]
         fitting = [o for o in around if o[1] - o[0] <= MOST_INSTRUCTIONS]

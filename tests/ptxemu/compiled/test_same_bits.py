@@ -201,6 +201,21 @@ def test_random_programs_have_the_same_bits_as_threaded_code(seed, threads, monk
     assert is_threaded(program)
 
 
+@pytest.mark.parametrize("opcode", ["mov.f32", "cvt.f32.f32"])
+def test_a_nan_that_is_moved_keeps_its_payload(opcode, monkeypatch):
+    monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
+    monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
+    text = source(f"{opcode} %f0, %f1;")
+    memory = np.full_like(data(0), 0xFFA0_0001_FFA0_0001)
+    expected, _, _ = result(text, memory, 32, None)
+    for accelerate, threaded in (
+        (None, machine_code.make_threaded),
+        (machine_code.compile_block, None),
+    ):
+        got, _, _ = result(text, memory, 32, accelerate, threaded)
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_what_is_wider_than_routines_know_stays_with_numpy(monkeypatch):
     monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
     monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
