@@ -18,6 +18,9 @@ from ptxemu.compiled.loops import at, constant, counted, make_function, word_at
 KNOWN_TYPES = ("bf16", "f16")
 """Of the elements of A and B."""
 _PER_CHUNK, _ROWS = 8, 16
+MOST_COLUMNS = 256
+_AT_ONCE = 4
+"""Rows of D."""
 _I16, _I32 = ir.IntType(16), ir.IntType(32)
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _NAN_F32 = 0x7FFFFFFF
@@ -69,11 +72,13 @@ def fragment_product(k: int) -> Callable[..., int]:
             b.icmp_unsigned("!=", flag, constant(0)) for flag in (reads, negates)
         )
         left = _columns_of_a(b, (a, a_row, a_column), k)
+        row_places = [b.mul(b_row, constant(row)) for row in range(k)]
         with counted(b, b.lshr(n, constant(1))) as pair:
             eighth, part = b.lshr(pair, constant(2)), b.and_(pair, constant(3))
             for odd in range(2):
                 column = b.add(b.shl(pair, constant(1)), constant(odd))
-                sums = _column_of_product(b, left, b.add(right, b.mul(column, b_column)), b_row, k)
+                place = b.add(right, b.mul(column, b_column))
+                sums = _column_of_product(b, left, place, row_places)
                 sums = b.select(is_negated, b.fneg(sums), sums)
                 for half in range(2):
                     number = b.add(b.shl(eighth, constant(2)), constant(2 * half + odd))
@@ -83,6 +88,45 @@ def fragment_product(k: int) -> Callable[..., int]:
         b.ret(constant(0))
 
     return make_function(f"fragment_product_{k}", 11, write)
+
+
+@cache
+def row_product(k: int) -> Callable[..., int]:
+    """The function that adds A times B to rows of D of f32, or puts it there.
+
+    Its arguments: A, its rows of `k` behind one another; B, `k` rows of MOST_COLUMNS; columns, a
+    multiple of 8; rows, a multiple of 4; D, bytes between its rows; whether D is read.
+    """
+
+    def write(b: Any, arguments: Sequence[Any]) -> None:
+        a, right, columns, rows, d, d_row, reads = arguments
+        reads_d = b.icmp_unsigned("!=", reads, constant(0))
+        type_ = ir.VectorType(_DOUBLE, _PER_CHUNK)
+        with counted(b, rows, _AT_ONCE) as row:
+            of_a = at(b, b.add(a, b.mul(row, constant(k * _DOUBLE_BYTES))), _DOUBLE)
+            of_d = b.add(d, b.mul(row, d_row))
+            with counted(b, columns, _PER_CHUNK) as column:
+                of_b = at(b, right, _DOUBLE, column)
+                sums = [ir.Constant(type_, [0.0] * _PER_CHUNK)] * _AT_ONCE
+                for number in range(k):
+                    place = b.gep(of_b, [constant(number * MOST_COLUMNS)])
+                    values = b.load(b.bitcast(place, type_.as_pointer()), align=_DOUBLE_BYTES)
+                    for one in range(_AT_ONCE):
+                        factor = b.load(b.gep(of_a, [constant(one * k + number)]))
+                        sums[one] = _fused(b, _splat(b, factor, type_), values, sums[one])
+                place = b.add(of_d, b.shl(column, constant(2)))
+                for one in range(_AT_ONCE):
+                    _add_to_row(b, place, sums[one], reads_d)
+                    place = b.add(place, d_row)
+        b.ret(constant(0))
+
+    return make_function(f"row_product_{k}", 7, write)
+
+
+def _add_to_row(b: Any, place: Any, sums: Any, reads_d: Any) -> None:
+    old = b.load(at(b, place, ir.VectorType(_FLOAT, _PER_CHUNK)), align=4)
+    bits = rounded(b, b.select(reads_d, b.fadd(b.fpext(old, sums.type), sums), sums))
+    b.store(bits, at(b, place, bits.type), align=4)
 
 
 def _columns_of_a(b: Any, a: tuple[Any, Any, Any], k: int) -> Any:
@@ -97,19 +141,24 @@ def _columns_of_a(b: Any, a: tuple[Any, Any, Any], k: int) -> Any:
     return left
 
 
-def _column_of_product(b: Any, left: Any, column: Any, b_row: Any, k: int) -> Any:
-    """16 rows of A times a column of B at an address."""
+def _column_of_product(b: Any, left: Any, column: Any, places: Sequence[Any]) -> Any:
+    """16 rows of A times a column of B at an address; where its elements are from there on."""
     type_ = ir.VectorType(_DOUBLE, _ROWS)
-    name = f"llvm.fma.v{_ROWS}f64"
+    sums = ir.Constant(type_, [0.0] * _ROWS)
+    for row, place in enumerate(places):
+        factor = b.load(at(b, b.add(column, place), _DOUBLE))
+        of_a = b.load(b.gep(left, [constant(row)]))
+        sums = _fused(b, of_a, _splat(b, factor, type_), sums)
+    return sums
+
+
+def _fused(b: Any, one: Any, other: Any, sums: Any) -> Any:
+    type_ = sums.type
+    name = f"llvm.fma.v{type_.count}f64"
     fma = b.module.globals.get(name) or ir.Function(
         b.module, ir.FunctionType(type_, [type_] * 3), name=name
     )
-    sums = ir.Constant(type_, [0.0] * _ROWS)
-    for row in range(k):
-        factor = b.load(at(b, b.add(column, b.mul(b_row, constant(row))), _DOUBLE))
-        of_a = b.load(b.gep(left, [constant(row)]))
-        sums = b.call(fma, [of_a, _splat(b, factor, type_), sums])
-    return sums
+    return b.call(fma, [one, other, sums])
 
 
 def _splat(b: Any, value: Any, type_: Any) -> Any:

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu import machine_code
 from ptxemu.descriptors import BlockScaledInstructionDescriptor, Tcgen05Descriptor, ZeroColumnMask
+from ptxemu.descriptors.matrix_layout import Major
+from ptxemu.engines import tcgen05_code
 from ptxemu.engines.mma_plan import LAYOUTS, MmaForm, MmaPlan, major_of, mma_plan
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
+from ptxemu.engines.tcgen05_code import MmaPlaces
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
@@ -116,6 +120,10 @@ class _Product:
             self._a_major = major_of(
                 self._descriptor.transpose_a, self._descriptor.atype, self._a.swizzle
             )
+        # Machine code takes A from tensor memory in pieces of four columns.
+        self._is_known = tcgen05_code.is_known(form, plan, operands) and (
+            self._a is not None or self._a_column % 4 == 0
+        )
         shape = (self._descriptor.m, self._descriptor.n, plan.k)
         key = (form.cta_group, form.kind, shape[0], shape[1], form.ws, operands.d)
         read = [operands.a] if form.a_in_tmem else []
@@ -152,9 +160,28 @@ class _Product:
 
     def execute(self) -> None:
         """Read the sources and write D in every CTA."""
+        code = machine_code.products() if self._is_known else None
+        if code is not None:
+            accumulate = self._operands.accumulate
+            tcgen05_code.execute(
+                code, self.operation, self._ctas, self._plan, self._places(), accumulate
+            )
+            return
         right = self._read_b()
         for rank, cta in enumerate(self._ctas):
             self._execute_in(cta, rank, right)
+
+    def _places(self) -> MmaPlaces:
+        in_tmem = self._a is None
+        return MmaPlaces(
+            self._a,
+            Major.K if in_tmem else self._a_major,
+            self._a_column if in_tmem else 0,
+            self._b,
+            self._b_major,
+            self._lane,
+            self._column,
+        )
 
     def _read_b(self) -> Matrix:
         """B (n, k): every CTA has its part of the columns."""

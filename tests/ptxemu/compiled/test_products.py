@@ -60,3 +60,23 @@ def test_products_have_numpys_bits(reads, negates, b_is_k_major):
         negates,
     )
     np.testing.assert_array_equal(registers.view(np.uint32)[places // 128], expected)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(128, 256), (16, 8), (32, 40)])
+def test_rows_of_products_have_numpys_bits(rows, columns, reads):
+    random = np.random.default_rng(rows + columns)
+    k = 16
+    a = random.integers(-64, 64, (rows, k)) / 8
+    b = np.full((k, products.MOST_COLUMNS), np.nan)
+    b[:, :columns] = random.integers(-64, 64, (k, columns)) / 8
+    d = random.standard_normal((rows, 512)).astype(np.float32)
+    a[3, 5:8], b[2, :8], d[2, :8] = 0.0, SPECIAL[2:], SPECIAL[2:]
+    expected = d.copy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = a @ b[:, :columns]
+        before = np.ascontiguousarray(d[:, :columns]).view(np.uint32) if reads else None
+        expected[:, :columns] = dot.accumulated(before, sums, "f32").view(np.float32)
+    multiply = products.row_product(k)
+    multiply(a.ctypes.data, b.ctypes.data, columns, rows, d.ctypes.data, 2048, reads)
+    np.testing.assert_array_equal(d.view(np.uint32), expected.view(np.uint32))

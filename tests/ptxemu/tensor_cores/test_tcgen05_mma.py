@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ptxemu import machine_code
 from ptxemu.descriptors import InstructionDescriptor, ZeroColumnMask
 from ptxemu.errors import ExecutionError, IllegalInstructionError, UnsupportedInstructionError
+from ptxemu.numerics import dot
 from ptxemu.numerics.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2
 from ptxemu.sched.policy import Policy
 from tests.ptxemu.tensor_cores import mma_run
@@ -19,6 +21,15 @@ from tests.ptxemu.tensor_cores.mma_run import Case, multiply, read_d
 
 K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
 MINIFLOATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m3": E2M3, "e3m2": E3M2, "e2m1": E2M1}
+
+
+@pytest.fixture(autouse=True, params=["numpy", "machine code"])
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test with NumPy's products, and with those of machine code from the first one on."""
+    is_code = request.param == "machine code"
+    if is_code:
+        pytest.importorskip("llvmlite")
+    monkeypatch.setattr(machine_code, "NUMPY_PRODUCTS", -1 if is_code else 1 << 60)
 
 
 def codes(values: NDArray[Any], type_: str) -> NDArray[Any]:
@@ -54,6 +65,17 @@ def test_every_major_and_swizzle(mode: str, majors: str) -> None:
     steps = {"32B": 1, "64B": 2}.get(mode, 4)
     case = Case(128, 64, a_mode=mode, b_mode=mode, a_major=a_major, b_major=b_major)
     check(case, steps=steps)
+
+
+def test_machine_code_does_what_it_knows(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_numpy: list[int] = []
+    product = dot.product
+    monkeypatch.setattr(dot, "product", lambda a, b: (by_numpy.append(1), product(a, b))[1])
+    check(Case(128, 64))
+    check(Case(128, 64, a_in_tmem=True))
+    assert len(by_numpy) == (0 if "machine code" in request.node.name else 2)
 
 
 @pytest.mark.parametrize("in_tmem", [False, True])
