@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -326,7 +327,7 @@ def test_products_report_what_they_read_and_write() -> None:
 )
 def test_limits_of_the_isa_are_errors_that_name_the_section(case: Case, match: str) -> None:
     if case.n == 20:
-        case.n = 16
+        case = replace(case, n=16)
         match = "steps of 8"
         broken = case.descriptor.encode() & ~(63 << 17)
         issue = f"""mov.b32 %r6, 0; mov.b32 %r7, {broken}; mov.b64 %rd0, {_plain_desc()};
