@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from sanitize_backward import Backward
 from sanitize_cases import DONE, Fused, launch
-from sanitize_decode import Decode
+from sanitize_decode import Decode, FewHeads
 from sanitize_forward import Forward, without_wait
 from sanitize_index_backward import IndexBackward
 from sanitize_prefill import Prefill
@@ -42,6 +42,7 @@ NO_WORD = -12345678
 RIGHT = "right"
 RIGHT_FORWARD = "right forward"
 RIGHT_DECODE = "right decode"
+RIGHT_FEW_HEADS = "right few heads"
 RIGHT_PREFILL = "right prefill"
 """The controls that are no mutants: nothing may be reported of them."""
 
@@ -79,7 +80,7 @@ class Control:
         if isinstance(self.case, Backward | IndexBackward):
             return ""
         if isinstance(self.case, Decode):
-            return RIGHT_DECODE
+            return RIGHT_FEW_HEADS if isinstance(self.case, FewHeads) else RIGHT_DECODE
         if isinstance(self.case, Prefill):
             return RIGHT_PREFILL
         return RIGHT_FORWARD if isinstance(self.case, Forward) else RIGHT
@@ -316,6 +317,17 @@ CONTROLS = {
         "decode: O is read before all of it is staged",
         Decode("ue8m0", 1),
         wait=("write_share", "staged"),
+    ),
+    RIGHT_FEW_HEADS: Control("nothing", FewHeads()),
+    "few heads P": Control(
+        "few heads: the warps' maxima are read before all are stored",
+        FewHeads(),
+        barrier=("meet", 0),
+    ),
+    "few heads O": Control(
+        "few heads: the other consumer's half is read before all of it is stored",
+        FewHeads(),
+        wait=("exchange_halves", "halves"),
     ),
 }
 """By name."""

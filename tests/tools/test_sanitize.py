@@ -176,24 +176,26 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType
     assert [one for one in lacking if one[1] >= len(found.get(one[0], ()))] == []
 
 
-@pytest.mark.parametrize("name", ["left P", "right P", "sums", "decode P", "decode O"])
+@pytest.mark.parametrize(
+    "name", ["left P", "right P", "sums", "decode P", "decode O", "few heads O"]
+)
 def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType, name: str) -> None:
     """By its source: compiling them takes as long as all tests of this file."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, of which the kernel's sources are")
-    from flashdsa.kernels.sparse_mla.sm90 import decode, fwd
+    from flashdsa.kernels.sparse_mla.sm90 import decode, few_heads, fwd
     from flashdsa.kernels.sparse_mla.sm90.decode import combine  # noqa: F401
     from flashdsa.kernels.sparse_mla.sm90.decode import right as _  # noqa: F401
+    from flashdsa.kernels.sparse_mla.sm90.few_heads import merge  # noqa: F401
     from flashdsa.kernels.sparse_mla.sm90.fwd import epilogue, left, right  # noqa: F401
 
     control = sanitize.CONTROLS[name]
     function, barrier = control.wait
-    kernel = decode if control.right == "right decode" else fwd
-    parts = [getattr(kernel, part, None) for part in ("combine", "epilogue", "left", "right")]
+    kernel = {"right decode": decode, "right few heads": few_heads}.get(control.right, fwd)
+    names = "combine", "epilogue", "left", "merge", "right"
+    parts = [getattr(kernel, part, None) for part in names]
     owner = next(m for m in parts if hasattr(m, function))
     source = inspect.getsource(getattr(owner, function))
-    assert (
-        f'"{barrier}").wait' in source or "other_sums).wait" in source or f'"{barrier}")' in source
-    )
+    assert f'"{barrier}")' in source or "other_sums).wait" in source
     assert barrier in {one.name for one in control.case.plan.barriers}
 
 

@@ -15,10 +15,12 @@ from tests.kernels.hopper_gpu import HOPPER_GPU
 pytestmark = HOPPER_GPU
 
 
-@pytest.mark.parametrize("packed", ["", "ue8m0"])
+@pytest.mark.parametrize(("packed", "heads"), [("", 64), ("ue8m0", 64), ("ue8m0", 16)])
 @pytest.mark.parametrize("queries", [1, 8, 30, 66, 132, 300])
-def test_every_number_of_ctas_is_within_the_contract_and_repeats(queries: int, packed: str) -> None:
-    case = SparseMlaCase("decode", queries, 700, 64, 600, packed=packed, invalid=True)
+def test_every_number_of_ctas_is_within_the_contract_and_repeats(
+    queries: int, packed: str, heads: int
+) -> None:
+    case = SparseMlaCase("decode", queries, 700, heads, 600, packed=packed, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     assert failures(check_forward(inputs, "sm90")) == []
     first = flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices)
@@ -27,9 +29,10 @@ def test_every_number_of_ctas_is_within_the_contract_and_repeats(queries: int, p
         assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
 
 
-def test_a_graph_replays_it_on_new_values() -> None:
+@pytest.mark.parametrize("heads", [16, 64])
+def test_a_graph_replays_it_on_new_values(heads: int) -> None:
     """Other lengths and ids, a row of -1, a length of 0, NaN in a row that no valid slot names."""
-    case = SparseMlaCase("graph", 8, 3000, 64, 2048, packed="ue8m0")
+    case = SparseMlaCase("graph", 8, 3000, heads, 2048, packed="ue8m0")
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     lengths = torch.full((8,), 2048, dtype=torch.int32, device="cuda")
 
