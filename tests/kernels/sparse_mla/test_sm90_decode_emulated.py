@@ -30,7 +30,7 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 
-TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 200, duplicates=True, invalid=True, poison=True)
+TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 180, duplicates=True, invalid=True, poison=True)
 ALL_AT_ONCE = SparseMlaCase(
     "every feature", 3, 60, 40, 140, attn_sink="infinite", **EVERY_FEATURE | {"kv_3d": False}
 )
@@ -79,7 +79,7 @@ def launched(
 
 @pytest.mark.parametrize(("packed", "sizes"), [("", (1, 4, 16)), ("ue8m0", (1, 2, 16))])
 def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...]) -> None:
-    """With two steps at most two CTAs have one; the others send that they have no key."""
+    """With three tiles at most three CTAs have one; the others send that they have no key."""
     case = replace(TWO_STEPS, packed=packed)
     when = ("late", "eager", "late")
     first_O, first_lse = run(case, sizes[0])

@@ -29,12 +29,13 @@ from flashdsa.plan import BudgetError
         (67, 2048, 1),
         (1000, 2048, 1),
         (1, 1, 1),
-        (1, 129, 2),
+        (1, 129, 3),
+        (20, 2048, 5),
         (1, 128 * 17, 16),
         (30, 512, 4),
     ],
 )
-def test_all_clusters_run_at_once_with_the_fewest_steps(items: int, topk: int, size: int) -> None:
+def test_all_clusters_run_at_once_with_the_fewest_tiles(items: int, topk: int, size: int) -> None:
     assert cluster_size_for(H200.clusters, items, topk) == size
 
 

@@ -14,7 +14,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_KEYS
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 
@@ -30,11 +30,11 @@ def items_of(q: Tensor) -> int:
 
 
 def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
-    """CTAs of an item: so many that all clusters run at once and each CTA has the fewest steps;
+    """CTAs of an item: so many that all clusters run at once and each CTA has the fewest tiles;
     of those that give as few the fewest. One where there are more items than SMs."""
-    steps = -(-topk // STEP_KEYS)
+    tiles = -(-topk // TILE_KEYS)
     fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
-    return min(fitting, key=lambda size: (-(-steps // size), size))
+    return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
 def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> Callable[[], None]:

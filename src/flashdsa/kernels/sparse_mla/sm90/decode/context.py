@@ -8,7 +8,7 @@ from cutlass import Int32, cute
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, STEP_KEYS, TILES
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import PIECES, TILE_KEYS, TILES
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import BF16_KIND, F16_KIND
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import Scale
 
@@ -21,9 +21,9 @@ class Context(NamedTuple):
     head: Int32  # the item's first
     rank: Int32  # of the CTA in its cluster
     num_ctas: Int32  # of the cluster
-    num_slots: Int32  # of the query that may be valid
-    first_step: Int32  # of this CTA
-    num_steps: Int32  # at most: what is behind the last valid slot counts
+    first_slot: Int32  # of this CTA
+    end_slot: Int32  # behind its last one that may be valid
+    num_tiles: Int32  # of 64 keys, at most: what is behind the last valid slot counts
     thread: Int32  # in its warpgroup
 
     @property
@@ -39,6 +39,11 @@ class Context(NamedTuple):
     def kind_of_piece(self, piece: int) -> str:
         """Of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
         return BF16_KIND if piece == PIECES - 1 else self.kind
+
+    @property
+    def num_steps(self) -> Any:
+        """Two tiles each; the last one may have one."""
+        return steps_of(self.num_tiles)
 
     def barriers(self, name: str) -> Barriers:
         """A barrier of the plan."""
@@ -85,23 +90,29 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
     if lengths.shape[0] > 0:
         given = (lengths.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
-    steps = (num_slots + STEP_KEYS - 1) // STEP_KEYS
-    first = steps * rank // num_ctas
+    tiles = (num_slots + TILE_KEYS - 1) // TILE_KEYS
+    first = tiles * rank // num_ctas
+    end = tiles * (rank + 1) // num_ctas
     return Context(
         arena,
         query,
         (item - query * blocks) * rows,
         rank,
         num_ctas,
-        num_slots,
-        first,
-        steps * (rank + 1) // num_ctas - first,
+        first * TILE_KEYS,
+        cutlass.min(end * TILE_KEYS, num_slots),
+        end - first,
         thread % WARPGROUP_SIZE,
     )
 
 
+def steps_of(num_tiles: Any) -> Any:
+    """Steps of so many tiles."""
+    return (num_tiles + TILES - 1) // TILES
+
+
 def wait_for_extent(ctx: Context) -> Int32:
-    """A consumer: the CTA's steps up to the last one with a valid slot."""
+    """A consumer: the CTA's tiles up to those of the last step with a valid slot."""
     ctx.barriers("extent_full").wait(0)
     return ctx.arena.array("extent", Int32, 1)[0]
 

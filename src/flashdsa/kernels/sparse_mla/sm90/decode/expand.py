@@ -20,9 +20,11 @@ from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.sm90.decode.context import steps_of
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
     Gatherer,
     find_extent,
+    last_slots,
     load_query,
     read_slots,
     row_of_turn,
@@ -278,11 +280,12 @@ def gather_packed_rows(role: Gatherer) -> None:
     place = place_of(ctx.thread)
     load_query(role)
     slots = read_slots(role, Int32(0), lane)
+    last = last_slots(role, ctx.num_steps, lane)
     scales = load_scales(role, slots[:MASK_WORDS])
-    num_steps = find_extent(role, lane)
-    for step in cutlass.range(num_steps, unroll=1):
+    num_tiles = find_extent(role, last, lane)
+    for step in cutlass.range(steps_of(num_tiles), unroll=1):
         ahead = read_slots(role, step + 1, lane)
-        for tile in cutlass.range(TILES, unroll=1):
+        for tile in cutlass.range(cutlass.min(num_tiles - step * TILES, TILES), unroll=1):
             of_tile, of_next = slots[:MASK_WORDS], slots[MASK_WORDS:]
             if tile == 1:
                 of_tile, of_next = slots[MASK_WORDS:], ahead[:MASK_WORDS]

@@ -9,7 +9,7 @@ from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.sparse_mla.sm90.decode.context import Context
+from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, steps_of
 from flashdsa.kernels.sparse_mla.sm90.fwd.gather import (
     HALVES,
     ROWS_AT_ONCE,
@@ -41,7 +41,7 @@ class Gatherer(NamedTuple):
 def read_slot(role: Gatherer, slot: Int32) -> Int32:
     """The kv row that a slot of the query names, negative where it is not valid."""
     row = Int32(-1)
-    if slot < role.ctx.num_slots:
+    if slot < role.ctx.end_slot:
         row = (
             role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
         ).load()
@@ -53,34 +53,43 @@ def read_slot(role: Gatherer, slot: Int32) -> Int32:
 @cute.jit
 def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
     """This lane's slots of a step of the CTA: lane, lane + 32, ..."""
-    first = (role.ctx.first_step + step) * STEP_KEYS + lane
+    first = role.ctx.first_slot + step * STEP_KEYS + lane
     return [read_slot(role, first + WARP_SIZE * i) for i in range(SLOTS_A_LANE)]
 
 
 @cute.jit
-def find_extent(role: Gatherer, lane: Int32, least: cutlass.Constexpr = 0) -> Int32:
-    """All warps: steps up to the last one with a valid slot; told to the consumers.
+def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
+    """Of the last of so many steps, all of this lane's: negative where none is valid."""
+    slots = read_slots(role, cutlass.max(num_steps - 1, Int32(0)), lane)
+    together = slots[0]
+    for slot in slots[1:]:
+        together = together & slot
+    return together
+
+
+@cute.jit
+def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constexpr = 0) -> Int32:
+    """All warps: tiles up to those of the last step with a valid slot; told to the consumers.
 
     Args:
-        least: as many are there whether their slots are valid or not, if the CTA has them.
+        last: `last_slots` of all steps, read before anything that waits for memory.
+        least: as many steps are there, their slots valid or not, if the CTA has them.
     """
     ctx = role.ctx
     num_steps = ctx.num_steps
     more = Boolean(num_steps > least)
     while more:
-        slots = read_slots(role, num_steps - 1, lane)
-        together = slots[0]
-        for slot in slots[1:]:
-            together = together & slot
-        if cute.arch.vote_any_sync(together >= 0):
+        if cute.arch.vote_any_sync(last >= 0):
             more = Boolean(False)
         else:
             num_steps -= 1
             more = num_steps > least
+            last = last_slots(role, num_steps, lane)
+    num_tiles = cutlass.min(num_steps * TILES, ctx.num_tiles)
     if ctx.thread == 0:
-        ctx.arena.array("extent", Int32, 1)[0] = num_steps
+        ctx.arena.array("extent", Int32, 1)[0] = num_tiles
         ctx.barriers("extent_full").arrive()
-    return num_steps
+    return num_tiles
 
 
 @cute.jit
@@ -139,16 +148,18 @@ def gather_rows(role: Gatherer) -> None:
     to = ctx.arena.address("k") + swizzled_128(number, unit)
     load_query(role)
     slots = read_slots(role, Int32(0), lane)
-    num_steps = find_extent(role, lane)
-    for step in cutlass.range(num_steps, unroll=1):
+    last = last_slots(role, ctx.num_steps, lane)
+    num_tiles = find_extent(role, last, lane)
+    for step in cutlass.range(steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, number) for turn in range(TILES * TURNS)]
         ahead = read_slots(role, step + 1, lane)
         for half in cutlass.range_constexpr(len(HALVES)):
             tile, free, _ = HALVES[half]
-            acquire(ctx, free, tile, step)
-            copy_half(role, rows, to, unit, half)
-            if cutlass.const_expr(half == 0 or half == 2):
-                if warp == tile:
-                    of_tile = slots[tile * MASK_WORDS : (tile + 1) * MASK_WORDS]
-                    write_note(role, of_tile, lane, tile)
+            if step * TILES + tile < num_tiles:
+                acquire(ctx, free, tile, step)
+                copy_half(role, rows, to, unit, half)
+                if cutlass.const_expr(half == 0 or half == 2):
+                    if warp == tile:
+                        of_tile = slots[tile * MASK_WORDS : (tile + 1) * MASK_WORDS]
+                        write_note(role, of_tile, lane, tile)
         slots = ahead

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, cute
+from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import along_k, along_n
@@ -12,6 +12,7 @@ from flashdsa.kernels.sparse_mla.sm90.decode.combine import stage_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import (
     Context,
     Output,
+    steps_of,
     wait_for_extent,
 )
 from flashdsa.kernels.sparse_mla.sm90.decode.query import (
@@ -26,6 +27,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     LEFT_PIECES,
     RIGHT_PIECES,
     TILE_BYTES,
+    TILES,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
     OF_OUT,
@@ -71,11 +73,11 @@ def finish_scores(ctx: Context, step: Int32) -> None:
 
 
 @cute.jit
-def take_step(role: Left, r: Registers, step: Int32, more: Boolean) -> None:
-    """From the step's S on; S of the next is issued behind the products.
+def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
+    """From the step's S on; S of the next one is issued behind the products.
 
-    Behind the last step (not `more`) it is numbers without use, which take 0.6 us. Without them the
-    step would stand in the code twice, which costs more: each CTA runs it a few times only.
+    Args:
+        num_tiles: from this step on. One: nothing comes of tile 1.
     """
     ctx = role.ctx
     k0 = ctx.arena.address("k")
@@ -92,18 +94,19 @@ def take_step(role: Left, r: Registers, step: Int32, more: Boolean) -> None:
     multiply_own(r.out, r.p, v0, ctx.kind)
     warpgroup.wait_group(0)
     arrive_warp(ctx, "left_free", 0)
-    ctx.barriers("p1_full").wait(ctx.phase(step))
-    rescale_to_others(ctx, r.out, r.rows, role.scale, 1)
-    multiply_others(r.out, along_k(ctx.arena.address("p")), v1, ctx.kind)
-    if more:
-        issue_scores(ctx, r.s, step + 1, True, LEFT_PIECES)
-        warpgroup.wait_group(1)
-        arrive_warp(ctx, "left_free", 1)
-        issue_scores(ctx, r.s, step + 1, True, RIGHT_PIECES)
-        warpgroup.wait_group(0)
-        finish_scores(ctx, step + 1)
-    else:
-        warpgroup.wait_group(0)
+    if num_tiles > 1:
+        ctx.barriers("p1_full").wait(ctx.phase(step))
+        rescale_to_others(ctx, r.out, r.rows, role.scale, 1)
+        multiply_others(r.out, along_k(ctx.arena.address("p")), v1, ctx.kind)
+        if num_tiles > TILES:
+            issue_scores(ctx, r.s, step + 1, True, LEFT_PIECES)
+            warpgroup.wait_group(1)
+            arrive_warp(ctx, "left_free", 1)
+            issue_scores(ctx, r.s, step + 1, True, RIGHT_PIECES)
+            warpgroup.wait_group(0)
+            finish_scores(ctx, step + 1)
+        else:
+            warpgroup.wait_group(0)
 
 
 @cute.jit
@@ -116,12 +119,12 @@ def consume_left(role: Left) -> None:
     out.fill(0.0)
     rows = new_rows()
     take_query(ctx, 0)
-    num_steps = wait_for_extent(ctx)
-    if num_steps > 0:
+    num_tiles = wait_for_extent(ctx)
+    if num_tiles > 0:
         r = Registers(s, p, out, rows)
         issue_scores(ctx, s, Int32(0), True, LEFT_PIECES + RIGHT_PIECES)
         warpgroup.wait_group(0)
         finish_scores(ctx, Int32(0))
-        for step in cutlass.range(num_steps, unroll=1):
-            take_step(role, r, step, Boolean(step + 1 < num_steps))
+        for step in cutlass.range(steps_of(num_tiles), unroll=1):
+            take_step(role, r, step, num_tiles - step * TILES)
     stage_share(role.output, out, rows, 0)

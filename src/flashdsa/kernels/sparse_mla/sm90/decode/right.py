@@ -24,6 +24,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import (
     CHUNKS,
     LEFT_CHUNKS,
     TILE_BYTES,
+    TILES,
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
     OF_OUT,
@@ -34,6 +35,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import (
 )
 from flashdsa.kernels.sparse_mla.sm90.fwd.right import compute_scores
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
+    Rows,
     Scale,
     exponentiate,
     mask_scores,
@@ -52,30 +54,40 @@ class Right(NamedTuple):
     scale: Scale
 
 
+def wait_for_scores() -> None:
+    """Tile 0's scores come first, so that its softmax runs under this consumer's."""
+    cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+
+
+@cute.jit
+def issue_others(role: Right, out: cute.Tensor, rows: Rows, step: Int32) -> None:
+    """O += P0 V0 as one group, against tile 0's maxima."""
+    ctx = role.ctx
+    k0 = ctx.arena.address("k")
+    ctx.barriers("p0_full").wait(ctx.phase(step))
+    rescale_to_others(ctx, out, rows, role.scale, 0)
+    p0 = along_k(k0 + (CHUNKS - 1) * CHUNK_BYTES)
+    multiply_others(out, p0, along_n(k0 + LEFT_CHUNKS * CHUNK_BYTES), ctx.kind)
+
+
 @cute.jit
 def consume_right(role: Right) -> None:
     """Every step of the CTA; its softmax runs under the product with P of tile 0."""
     ctx = role.ctx
-    k0 = ctx.arena.address("k")
-    v0 = along_n(k0 + LEFT_CHUNKS * CHUNK_BYTES)
-    v1 = along_n(k0 + TILE_BYTES + LEFT_CHUNKS * CHUNK_BYTES)
-    p0 = along_k(k0 + (CHUNKS - 1) * CHUNK_BYTES)
+    v1 = along_n(ctx.arena.address("k") + (TILE_BYTES + LEFT_CHUNKS * CHUNK_BYTES))
     s = cute.make_rmem_tensor(OF_SCORES, Float32)
     p = cute.make_rmem_tensor(P_WORDS, Int32)
     out = cute.make_rmem_tensor(OF_OUT, Float32)
     out.fill(0.0)
     rows = new_rows()
     take_query(ctx, 1)
-    num_steps = wait_for_extent(ctx)
-    if num_steps > 0:
-        for step in cutlass.range(num_steps, unroll=1):
-            # Tile 0's scores come first, so that its softmax runs under these.
-            cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+    num_tiles = wait_for_extent(ctx)
+    if num_tiles > 0:
+        for step in cutlass.range(num_tiles // TILES, unroll=1):
+            wait_for_scores()
             compute_scores(ctx, s, step)
             ctx.barriers("notes").wait(ctx.phase(step), 1)
-            ctx.barriers("p0_full").wait(ctx.phase(step))
-            rescale_to_others(ctx, out, rows, role.scale, 0)
-            multiply_others(out, p0, v0, ctx.kind)
+            issue_others(role, out, rows, step)
             if cutlass.const_expr(ctx.plan.packed):
                 unscale(ctx, s)
             mask_scores(ctx, s, role.scale, 1)
@@ -89,4 +101,9 @@ def consume_right(role: Right) -> None:
             multiply_own(out, p, v1, ctx.kind)
             warpgroup.wait_group(0)
             arrive_warp(ctx, "right_free", 1)
+        if num_tiles % TILES != 0:
+            # The CTA's last step has a tile 0 only. A branch in the loop would cost registers.
+            wait_for_scores()
+            issue_others(role, out, rows, num_tiles // TILES)
+            warpgroup.wait_group(0)
     stage_share(role.output, out, rows, 1)

@@ -17,7 +17,7 @@ from flashdsa.kernels.sparse_mla.sm90.few_heads.products import (
     multiply_values,
 )
 from flashdsa.kernels.sparse_mla.sm90.few_heads.query import take_query
-from flashdsa.kernels.sparse_mla.sm90.few_heads.ring import state_of_piece
+from flashdsa.kernels.sparse_mla.sm90.few_heads.ring import state_of_piece, tiles_of_consumer
 from flashdsa.kernels.sparse_mla.sm90.few_heads.softmax import (
     Heads,
     exponentiate,
@@ -118,16 +118,16 @@ def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
 
 @cute.jit
 def consume(role: Math) -> Registers:
-    """Every step of the CTA: one tile of this consumer's in each."""
+    """Every step of the CTA in which this consumer has a tile."""
     ctx = role.ctx
     out = cute.make_rmem_tensor(BLOCKS * ctx.plan.columns // 2, Float32)
     out.fill(0.0)
     r = Registers(out, new_heads(ctx, role.side))
     if ctx.num_steps > 0:
         take_query(ctx, role.q, role.side)
-    num_steps = wait_for_extent(ctx)
+    num_tiles = wait_for_extent(ctx)
     ring = RingConsumer(ctx.barriers("full"), ctx.barriers("free"))
-    for step in cutlass.range(num_steps, unroll=1):
+    for step in cutlass.range(tiles_of_consumer(num_tiles, role.side), unroll=1):
         for state in states_of_tile(role, step):
             ring.wait(state)
         take_tile(role, r, step)

@@ -14,10 +14,11 @@ from flashdsa.kernels.sparse_mla.sm90.decode.expand import row_address
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import (
     Gatherer,
     find_extent,
+    last_slots,
     read_slot,
 )
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import PIECE_BYTES, PIECE_KEYS, TILE_PIECES
-from flashdsa.kernels.sparse_mla.sm90.few_heads.ring import state_of_piece
+from flashdsa.kernels.sparse_mla.sm90.few_heads.ring import state_of_piece, tiles_of_consumer
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import STEP_KEYS
 from flashdsa.problem import KV_ROW_BYTES
 
@@ -31,14 +32,17 @@ def gather_pieces(role: Gatherer) -> None:
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
-    first = ctx.first_step * STEP_KEYS + warp * PIECE_KEYS + lane
-    row = read_slot(role, first)
-    if ctx.num_steps > 0:
+    side = warp // TILE_PIECES
+    first = ctx.first_slot + warp * PIECE_KEYS + lane
+    # These wait for memory once, together.
+    row, second = read_slot(role, first), read_slot(role, first + STEP_KEYS)
+    last = last_slots(role, ctx.num_steps, lane)
+    if ctx.num_tiles > side:
         # Asked for while nobody knows yet how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(0), lane)
-    num_steps = find_extent(role, lane, 1)
-    row = read_slot(role, first + STEP_KEYS)
-    for step in cutlass.range(1, num_steps, unroll=1):
+    num_tiles = find_extent(role, last, lane, 1)
+    row = second
+    for step in cutlass.range(1, tiles_of_consumer(num_tiles, side), unroll=1):
         ahead = read_slot(role, first + (step + 1) * STEP_KEYS)
         load_piece(role, row, step, lane)
         row = ahead

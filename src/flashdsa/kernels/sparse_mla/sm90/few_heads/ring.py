@@ -10,6 +10,11 @@ from flashdsa.dsl.pipeline import PipelineState, state_of_part
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import CONSUMERS, FewHeadsPlan
 
 
+def tiles_of_consumer(num_tiles: Any, side: Any) -> Any:
+    """Of so many tiles of the CTA."""
+    return (num_tiles + (CONSUMERS - 1) - side) // CONSUMERS
+
+
 def state_of_piece(plan: FewHeadsPlan, side: Any, number: Any) -> PipelineState:
     """Stage, among those of both rings, and phase of a consumer's piece of that number."""
     return state_of_part(number, side, plan.stages // CONSUMERS)
