@@ -311,7 +311,7 @@ CONTROLS = {
     "decode P": Control(
         "decode: the left tile's maxima are read before all are stored",
         Decode("ue8m0", 1),
-        wait=("consume_right", "p0_full"),
+        wait=("issue_others", "p0_full"),
     ),
     "decode O": Control(
         "decode: O is read before all of it is staged",

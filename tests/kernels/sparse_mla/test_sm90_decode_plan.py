@@ -7,8 +7,12 @@ import torch
 
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.sm90.sparse_mla_decode import cluster_size_for, serves
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DIM_GROUPS, DecodePlan
-from flashdsa.kernels.sparse_mla.sm90.decode.stage import STAGED_AT
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
+    CLUSTER_SIZES,
+    DIM_GROUPS,
+    STAGED_AT,
+    DecodePlan,
+)
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_BYTES
 from flashdsa.operands import SparseMlaOperands

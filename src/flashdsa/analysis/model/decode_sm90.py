@@ -20,7 +20,7 @@ from flashdsa.analysis.model.traffic import Footprint, Traffic
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS, TILES
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, STEP_KEYS, TILE_KEYS, TILES
 from flashdsa.problem import KV_ROW_BYTES
 
 CLUSTERS_AT_ONCE = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 16: 7}
@@ -146,7 +146,7 @@ def steps(machine: GpuModel, packed: bool) -> Iterator[Step]:
 
 def predict_decode(case: Decode, machine: GpuModel) -> Prediction:
     """Back to back in a graph: a launch, the first step's way, and the steps of a CTA."""
-    num_steps = math.ceil(math.ceil(case.topk / STEP_KEYS) / case.num_ctas)
+    num_steps = math.ceil(math.ceil(case.topk / TILE_KEYS) / case.num_ctas) / TILES
     sms = machine.sms.value
     ctas = case.items * case.num_ctas
     rounds = math.ceil(ctas / sms)

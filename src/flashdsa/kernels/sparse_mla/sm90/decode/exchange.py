@@ -12,10 +12,14 @@ from cutlass import Int32, cute
 from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, Output
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import DIM_GROUPS, GROUP_BYTES, MOST_CTAS
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
+    DIM_GROUPS,
+    GROUP_BYTES,
+    MOST_CTAS,
+    STAGED_AT,
+)
 from flashdsa.kernels.sparse_mla.sm90.decode.stage import (
     OF_CTA,
-    STAGED_AT,
     STATISTICS_BYTES,
     rows_of_item,
     staged_rows,

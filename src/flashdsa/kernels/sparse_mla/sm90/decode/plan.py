@@ -29,6 +29,8 @@ MOST_CTAS = max(CLUSTER_SIZES)
 GROUP_BYTES = GROUP_DIMS * F16
 STATISTICS = 4
 """fp32 of a row that CTAs tell each other: maximum, sum, and what each half of O is in units of."""
+STAGED_AT = TILE_BYTES
+"""Of the region k: this CTA's O, behind what comes of other CTAs."""
 
 
 @dataclass(frozen=True)

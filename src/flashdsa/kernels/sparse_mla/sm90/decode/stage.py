@@ -17,9 +17,10 @@ from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
     DIM_GROUPS,
     GROUP_BYTES,
     GROUP_DIMS,
+    STAGED_AT,
     STATISTICS,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FP32, HALF_DIMS, ROWS, TILE_BYTES
+from flashdsa.kernels.sparse_mla.sm90.fwd.plan import FP32, HALF_DIMS, ROWS
 from flashdsa.kernels.sparse_mla.sm90.fwd.products import F16_KIND, OF_OUT
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
     MMA_ROWS,
@@ -34,8 +35,6 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 STATISTICS_BYTES = STATISTICS * FP32
 OF_CTA = ROWS * STATISTICS_BYTES
 """Bytes of a CTA's statistics."""
-STAGED_AT = TILE_BYTES
-"""Of the region k: this CTA's O, behind what comes of other CTAs."""
 TOP_EXPONENT = 14
 BIAS = 127
 MOST_POWER = 100

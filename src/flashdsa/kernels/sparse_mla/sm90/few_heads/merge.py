@@ -13,10 +13,14 @@ from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.decode.context import meet_consumers
 from flashdsa.kernels.sparse_mla.sm90.decode.exchange import expect_parts
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import DIM_GROUPS, GROUP_BYTES, GROUP_DIMS
+from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
+    DIM_GROUPS,
+    GROUP_BYTES,
+    GROUP_DIMS,
+    STAGED_AT,
+)
 from flashdsa.kernels.sparse_mla.sm90.decode.stage import (
     OF_CTA,
-    STAGED_AT,
     STATISTICS_BYTES,
     staged_rows,
     store_pair,
