@@ -60,6 +60,8 @@ def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
     ctx = w.ctx
     # Behind it both consumers have read their last keys.
     sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
+    # The CTAs of the cluster have their barriers: nobody has sent them anything before.
+    cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         announce(w, side)
     stage(w, out, rows, sums, side)

@@ -72,7 +72,7 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
     """All warps: tiles up to those of the last step with a valid slot; told to the consumers.
 
     Args:
-        last: `last_slots` of all steps, read before anything that waits for memory.
+        last: `last_slots` of all steps, if there are more than `least`.
         least: as many steps are there, their slots valid or not, if the CTA has them.
     """
     ctx = role.ctx

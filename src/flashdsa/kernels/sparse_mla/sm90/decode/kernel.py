@@ -55,8 +55,6 @@ def decode_kernel(
     enter_cluster(arena, thread)
     # A launch that this one may follow early has written the ids, or still reads the results.
     cute.arch.griddepcontrol_wait()
-    # The CTAs of the cluster have their barriers, long before anyone sends them anything.
-    cute.arch.cluster_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role finds its place for itself: what all share would be live in every role.
     if group == GATHER:

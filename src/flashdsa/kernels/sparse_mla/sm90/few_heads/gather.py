@@ -34,14 +34,15 @@ def gather_pieces(role: Gatherer) -> None:
     lane = ctx.thread % WARP_SIZE
     side = warp // TILE_PIECES
     first = ctx.first_slot + warp * PIECE_KEYS + lane
-    # These wait for memory once, together.
-    row, second = read_slot(role, first), read_slot(role, first + STEP_KEYS)
-    last = last_slots(role, ctx.num_steps, lane)
+    row = read_slot(role, first)
     if ctx.num_tiles > side:
         # Asked for while nobody knows yet how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(0), lane)
+    last = Int32(-1)
+    if ctx.num_steps > 1:
+        # Both wait for memory once, together.
+        row, last = read_slot(role, first + STEP_KEYS), last_slots(role, ctx.num_steps, lane)
     num_tiles = find_extent(role, last, lane, 1)
-    row = second
     for step in cutlass.range(1, tiles_of_consumer(num_tiles, side), unroll=1):
         ahead = read_slot(role, first + (step + 1) * STEP_KEYS)
         load_piece(role, row, step, lane)
