@@ -77,13 +77,11 @@ class Control:
     @property
     def right(self) -> str:
         """The control of the kernel as it is; "" where that is the installed one."""
-        if isinstance(self.case, Backward | IndexBackward):
-            return ""
-        if isinstance(self.case, Decode):
-            return RIGHT_FEW_HEADS if isinstance(self.case, FewHeads) else RIGHT_DECODE
-        if isinstance(self.case, Prefill):
-            return RIGHT_PREFILL
-        return RIGHT_FORWARD if isinstance(self.case, Forward) else RIGHT
+        rights = {
+            Fused: RIGHT, Forward: RIGHT_FORWARD, Decode: RIGHT_DECODE,
+            FewHeads: RIGHT_FEW_HEADS, Prefill: RIGHT_PREFILL,
+        }  # fmt: skip
+        return rights.get(type(self.case), "")
 
     @property
     def is_mutant(self) -> bool:
@@ -207,9 +205,7 @@ def weights_read_early() -> Iterator[None]:
 CONTROLS = {
     RIGHT: Control("nothing", COMPACTED),
     "warp sums": Control(
-        "ids: sums of the warps are read before all are stored",
-        SHARED,
-        barrier=("warp_sums", 0),
+        "ids: sums of the warps are read before all are stored", SHARED, barrier=("warp_sums", 0)
     ),
     "candidates": Control(
         "threshold: candidates are sent before all are stored", SHARED, barrier=("gather", 0)
