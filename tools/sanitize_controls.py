@@ -223,9 +223,7 @@ CONTROLS = {
         unseen="does not see reductions",
     ),
     "prefix": Control(
-        "ids: a prefix sum's parts are read before all are stored",
-        COMPACTED,
-        barrier=("warp_sums", 0),
+        "ids: parts of a prefix sum are read too early", COMPACTED, barrier=("warp_sums", 0)
     ),
     "counts": Control(
         "counts: read before their st.async messages are there",
@@ -310,20 +308,14 @@ CONTROLS = {
         wait=("issue_others", "p0_full"),
     ),
     "decode O": Control(
-        "decode: O is read before all of it is staged",
-        Decode("ue8m0", 1),
-        wait=("write_share", "staged"),
+        "decode: O is read too early", Decode("ue8m0", 1), wait=("write_share", "staged")
     ),
     RIGHT_FEW_HEADS: Control("nothing", FewHeads()),
     "few heads P": Control(
-        "few heads: the warps' maxima are read before all are stored",
-        FewHeads(),
-        barrier=("meet", 0),
+        "few heads: maxima are read before all are stored", FewHeads(), barrier=("meet", 0)
     ),
     "few heads O": Control(
-        "few heads: the other consumer's half is read before all of it is stored",
-        FewHeads(),
-        wait=("exchange_halves", "halves"),
+        "few heads: a half is added too early", FewHeads(), wait=("exchange_halves", "halves")
     ),
 }
 """By name."""
