@@ -292,7 +292,7 @@ CONTROLS = {
     "index lists": Control(
         "index backward, lists: gradients are read before all are in the table",
         IndexBackward(topk=60),
-        barrier=("mark", 0),
+        barrier=("fill_table", 0),
         unseen="does not see atomics",
     ),
     "index images": Control(

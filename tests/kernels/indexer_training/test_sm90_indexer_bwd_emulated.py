@@ -116,7 +116,8 @@ def test_keys_in_several_ranges_and_queries_in_parts(
 
 @pytest.mark.slow
 def test_more_keys_than_the_table_of_a_list_has_places() -> None:
-    inputs = inputs_of(8, 40_000, 560, 16, duplicates=True)
+    """Nor is there room for all slots in the registers of the threads."""
+    inputs = inputs_of(8, 40_000, 1100, 16, duplicates=True)
     assert len(inputs.indices.unique()) > BwdPlan(16, min(BLOCKS)).table_places
     run(inputs)
 

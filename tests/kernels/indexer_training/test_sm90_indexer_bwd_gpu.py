@@ -21,10 +21,14 @@ pytestmark = HOPPER_GPU
 def fuzzed(seed: int) -> IndexerTrainingCase:
     """A shape and features drawn at random."""
     rng = random.Random(seed)
+    queries = rng.choice((1, 2, 3, 5, 9, 17, 150, 600))
+    keys = rng.choice((1, 40, 64, 200, 1000, 9000, 140_000))
+    if keys > 9000:
+        queries = min(queries, 17)  # the reference takes 0.1 s a query for the gradient of all keys
     case = SparseMlaCase(
         f"fuzz {seed}",
-        rng.choice((1, 2, 3, 5, 9, 17, 150, 600)),
-        rng.choice((1, 40, 64, 200, 1000, 9000, 140_000)),
+        queries,
+        keys,
         8,
         rng.choice((1, 7, 63, 64, 65, 129, 257, 300, 1100)),
         duplicates=rng.random() < 0.3,

@@ -1,10 +1,10 @@
 """Lists of the keys that a group of neighbouring queries gives a gradient to.
 
 A CTA a group. Keys that any of its queries gives a gradient to are bits in shared memory; how many
-bits are before a key's is its place in the list. Then each query's gradients come to a table in
-shared memory, at the keys' places, and from there to the list. What a query names twice adds up:
-first all threads write, and if one of them finds a gradient there, the table is written again, a
-warp for each query, in the order of its slots.
+bits are before a key's is its place in the list. Then keys and each query's gradients come to
+tables in shared memory, at their places, and from there to the list. What a query names twice adds
+up: first all threads write, and if one of them finds a gradient there, the table is written again,
+a warp for each query, in the order of its slots.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from flashdsa.dsl.smem import VECTOR, load4, store4
-from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
+from flashdsa.dsl.warp import neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Lists
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, SLOTS_AT_ONCE, TILE_KEYS
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
+    LIST_THREAD_LIMIT,
+    RANGE_KEYS,
+    TILE_KEYS,
+)
 from flashdsa.kernels.indexer_training.sm90.bwd.repeats import fill_table_in_order
 from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
-    BLOCK_KEYS,
     NAMED,
     PRESENT,
     RANGE_WORDS,
     REPEATED,
-    STEP,
-    THREADS,
-    WARPS,
     Range,
     Shared,
     Slots,
@@ -40,8 +40,8 @@ from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
 )
 from flashdsa.kernels.sparse_mla.sm90.choice import is_taken
 
-OWN_VECTORS = RANGE_WORDS // THREADS // VECTOR
-"""Of the words of which a thread counts the bits, which follow each other."""
+CARVEOUT = 100
+"""Percent of the first-level cache that may be shared memory."""
 
 
 @cute.jit
@@ -54,8 +54,8 @@ def mark_slots(
         slots: of `start`, see `read_slots`. lengths: of the queries.
     """
     present = Int32(0)
-    for turn in cutlass.range_constexpr(SLOTS_AT_ONCE):
-        slot = start + turn * THREADS + x.thread
+    for turn in cutlass.range_constexpr(len(slots)):
+        slot = start + turn * x.plan.list_threads + x.thread
         for member in cutlass.range_constexpr(x.plan.queries):
             row, gradient = slots[turn][member]
             if is_listed(x, keys, row, gradient, slot < lengths[member]):
@@ -76,11 +76,12 @@ def mark_keys(
     Args:
         first_slots: those of start 0. lengths: of the queries.
     """
-    clear(shared.bits, Int32(0), keys.words, x.thread)
+    topk, threads = Int32(x.indices.shape[1]), x.plan.list_threads
+    clear(x, shared.bits, Int32(0), keys.words)
     cute.arch.sync_threads()
     present = mark_slots(x, shared, keys, first_slots, Int32(0), lengths)
-    for start in cutlass.range(STEP, Int32(x.indices.shape[1]), STEP, unroll=1):
-        slots = read_slots(x, Int32(start))
+    for start in cutlass.range(x.plan.own_slots * threads, topk, threads, unroll=1):
+        slots = read_slots(x, Int32(start), 1)
         present = present | mark_slots(x, shared, keys, slots, Int32(start), lengths)
     for member in cutlass.range_constexpr(x.plan.queries):
         if cute.arch.vote_any_sync((present >> member) & 1 == 1):
@@ -95,10 +96,12 @@ def mark_keys(
 def count_keys(x: Slots, shared: Shared, keys: Range) -> Int32:
     """Notes how many bits are before each word; returns how many there are. All call, and sync."""
     lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
-    first = x.thread * OWN_VECTORS
+    # Words of which a thread counts the bits follow each other.
+    own_vectors = RANGE_WORDS // x.plan.list_threads // VECTOR
+    first = x.thread * own_vectors
     own = []
     count = Int32(0)
-    for i in cutlass.range_constexpr(OWN_VECTORS):
+    for i in cutlass.range_constexpr(own_vectors):
         words = cute.make_rmem_tensor(VECTOR, Int32)
         words.fill(0)
         if (first + i) * VECTOR < keys.words:
@@ -111,11 +114,11 @@ def count_keys(x: Slots, shared: Shared, keys: Range) -> Int32:
         shared.counts[warp] = upto
     cute.arch.sync_threads()
     of_warp = Int32(0)
-    if lane < WARPS:
+    if lane < x.plan.list_threads // WARP_SIZE:
         of_warp = shared.counts[lane]
     warps_upto = prefix_sum(of_warp, lane)
     before = cute.arch.shuffle_sync(warps_upto - of_warp, warp) + upto - count
-    for i in cutlass.range_constexpr(OWN_VECTORS):
+    for i in cutlass.range_constexpr(own_vectors):
         words = cute.make_rmem_tensor(VECTOR, Int32)
         for j in cutlass.range_constexpr(VECTOR):
             words[j] = before
@@ -123,21 +126,6 @@ def count_keys(x: Slots, shared: Shared, keys: Range) -> Int32:
         store4(shared.before, first + i, words.load())
     cute.arch.sync_threads()
     return cute.arch.shuffle_sync(warps_upto, WARP_SIZE - 1)
-
-
-@cute.jit
-def write_keys(
-    x: Slots, shared: Shared, keys: Range, lists: Lists, group: Int32, first: Int32
-) -> None:
-    """The range's keys to the list's places from `first` on, in the order of their bits."""
-    line = Int64(group) * lists.rows.shape[1] + first
-    for word in cutlass.range(x.thread, keys.words, THREADS, unroll=1):
-        left = shared.bits[word]
-        to = lists.rows.iterator + (line + shared.before[word])
-        key = keys.base + word // WARP_SIZE * BLOCK_KEYS + word % WARP_SIZE
-        for place in cutlass.range(Int32(cute.arch.popc(left)), unroll=1):
-            (to + place).store(key + lowest_bit(left) * WARP_SIZE)
-            left = left & (left - 1)
 
 
 @cute.jit
@@ -153,8 +141,8 @@ def fill_slots(
     """Gradients of the slots whose keys have places from `first` on; other arguments as for
     `mark_slots`."""
     places = x.plan.table_places
-    for turn in cutlass.range_constexpr(SLOTS_AT_ONCE):
-        slot = start + turn * THREADS + x.thread
+    for turn in cutlass.range_constexpr(len(slots)):
+        slot = start + turn * x.plan.list_threads + x.thread
         for member in cutlass.range_constexpr(x.plan.queries):
             row, gradient = slots[turn][member]
             if is_listed(x, keys, row, gradient, slot < lengths[member]):
@@ -162,6 +150,10 @@ def fill_slots(
                 if place >= 0 and place < places:
                     at = shared.table.iterator + (member * places + place)
                     old = cute.arch.atomic_exch(at, gradient, sem="relaxed", scope="cta")
+                    # It was 0, and every slot that names the key writes the same.
+                    cute.arch.atomic_or(
+                        shared.listed.iterator + place, row, sem="relaxed", scope="cta"
+                    )
                     if old != 0:
                         cute.arch.atomic_or(
                             shared.notes.iterator + REPEATED, Int32(1), sem="relaxed", scope="cta"
@@ -174,27 +166,33 @@ def fill_table(
 ) -> None:
     """Each query's gradients of the places from `first` on; notes whether a query names a key
     twice. All threads call, and sync. Other arguments as for `mark_keys`."""
+    topk, threads = Int32(x.indices.shape[1]), x.plan.list_threads
     fill_slots(x, shared, keys, first, first_slots, Int32(0), lengths)
-    for start in cutlass.range(STEP, Int32(x.indices.shape[1]), STEP, unroll=1):
-        slots = read_slots(x, Int32(start))
+    for start in cutlass.range(x.plan.own_slots * threads, topk, threads, unroll=1):
+        slots = read_slots(x, Int32(start), 1)
         fill_slots(x, shared, keys, first, slots, Int32(start), lengths)
     cute.arch.sync_threads()
 
 
 @cute.jit
-def write_gradients(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
-    """The table's places up to `end` to the list's places from `first` on; notes how many are not
-    0. All threads call.
+def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
+    """Keys and gradients of the table's places up to `end` to the list's places from `first` on;
+    notes how many gradients are not 0. All threads call.
 
     Args:
         lists: None: they are only counted.
     """
     named = Int32(0)
+    threads = x.plan.list_threads
+    if cutlass.const_expr(lists is not None):
+        to = lists.rows.iterator + (Int64(group) * lists.rows.shape[1] + first)
+        for place in cutlass.range(x.thread, end, threads, unroll=4):
+            (to + place).store(shared.listed[place])
     for member in cutlass.range_constexpr(x.plan.queries):
         if cutlass.const_expr(lists is not None):
             line = Int64(group * x.plan.queries + member) * lists.gradients.shape[1] + first
             to = lists.gradients.iterator + line
-        for place in cutlass.range(x.thread, end, THREADS, unroll=4):
+        for place in cutlass.range(x.thread, end, threads, unroll=4):
             bits = shared.table[member * x.plan.table_places + place]
             if bits << 1 != 0:
                 named += 1
@@ -210,7 +208,7 @@ def clear_table(x: Slots, shared: Shared, end: Int32) -> None:
     """No query has a gradient at the places up to `end`. All threads call, and sync."""
     for member in cutlass.range_constexpr(x.plan.queries):
         first = member * x.plan.table_places
-        clear(shared.table, Int32(first), first + (end + (VECTOR - 1)) // VECTOR * VECTOR, x.thread)
+        clear(x, shared.table, Int32(first), first + (end + (VECTOR - 1)) // VECTOR * VECTOR)
     cute.arch.sync_threads()
 
 
@@ -236,24 +234,23 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
     if x.thread < 3:
         shared.notes[x.thread] = Int32(0)
     count = Int32(0)
-    first_slots = read_slots(x, Int32(0))
+    first_slots = read_slots(x, Int32(0), x.plan.own_slots)
     lengths = [length_of(x, x.first_query + member) for member in range(x.plan.queries)]
     for start in cutlass.range(0, x.num_keys, RANGE_KEYS, unroll=1):
         base = Int32(start)
         keys = Range(base, base + cutlass.min(x.num_keys - base, RANGE_KEYS))
         mark_keys(x, shared, keys, first_slots, lengths)
         found = count_keys(x, shared, keys)
-        if cutlass.const_expr(lists is not None):
-            write_keys(x, shared, keys, lists, group, count)
         for place in cutlass.range(0, found, x.plan.table_places, unroll=1):
             first = Int32(place)
             end = cutlass.min(found - first, x.plan.table_places)
+            clear(x, shared.listed, Int32(0), (end + (VECTOR - 1)) // VECTOR * VECTOR)
             clear_table(x, shared, end)
             fill_table(x, shared, keys, first, first_slots, lengths)
             if shared.notes[REPEATED] != 0:
                 clear_table(x, shared, end)
                 fill_table_in_order(x, shared, keys, first)
-            write_gradients(x, shared, lists, group, count + first, end)
+            write_places(x, shared, lists, group, count + first, end)
             # All have read the table, which is cleared for the next places.
             cute.arch.sync_threads()
         count += found
@@ -331,7 +328,11 @@ def launch_lists(
         choice: lists are made where it says `number`, or is (0,).
     """
     lists_kernel(indices, gradients, topk_length, num_keys, lists, choice, number, plan).launch(
-        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[lists.counts.shape[0], 1, 1],
+        block=[plan.list_threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=LIST_THREAD_LIMIT // plan.list_threads,
+        preferred_smem_carveout=CARVEOUT,
     )
 
 
@@ -354,5 +355,5 @@ def launch_counts(
             their queries, one by one.
     """
     count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan).launch(
-        grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[counts.shape[0], 1, 1], block=[plan.list_threads, 1, 1], stream=stream
     )

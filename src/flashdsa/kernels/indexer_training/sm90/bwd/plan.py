@@ -33,10 +33,15 @@ STAGES = {4: 4, 2: 6}
 """Tiles of keys in shared memory, by a group's blocks."""
 RANGE_KEYS = 131_072
 """Of the lists' kernel: keys of which it has a bit each in shared memory."""
-SLOTS_AT_ONCE = 2
-"""Of each query, that a thread of the same has in registers."""
-TABLE_WORDS = 32_768
-"""Of the same: gradients of a range of places in shared memory."""
+OWN_SLOTS = {2: 4, 4: 2, 8: 1}
+"""Of each query, that a thread of the same has in registers, by a group's queries."""
+TABLE_WORDS = {2: 8_192, 4: 16_384, 8: 32_768}
+"""Of the same, likewise: gradients of a range of places in shared memory."""
+LIST_THREAD_LIMIT = 1024
+"""Of an SM, so that each may have 64 registers."""
+LIST_THREADS = {2: 512, 4: 512, 8: 1024}
+"""Of the same: with up to four queries an SM has room for two CTAs, which hide each other's
+waits."""
 MOST_SAMPLES = 128
 """Groups by which the larger ones are chosen."""
 CHOICE_WORDS = 4
@@ -106,7 +111,18 @@ class BwdPlan(Sm90Plan):
     @property
     def table_places(self) -> int:
         """Places of a list of which its kernel holds each query's gradients in shared memory."""
-        return TABLE_WORDS // self.queries
+        return TABLE_WORDS[self.queries] // self.queries
+
+    @property
+    def list_threads(self) -> int:
+        """Of a CTA of the lists' kernel."""
+        return LIST_THREADS[self.queries]
+
+    @property
+    def own_slots(self) -> int:
+        """Of each query, that a thread of the lists' kernel has in registers; the rest is read
+        again."""
+        return OWN_SLOTS[self.queries]
 
     def capacity(self, topk: Any) -> Any:
         """Of a group's list: room for all its slots, in whole tiles; int or Int32."""

@@ -12,20 +12,11 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    RANGE_KEYS,
-    SLOTS_AT_ONCE,
-    TABLE_WORDS,
-    BwdPlan,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, BwdPlan
 
-THREADS = 1024
-WARPS = THREADS // WARP_SIZE
 WORD_KEYS = 32
 BLOCK_KEYS = WORD_KEYS * WARP_SIZE
 RANGE_WORDS = RANGE_KEYS // WORD_KEYS
-STEP = THREADS * SLOTS_AT_ONCE
-"""Slots that the CTA's threads read at once."""
 
 
 class Slots(NamedTuple):
@@ -43,10 +34,11 @@ class Slots(NamedTuple):
 class Shared(NamedTuple):
     """Shared memory."""
 
-    table: cute.Tensor  # (TABLE_WORDS,) bits of fp32: of each query table_places
+    table: cute.Tensor  # (queries * table_places,) bits of fp32: of each query table_places
+    listed: cute.Tensor  # (table_places,) int32: keys of the places
     bits: cute.Tensor  # (RANGE_WORDS,) int32: of the keys of a range
     before: cute.Tensor  # (RANGE_WORDS,) int32: bits of the range before each word's
-    counts: cute.Tensor  # (WARPS,) int32: bits in the words that each warp counts
+    counts: cute.Tensor  # (warps,) int32: bits in the words that each warp counts
     notes: cute.Tensor  # (3,) int32: queries that name a key; whether any repeats; gradients
 
 
@@ -73,7 +65,9 @@ def allocate_shared(plan: BwdPlan) -> Shared:
         pointer = allocator.allocate_array(Int32, count)
         return cute.make_tensor(pointer, cute.make_layout(count))
 
-    return Shared(*(words(n) for n in (TABLE_WORDS, RANGE_WORDS, RANGE_WORDS, WARPS, 3)))
+    places, warps = plan.table_places, plan.list_threads // WARP_SIZE
+    sizes = (plan.queries * places, places, RANGE_WORDS, RANGE_WORDS, warps, 3)
+    return Shared(*(words(n) for n in sizes))
 
 
 @cute.jit
@@ -88,21 +82,24 @@ def length_of(x: Slots, query: Int32) -> Int32:
 
 
 @cute.jit
-def clear(words: cute.Tensor, first: Int32, end: Int32, thread: Int32) -> None:
+def clear(x: Slots, words: cute.Tensor, first: Int32, end: Int32) -> None:
     """Zeros in the words from `first` to `end` at least, multiples of 4. All threads call."""
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
-    for at in cutlass.range(first // VECTOR + thread, end // VECTOR, THREADS, unroll=4):
+    threads = x.plan.list_threads
+    for at in cutlass.range(first // VECTOR + x.thread, end // VECTOR, threads, unroll=4):
         store4(words, at, nothing.load())
 
 
 @cute.jit
-def read_slots(x: Slots, start: Int32) -> list[list[tuple[Int32, Int32]]]:
-    """Of each of this thread's slots at once, the first of which is behind `start`, and of each
-    query of the group: the key, and the bits of its gradient."""
+def read_slots(x: Slots, start: Int32, turns: cutlass.Constexpr) -> list[list[tuple[Int32, Int32]]]:
+    """Of as many slots of this thread, the first of which is behind `start`, and of each query of
+    the group: the key, and the bits of its gradient."""
     slots = []
-    for turn in cutlass.range_constexpr(SLOTS_AT_ONCE):
-        slot = cutlass.min(start + turn * THREADS + x.thread, Int32(x.indices.shape[1]) - 1)
+    for turn in cutlass.range_constexpr(turns):
+        slot = cutlass.min(
+            start + turn * x.plan.list_threads + x.thread, Int32(x.indices.shape[1]) - 1
+        )
         members = []
         for member in cutlass.range_constexpr(x.plan.queries):
             query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
