@@ -17,7 +17,7 @@ from ptxemu.machine.layout import Layout
 from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.pending import PendingOperations
 from ptxemu.machine.program import Program
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.warp import LOOP_ROUNDS, Warp
 from ptxemu.memory.address import PARAM_WINDOW
 from ptxemu.memory.global_memory import GlobalMemory
 
@@ -80,6 +80,8 @@ class Machine:
         self.progress = 0
         """Grows with every change that another agent could wait for; a scheduler that sees it
         stand still while warps run knows that they only spin."""
+        self.step_share = LOOP_ROUNDS
+        """What a visible instruction takes of a warp's turn, of LOOP_ROUNDS."""
         self.naps = 0
         """Grows with every nanosleep: the warp expects to wait."""
         self.warp_instructions = 0

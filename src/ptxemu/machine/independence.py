@@ -1,4 +1,4 @@
-"""Whether clusters of a grid can reach each other while they run, read from the kernel's text."""
+"""Which instructions concern other warps or clusters, read from the kernel's text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ _ORDERED = ("volatile", "relaxed", "acquire", "release", "mmio", "cv", "cg")
 """Modifiers of a load or store by which a kernel may wait for another cluster."""
 _NEAR = ("shared", "shared::cta", "shared::cluster")
 _NEAR_SCOPES = ("cta", "cluster")
+_OWN = ("shfl", "vote", "match", "redux", "ldmatrix", "stmatrix", "movmatrix", "mma")
 _GRID = ("clusterlaunchcontrol",)
 _HARMLESS_CALLS = ("__assertfail",)
 _WORKSPACE = "%envreg"
@@ -27,6 +28,16 @@ def waits_for_others(instruction: Instruction) -> bool:
     """Whether threads may use it to wait for one another: an atomic, or an ordered access."""
     name, *modifiers = instruction.modifiers
     return name in _ATOMIC or (name in ("ld", "st") and any(m in _ORDERED for m in modifiers))
+
+
+def concerns_nobody_else(instruction: Instruction) -> bool:
+    """Whether it is the warp's own business: no other one waits for what it does by itself."""
+    name, *modifiers = instruction.modifiers
+    if name == "wgmma":
+        return modifiers[0] != "wait_group"
+    if name == "cp":
+        return modifiers[:2] in (["async", "ca"], ["async", "cg"], ["async", "commit_group"])
+    return name in _OWN
 
 
 def _is_tie(instruction: Instruction) -> bool:

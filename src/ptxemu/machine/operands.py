@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxemu.errors import IllegalInstructionError
-from ptxemu.machine.lanes import STORAGE, VALUE, WARP_SIZE, Lanes, Mask, first_lane, merged
+from ptxemu.machine.lanes import (
+    FULL,
+    STORAGE,
+    VALUE,
+    WARP_SIZE,
+    Lanes,
+    Mask,
+    first_lane,
+    merged,
+)
+from ptxemu.machine.register_file import RegisterFile
 from ptxemu.syntax.ast import (
     Address,
     FloatImmediate,
@@ -111,7 +121,21 @@ def uniform(operand: Operand, type_: str) -> Callable[[Warp, Mask], int]:
     def value(warp: Warp, mask: Mask) -> int:
         return int(read(warp)[first_lane(mask)])
 
-    return value
+    if (
+        not isinstance(operand, Register)
+        or operand.type == "b128"
+        or STORAGE[operand.type] != VALUE[type_]
+    ):
+        return value
+    slot = operand.slot
+
+    def value_of_register(warp: Warp, mask: Mask) -> int:
+        registers = warp.registers
+        if not isinstance(registers, RegisterFile):
+            return value(warp, mask)
+        return registers.item(slot, 0 if mask is FULL else first_lane(mask))
+
+    return value_of_register
 
 
 def writer(operand: Operand) -> LaneWriter:

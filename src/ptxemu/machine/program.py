@@ -12,7 +12,7 @@ from ptxemu.errors import UnsupportedInstructionError
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.convergence import Together, together
 from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step
-from ptxemu.machine.independence import waits_for_others
+from ptxemu.machine.independence import concerns_nobody_else, waits_for_others
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
@@ -34,6 +34,8 @@ class StepNode:
     guard: Guard | None
     together: Together | None = None
     access: PlainAccess | None = None
+    goes_on: bool = False
+    """No other warp can wait for it: a warp's turn may go on behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,5 +238,6 @@ class Program:
             return decoded
         guard, joined = instruction.guard, together(instruction)
         if isinstance(decoded, AccessStep):
-            return StepNode(instruction, decoded.step, guard, joined, decoded.access)
-        return StepNode(instruction, decoded, guard, joined)
+            return StepNode(instruction, decoded.step, guard, joined, decoded.access, True)
+        on = concerns_nobody_else(instruction)
+        return StepNode(instruction, decoded, guard, joined, goes_on=on)

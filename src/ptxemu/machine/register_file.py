@@ -95,6 +95,11 @@ class RegisterFile:
         lanes: Lanes = self._arrays[kind][index].copy()
         return lanes
 
+    def item(self, slot: int, lane: int) -> int:
+        """A register of up to 64 bits in one lane."""
+        kind, index = self._places[slot]
+        return int(self._arrays[kind].item(index, lane))
+
     def __setitem__(self, slot: int, lanes: Lanes) -> None:
         kind, index = self._places[slot]
         array = self._arrays[kind]

@@ -23,7 +23,7 @@ from ptxemu.machine.lanes import (
     count_lanes,
     held_lanes,
 )
-from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
+from ptxemu.machine.program import BranchNode, ExitNode, Node, Program, StepNode, SwitchNode
 from ptxemu.machine.register_file import Registers, all_bits
 from ptxemu.machine.special_registers import constant_special
 
@@ -112,16 +112,19 @@ class Warp:
         return bits_of(self._guarded(guard, self.group.mask)), alive
 
     def advance(self) -> Status:
-        """Execute up to and including the next visible instruction of one group that can run."""
+        """Execute up to and including the next visible instruction of one group that can run.
+
+        Behind those that concern no other warp it may go on, for `Machine.step_share`.
+        """
         group = self._runnable()
         if group is None:
             return Status.EXITED if not self.groups else Status.BLOCKED
         self.group = group
         nodes = self.program.nodes
-        left, is_heard = LOOP_ROUNDS, self.cta.machine.observer is not None
+        machine, left = self.cta.machine, LOOP_ROUNDS
         while True:
             node = nodes[group.pc]
-            if not is_heard and not self.in_flight:
+            if machine.observer is None and not self.in_flight:
                 is_over = run_code(self, group)
                 if is_over is not None:
                     left -= 1
@@ -133,7 +136,10 @@ class Warp:
                 if len(self.groups) > 1 and self._other_goes_first(group):
                     return Status.MOVED
             elif type(node) is StepNode:
-                return self._run_step(node, group)
+                status = self._run_step(node, group)
+                left -= machine.step_share
+                if left <= 0 or not node.goes_on or self._is_stopped(status):
+                    return status
             elif type(node) is BranchNode:
                 backward = self._run_branch(node, group)
                 if len(self.groups) > 1:
@@ -142,15 +148,22 @@ class Warp:
                     left -= 1
                     if left <= 0 or not self._is_loop(group, node):
                         return Status.MOVED
-            elif type(node) is SwitchNode:
-                self._run_switch(node, group)
-                return Status.MOVED
-            elif type(node) is ExitNode:
-                self._run_exit(node, group)
-                return Status.MOVED if self.groups else Status.EXITED
-            else:  # past the last instruction
-                self._remove_lanes(group, group.mask)
-                return Status.MOVED if self.groups else Status.EXITED
+            else:
+                return self._part(node, group)
+
+    def _is_stopped(self, status: Status) -> bool:
+        return status is not Status.MOVED or len(self.groups) > 1
+
+    def _part(self, node: Node | None, group: Group) -> Status:
+        """Lanes go to several places, or are done; None: behind the last instruction."""
+        if type(node) is SwitchNode:
+            self._run_switch(node, group)
+            return Status.MOVED
+        if type(node) is ExitNode:
+            self._run_exit(node, group)
+        else:
+            self._remove_lanes(group, group.mask)
+        return Status.MOVED if self.groups else Status.EXITED
 
     def sleep(self) -> bool:
         """Nothing of this warp can go on: let it be woken; False if it must be asked again."""
@@ -165,21 +178,6 @@ class Warp:
     def wake(self) -> None:
         """Something that this warp waits for has changed."""
         self.cta.machine.woken.append(self)
-
-    def blocked_reasons(self) -> list[str]:
-        """What each blocked group waits for."""
-        return [
-            f"{self.label}, {int(g.mask.sum())} lanes, "
-            f"{self.program.function.instructions[g.pc - 1].span}: {g.blocked.reason()}"
-            for g in self.groups
-            if g.blocked is not None
-        ] + [
-            f"{self.label}, lanes {lane_names(g.mask)}, "
-            f"{self.program.function.instructions[g.pc].span}: "
-            f"wait for lanes {lane_names(g.awaited & self.alive & ~g.mask)} of the warp"
-            for g in self.groups
-            if g.awaited is not None
-        ]
 
     def fingerprint(self) -> int:
         """Equal for equal registers at equal places (and, very rarely, for others)."""

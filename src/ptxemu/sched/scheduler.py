@@ -8,17 +8,20 @@ from math import prod
 
 from ptxemu.errors import DeadlockError, StepLimitError
 from ptxemu.events import LaunchProgress, OnProgress
+from ptxemu.machine.convergence import lane_names
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
 from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.operation import AsyncOperation
-from ptxemu.machine.warp import Status, Warp
+from ptxemu.machine.warp import LOOP_ROUNDS, Status, Warp
 from ptxemu.sched.crew import STEPS_BEFORE, Crew
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.resident_warps import ResidentWarps
 
 STEPS_BETWEEN_COUNTS = 1024
 """Steps after which the instructions are counted against the limit."""
+STEPS_A_TURN = 8
+"""Visible instructions that concern no other warp and that one executes in a turn, unheard."""
 SPINNING_STEPS_PER_WARP = 64
 """Steps of every warp without any progress after which asynchronous work is forced."""
 PATIENT_NAPS = 8
@@ -40,6 +43,8 @@ class Scheduler:
     ) -> None:
         self._machine = machine
         self._policy = policy
+        if machine.observer is None and policy.asynchronous != "eager":
+            machine.step_share = LOOP_ROUNDS // STEPS_A_TURN
         self._random = random.Random(policy.seed)
         self._on_progress = on_progress
         self._warps = ResidentWarps(machine.woken)
@@ -285,7 +290,7 @@ class Scheduler:
         ]
 
     def _deadlock(self, *, spins: bool) -> None:
-        reasons = [reason for warp in self._warps for reason in warp.blocked_reasons()]
+        reasons = [reason for warp in self._warps for reason in _blocked_reasons(warp)]
         spinning = [where.replace(" is near", " spins near") for where in self._whereabouts()]
         kind = "livelock" if spins else "deadlock"
         lines = "\n  ".join((reasons + spinning)[:40] + self._not_started())
@@ -302,3 +307,19 @@ class Scheduler:
             f"{left * each} CTAs have not started: the device has room for {self._room} at once "
             f"({machine.device.num_sms} SMs)"
         ]
+
+
+def _blocked_reasons(warp: Warp) -> list[str]:
+    """What each blocked group of a warp waits for."""
+    instructions = warp.program.function.instructions
+    return [
+        f"{warp.label}, {int(g.mask.sum())} lanes, {instructions[g.pc - 1].span}: "
+        f"{g.blocked.reason()}"
+        for g in warp.groups
+        if g.blocked is not None
+    ] + [
+        f"{warp.label}, lanes {lane_names(g.mask)}, {instructions[g.pc].span}: "
+        f"wait for lanes {lane_names(g.awaited & warp.alive & ~g.mask)} of the warp"
+        for g in warp.groups
+        if g.awaited is not None
+    ]

@@ -33,7 +33,7 @@ sub.u32 %r6, %r6, 1; setp.ne.u32 %p0, %r6, 0;
 st.global.u32 [%rd0], %r3;
 """
 """Two warps a CTA, more rounds in later ones."""
-FEW = 64
+FEW = 32
 """Steps before clusters are dealt, here."""
 
 
