@@ -143,6 +143,13 @@ def test_columns_that_are_not_allocated_must_not_be_used() -> None:
     assert "TMEM columns 100 to 100" in recorder.complaints[0][2]
 
 
+def test_columns_must_not_be_used_behind_their_dealloc() -> None:
+    load = """.reg .b32 %v0; mov.b32 %r2, 0;
+      tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%r2]; tcgen05.wait::ld.sync.aligned;"""
+    recorder = run.launch(program(alloc(64) + free(64) + load))
+    assert [complaint[:2] for complaint in recorder.complaints] == [("error", "tmem-deallocated")]
+
+
 def test_freeing_is_reported_as_a_write_of_the_columns() -> None:
     recorder = run.launch(program(alloc(64) + alloc(32, 4) + free(32, 4) + free(64)))
     first, second = [a for a in recorder.accesses if a.space.value == "tmem"]
