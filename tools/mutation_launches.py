@@ -263,7 +263,7 @@ KERNELS = {
             FusedIndexer((3200, 513), (4, 1), "equal"),
             FusedIndexer((560, 530), rows_of_one=511),  # too many to be put in order
             FusedIndexer((900,), values="two"),  # candidates of one key
-            FusedIndexer((131400,)),  # two windows of the bitmap
+            FusedIndexer((131400,), values="two"),  # two windows of the bitmap
         ),
         scratch=("argument 7",),  # slots of rows that are split
     ),
@@ -284,7 +284,7 @@ KERNELS = {
             f"{_INDEXER} --lengths 2200 --distinct 1",  # nothing passes the floor any more
             f"{_INDEXER} --lengths 560 530 --rows-of-one 511",  # too many to be put in order
             f"{_INDEXER} --lengths 4000",  # fills the list again without compacting it
-            f"{_INDEXER} --lengths 131400",  # two windows of the bitmap
+            f"{_INDEXER} --lengths 131400 --distinct 4",  # two windows of the bitmap
         ),
     ),
 }
