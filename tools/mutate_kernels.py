@@ -53,8 +53,6 @@ RESULTS = ROOT / "benchmarks/results/ptxemu"
 _BEFORE_THE_TREE = re.compile(r"/\S*/(?:(?=src/flashdsa/)|(?:site-packages|peers)/)")
 """In paths of the machine that saved the launches: ours, and other packages'."""
 _SHOWN_MESSAGE = 80
-UNORDERED_SUMS = "unordered-float-additions"
-"""The finding that counts only of kernels that are to leave the same bits every time."""
 
 Known = Mapping[tuple[str, str], Result]
 """By names of site and mutation."""
@@ -79,9 +77,8 @@ class Campaign:
         self.name, self.results = name, out / f"mutation-{name}.json"
         self._tried = self.results.with_suffix(".tried")
         numbers, scratch = range(len(ALL[name].origins)), ALL[name].scratch
-        ignored = () if ALL[name].same_bits else (UNORDERED_SUMS,)
         paths = [path_of_launch(launches, name, number) for number in numbers]
-        replays = [Replay(load_launch(path), scratch, ignored) for path in paths]
+        replays = [Replay(load_launch(path), scratch, ALL[name].ignored) for path in paths]
         self._first, *self._others = replays
         function = self._first.module.syntax.functions[self._first.kernel]
         self.mutations = mutations_of(function)
