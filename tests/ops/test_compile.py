@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.ops.spec import OpSpec
+from flashdsa.ops.table import DSA_TOPK_INDEXER, INDEXER_KL
 from tests.ops import inputs
 
 
@@ -50,6 +52,24 @@ def test_forward_and_backward_graphs_of_aot_autograd_agree_with_eager() -> None:
         eager = torch.autograd.grad(step(q, kv, x.indices, sink), args)
         for got, expected in zip(grads, eager, strict=True):
             assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("spec", [DSA_TOPK_INDEXER, INDEXER_KL], ids=lambda spec: spec.operation)
+def test_the_first_call_of_a_process_may_be_compiled(
+    spec: OpSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(vars(spec), "memory", raising=False)
+
+    def one(scores: Tensor, target: Tensor, x: inputs.Indexer, out: Tensor) -> Tensor:
+        if spec is INDEXER_KL:
+            return flashdsa.indexer_kl(scores, target)
+        flashdsa.dsa_topk_indexer(*x, out)
+        return out + 1
+
+    scores, out = torch.randn(2, 5), torch.empty(2, 16, dtype=torch.int32)
+    arguments = scores, scores.softmax(1), inputs.indexer(), out
+    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")(*arguments)
+    torch.testing.assert_close(compiled, one(*arguments))
 
 
 def test_indexer_compiles_whole_and_writes_its_output() -> None:

@@ -40,8 +40,8 @@ def call(spec: OpSpec, operands: Sequence[Any], backend: str, **parameters: Any)
         operands: in the order of `spec.kind`, as the caller gave them; what is in it is checked.
         parameters: all that the operation has, in their order.
     """
-    memory = spec.memory
-    if is_dynamo_compiling() or memory is None:
+    # Dynamo cannot trace what makes a memory, which the first call does.
+    if is_dynamo_compiling() or (memory := spec.memory) is None:
         return _call(spec, operands, backend, parameters, None)
     values = parameters.values()
     key = (backend, *values, *map(type, values), registry.size, *raw_settings())
@@ -68,7 +68,7 @@ def _call(
         if is_dynamo_compiling() or not is_plain_call(operands):
             return custom_op(spec)(*operands, *values, backend)
         arguments = (*operands, *values, backend)
-        if spec.memory is not None and key is not None and operands is in_a_row:
+        if key is not None and spec.memory is not None and operands is in_a_row:
             spec.memory.keep(key, operands, _serving(spec, operands, arguments))
         return serve(spec, arguments)
 
