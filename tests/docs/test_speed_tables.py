@@ -123,14 +123,34 @@ def test_microseconds_of_decode() -> None:
         assert cells[3] == ratio, name
 
 
-def test_milliseconds_of_training_the_indexer() -> None:
-    measured = {}
-    for row in result("indexer_training/2026-11-21-training-h200.json")["rows"]:
-        heads = f"H={row['H']}, " if row["step"] in ("target", "all") else ""
-        measured[f"{row['step']}, {heads}{row['S_kv']:,} {row['ids']}"] = row
-    written = rows_under("kernels/indexer-training-sm90.md", "step")
+def training_name(row: dict[str, Any], *, with_heads: bool) -> str:
+    """A row of the page's tables, of a row of the result."""
+    if not row["S_kv"]:
+        return row["step"]
+    heads = f"H={row['H']}, " if with_heads or row["step"] in ("target", "all") else ""
+    return f"{row['step']}, {heads}{row['S_kv']:,} {row['ids']}"
+
+
+@pytest.mark.parametrize(
+    ("part", "heading"), [("rows", "step"), ("wrappers", "step, with their Python")]
+)
+def test_milliseconds_of_training_the_indexer(part: str, heading: str) -> None:
+    rows = result("indexer_training/2026-11-21-training-h200.json")[part]
+    measured = {training_name(row, with_heads=False): row for row in rows}
+    written = rows_under("kernels/indexer-training-sm90.md", heading)
     assert set(written) == set(measured)
     for name, cells in written.items():
         row = measured[name]
         pairs = [f"{row[who]['burst']:.2f} / {row[who]['hot']:.2f}" for who in ("cudnn", "ours")]
         assert cells == [*pairs, "{:.2f}x / {:.2f}x".format(*row["ratio"])], name
+
+
+def test_milliseconds_of_training_that_have_no_peer() -> None:
+    rows = result("indexer_training/2026-11-21-training-h200.json")["alone"]
+    measured = {
+        training_name(row, with_heads=True): [
+            f"{row['ours']['burst']:.2f} / {row['ours']['hot']:.2f}"
+        ]
+        for row in rows
+    }
+    assert rows_under("kernels/indexer-training-sm90.md", "step alone") == measured
