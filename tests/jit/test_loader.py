@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.jit import loader
+from flashdsa.jit import loader, manifest
 from flashdsa.jit.loader import compile_plan, installed_hash, installed_object, load
 from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
-from flashdsa.jit.sources import source_hash
+from flashdsa.jit.sources import package_hash, source_hash
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.plan.kernel_spec import Variant
@@ -107,6 +108,29 @@ def test_a_stale_installed_object_is_never_loaded(
         assert load(SPEC, KNOWN) == cached
     assert loaded == [cached]
     assert "was built from other sources" in caplog.text
+
+
+def test_sources_are_not_read_again_while_the_package_is_the_manifests(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = installed_hash("sm90")
+    path = _object_of(installed_object("sm90"), right)
+    monkeypatch.setattr(manifest, "function_names", lambda _: [])
+    said = json.loads(manifest.write_manifest(path.parent).read_text())
+    assert said["objects"]["sm90.so"]["package"] == package_hash()
+    monkeypatch.setattr(loader, "source_hash", lambda _: "read again")
+    assert installed_hash("sm90") == right
+    said["objects"]["sm90.so"]["package"] = "another package"
+    (path.parent / manifest.NAME).write_text(json.dumps(said))
+    assert installed_hash("sm90") == "read again"
+
+
+def test_the_manifest_of_a_stale_object_vouches_for_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _object_of(installed_object("sm90"), "0123456789abcdef")
+    monkeypatch.setattr(manifest, "function_names", lambda _: [])
+    assert manifest.describe(path)["package"] == ""
 
 
 def test_what_the_installed_object_lacks_is_compiled(

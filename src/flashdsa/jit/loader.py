@@ -16,8 +16,9 @@ from typing import Any
 from filelock import FileLock
 
 from flashdsa.errors import UnsupportedError
+from flashdsa.jit.manifest import described
 from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
-from flashdsa.jit.sources import PACKAGE, source_hash
+from flashdsa.jit.sources import PACKAGE, package_hash, source_hash
 from flashdsa.kernels.catalog import variants_of
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 
@@ -131,6 +132,9 @@ def installed_object(backend: str) -> Path:
 
 def installed_hash(backend: str) -> str:
     """Of what the installed object must be made from."""
+    known = described(installed_object(backend))
+    if known.get("package") == package_hash():  # 16 ms in place of 300
+        return str(known["sources"])
     return source_hash(list(variants_of(backend).values()))
 
 

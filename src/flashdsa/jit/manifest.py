@@ -14,6 +14,8 @@ from typing import Any
 
 from flashdsa.jit.elf import exported_symbols
 from flashdsa.jit.shared_object import sources_of
+from flashdsa.jit.sources import package_hash, source_hash
+from flashdsa.kernels.catalog import BACKENDS, variants_of
 
 NAME = "manifest.json"
 EXPORT = "__tvm_ffi_"
@@ -45,12 +47,25 @@ def read_manifest(folder: Path) -> Mapping[str, Any] | None:
     return content
 
 
+def described(path: Path) -> Mapping[str, Any]:
+    """What the manifest beside an object says of it; nothing where it says nothing."""
+    said: Mapping[str, Any] = (read_manifest(path.parent) or {}).get("objects", {})
+    return dict(said.get(path.name, {}))
+
+
 def describe(path: Path) -> dict[str, Any]:
-    """An object's hash, size, sources, and the functions that can be called in it."""
+    """An object's hash, size, sources, and the functions that can be called in it.
+
+    "package" is the package's hash if the object is of its sources, and otherwise empty: while the
+    package is the same, nobody needs to find out again what the object's sources are.
+    """
+    backend, sources = path.stem, sources_of(path)
+    ours = backend in BACKENDS and sources == source_hash(list(variants_of(backend).values()))
     return {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "bytes": path.stat().st_size,
-        "sources": sources_of(path),
+        "sources": sources,
+        "package": package_hash() if ours else "",
         "functions": function_names(path),
     }
 
