@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.manifest import described
 from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
@@ -71,6 +69,8 @@ def _found(variant: Variant) -> Callable[..., Any]:
     if shutil.which("gcc") is None and shutil.which("cc") is None:
         logger.info("no C compiler: %s serves this process only", variant.name)
         return _compile(variant)
+    from filelock import FileLock  # 20 ms, which a process that compiles nothing does not pay
+
     lock = FileLock(cached.with_suffix(".lock"))
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)

@@ -157,5 +157,6 @@ def test_the_first_call_does_not_stall_where_the_object_is_installed() -> None:
         pytest.skip("no _kernels/sm90.so: make kernels")
     assert done.returncode == 0, done.stderr
     seconds, with_compiler = done.stdout.split()
-    assert float(seconds) < 0.2
+    # 0.22 s on a slow host with cold files; compiling takes seconds.
+    assert float(seconds) < 0.5
     assert with_compiler == "False"
