@@ -27,7 +27,7 @@ SLOW = (
     ("topk_indices", "sm_90a"),
     ("mla_fwd", "sm_90a"),
     ("mla_fwd_group4", "sm_90a"),
-    ("sm100_indexer_h64_k2048_scheduled_p2", "sm_100a"),
+    ("sm100_indexer_h64_k2048_splits_scheduled_p2", "sm_100a"),
     ("sm100_indexer_h64_k2048_splits_p2", "sm_100a"),
     ("indexer_logits", "sm_100a"),
 )
