@@ -30,22 +30,23 @@ def source_hash(variants: Sequence[Variant], package: Path = PACKAGE) -> str:
 
 @lru_cache
 def _files_hash(module: str, package: Path) -> str:
-    digest = hashlib.sha256()
-    for path in [*source_files(module, package), package / SHIM.relative_to(PACKAGE)]:
-        digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return _hash_of(source_files(module, package), package)
 
 
 @lru_cache
 def package_hash(package: Path = PACKAGE) -> str:
     """Of every source file in the package, which takes 16 ms: as long as it is the same, so is
     every `source_hash`."""
+    return _hash_of(sorted(package.rglob("*.py")), package)[:16]
+
+
+def _hash_of(files: Sequence[Path], package: Path) -> str:
+    """Of the files' names and contents, and of what is linked into every object."""
     digest = hashlib.sha256()
-    for path in [*sorted(package.rglob("*.py")), package / SHIM.relative_to(PACKAGE)]:
+    for path in [*files, package / SHIM.relative_to(PACKAGE)]:
         digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def source_files(module: str, package: Path = PACKAGE) -> list[Path]:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ptxemu import machine_code
 from ptxemu.descriptors import InstructionDescriptor, ZeroColumnMask
 from ptxemu.errors import ExecutionError, IllegalInstructionError, UnsupportedInstructionError
 from ptxemu.numerics import dot
@@ -20,17 +19,9 @@ from tests.ptxemu.tensor_cores import mma_run
 from tests.ptxemu.tensor_cores import tensor_core_run as run
 from tests.ptxemu.tensor_cores.mma_run import Case, multiply, read_d
 
+pytestmark = pytest.mark.usefixtures("core")
 K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
 MINIFLOATS = {"e4m3": E4M3, "e5m2": E5M2, "e2m3": E2M3, "e3m2": E3M2, "e2m1": E2M1}
-
-
-@pytest.fixture(autouse=True, params=["numpy", "machine code"])
-def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test with NumPy's products, and with those of machine code from the first one on."""
-    is_code = request.param == "machine code"
-    if is_code:
-        pytest.importorskip("llvmlite")
-    monkeypatch.setattr(machine_code, "NUMPY_PRODUCTS", -1 if is_code else 1 << 60)
 
 
 def codes(values: NDArray[Any], type_: str) -> NDArray[Any]:

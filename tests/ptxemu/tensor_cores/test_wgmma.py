@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ptxemu import machine_code
 from ptxemu.descriptors import Swizzle, WgmmaDescriptor
 from ptxemu.engines import wgmma as engine
 from ptxemu.errors import ExecutionError, IllegalInstructionError
@@ -18,18 +17,10 @@ from ptxemu.numerics.minifloat import E4M3, E5M2
 from ptxemu.sched.policy import Policy
 from tests.ptxemu.tensor_cores import tensor_core_run as run
 
+pytestmark = pytest.mark.usefixtures("core")
 A_AT, B_AT = run.DATA, run.DATA + 64 * 1024
 MODES = {"none": Swizzle.NONE, "32B": Swizzle.B32, "64B": Swizzle.B64, "128B": Swizzle.B128}
 K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
-
-
-@pytest.fixture(autouse=True, params=["numpy", "machine code"])
-def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test with NumPy's products, and with those of machine code from the first one on."""
-    is_code = request.param == "machine code"
-    if is_code:
-        pytest.importorskip("llvmlite")
-    monkeypatch.setattr(machine_code, "NUMPY_PRODUCTS", -1 if is_code else 1 << 60)
 
 
 def program(
