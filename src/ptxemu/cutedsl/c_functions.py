@@ -54,6 +54,15 @@ class HostCall:
     """The first error; the C code only sees its number."""
     allocations: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     """Device memory that the host code has allocated, by address."""
+    on_failure: Callable[[BaseException], None] | None = None
+    """Called with the first error, before the C code sees its number."""
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error."""
+        if self.failure is None:
+            self.failure = error
+            if self.on_failure is not None:
+                self.on_failure(error)
 
 
 class _Running(threading.local):
@@ -99,7 +108,7 @@ def _emulates(
             try:
                 body(call, *arguments)
             except BaseException as error:
-                call.failure = error
+                call.fail(error)
                 return int(status_of(error))
             return int(Status.SUCCESS)
 

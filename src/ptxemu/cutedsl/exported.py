@@ -37,11 +37,15 @@ def keep_ptx(compiled: Any, object_path: str | Path) -> None:
 class ExportedModule:
     """What `cute.runtime.load_module` returns while an emulation is active."""
 
-    def __init__(self, path: str | Path, call: Call) -> None:
-        """Load an object file.
+    def __init__(self, path: str | Path, arch: str | None, call: Call) -> None:
+        """Load an object file for the device `arch`; None: for the one that it is of.
+
+        A cache may know nothing of architectures and serve an object of another one. That is
+        refused here and not at the first call: a cache compiles again what cannot be loaded.
 
         Raises:
             MissingPtxError: it was exported without its PTX.
+            DriverError: it was compiled for another architecture.
         """
         self._code = Path(path).read_bytes()
         ptx_path = _ptx_path(self._code)
@@ -51,6 +55,7 @@ class ExportedModule:
                 "is from off), so that it is compiled again inside ptxemu.cutedsl.emulate(...)"
             )
         self._image = PtxImage(ptx_path.read_text(), Path(path).name)
+        self._image.check_target(arch)
         self._call = call
         self._functions: dict[str, Callable[..., Any]] = {}
 

@@ -167,8 +167,7 @@ class FfiHostFunction(HostFunction):
         )
 
     def _resolve(self, name: str) -> int | None:
-        info: Any = importlib.import_module("tvm_ffi.libinfo")
-        return super()._resolve(name) or _in_library(info.find_libtvm_ffi(), name)
+        return super()._resolve(name) or _in_library(_ffi_library(), name)
 
     def call_ffi(
         self,
@@ -182,7 +181,7 @@ class FfiHostFunction(HostFunction):
 
         `wrapper` is what CuTe DSL puts around the function to bind keyword arguments, or None.
         """
-        host_call = HostCall(self.image, arch, self._libraries, launch)
+        host_call = HostCall(self.image, arch, self._libraries, launch, on_failure=_set_ffi_error)
 
         def target(*arguments: Any) -> Any:
             return self._function(*[as_device_argument(argument) for argument in arguments])
@@ -199,11 +198,30 @@ class FfiHostFunction(HostFunction):
             function.__kwdefaults__ = wrapper.__kwdefaults__
         with c_functions.running(host_call):
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except BaseException:
                 if host_call.failure is not None:
                     raise host_call.failure from None
                 raise
+        if host_call.failure is not None:
+            raise host_call.failure
+        return result
+
+
+def _ffi_library() -> str:
+    info: Any = importlib.import_module("tvm_ffi.libinfo")
+    return str(info.find_libtvm_ffi())
+
+
+def _set_ffi_error(error: BaseException) -> None:
+    """Leave an error where TVM-FFI looks for it when a function says that it failed.
+
+    Host code leaves one for most calls, but not where its library cannot be loaded: CuTe DSL's own
+    runtime does that then. TVM-FFI ends the process where it finds none.
+    """
+    set_raised = ctypes.CDLL(_ffi_library()).TVMFFIErrorSetRaisedFromCStr
+    set_raised.argtypes, set_raised.restype = (ctypes.c_char_p, ctypes.c_char_p), None
+    set_raised(b"RuntimeError", str(error).encode())
 
 
 def as_device_argument(argument: Any) -> Any:

@@ -151,13 +151,16 @@ class Interception:
         self._patches.replace(base, "export_to_c", export_to_c)
 
     def _patch_loading(self, *modules: Any) -> None:
-        """Object files that libraries have exported come with their PTX, or are refused."""
+        """Object files that libraries have exported come with their PTX, or are refused.
+
+        So are those of another architecture.
+        """
         original = modules[0].load_module
 
         def load_module(file_path: str, *, enable_tvm_ffi: bool = False) -> Any:
             if not enable_tvm_ffi:
                 return original(file_path)
-            return ExportedModule(file_path, self._call_ffi)
+            return ExportedModule(file_path, self._target.arch, self._call_ffi)
 
         for module in modules:
             self._patches.replace(module, "load_module", load_module)

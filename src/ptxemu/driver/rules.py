@@ -24,6 +24,7 @@ from ptxemu.machine.layout import Layout
 from ptxemu.machine.occupancy import ctas_per_sm
 
 PORTABLE_CLUSTER = 8
+_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
 
 
 class Status(IntEnum):
@@ -99,19 +100,23 @@ class PtxImage:
             DriverError: the text was compiled for another architecture.
         """
         if arch not in self._modules:
-            module = load(self.text, arch=arch)
-            target = module.syntax.target
-            if (
-                arch is not None
-                and target.endswith(("a", "f"))
-                and target[:-1] != arch.rstrip("af")
-            ):
-                raise DriverError(
-                    Status.NO_BINARY_FOR_GPU,
-                    f"{self.name}: compiled for {target}, but emulated on {arch}",
-                )
-            self._modules[arch] = module
+            self.check_target(arch)
+            self._modules[arch] = load(self.text, arch=arch)
         return self._modules[arch]
+
+    def check_target(self, arch: str | None) -> None:
+        """Look whether the text is for the device `arch`, without parsing it.
+
+        Raises:
+            DriverError: it was compiled for another architecture.
+        """
+        found = _TARGET.search(self.text)
+        target = "" if found is None else found[1]
+        if arch is not None and target.endswith(("a", "f")) and target[:-1] != arch.rstrip("af"):
+            raise DriverError(
+                Status.NO_BINARY_FOR_GPU,
+                f"{self.name}: compiled for {target}, but emulated on {arch}",
+            )
 
 
 @dataclass(eq=False)

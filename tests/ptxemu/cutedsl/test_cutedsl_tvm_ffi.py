@@ -3,6 +3,7 @@
 import pytest
 
 from ptxemu import cutedsl
+from ptxemu.driver.rules import Driver, Status
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
@@ -49,3 +50,29 @@ def test_an_exported_function_without_ptx_is_refused(tmp_path, monkeypatch):
     (tmp_path / "k.o").write_bytes(b"compiled long ago")
     with cutedsl.emulate(), pytest.raises(cutedsl.MissingPtxError, match="delete it"):
         cute.runtime.load_module(str(tmp_path / "k.o"), enable_tvm_ffi=True)
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error_of_the_call(monkeypatch):
+    """CuTe DSL's host code leaves no error for TVM-FFI then, which would end the process."""
+    a = torch.arange(64, dtype=torch.int32)
+
+    def refuse(*_):
+        raise cutedsl.DriverError(Status.NO_BINARY_FOR_GPU, "compiled for sm_90a")
+
+    with cutedsl.emulate():
+        function = compiled()
+        monkeypatch.setattr(Driver, "load_library", refuse)
+        with pytest.raises(Exception, match="compiled for sm_90a"):
+            function(a, a.clone(), a.clone(), 2)
+
+
+def test_an_exported_function_of_another_architecture_is_refused(tmp_path, monkeypatch):
+    """A cache whose names know no architecture then compiles it again, as quack's does."""
+    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    path = str(tmp_path / "k.o")
+    with cutedsl.emulate(arch="sm_90a"):
+        compiled().export_to_c(path, function_name="twice")
+        cute.runtime.load_module(path, enable_tvm_ffi=True)
+    refused = pytest.raises(cutedsl.DriverError, match="for sm_90a, but emulated on sm_100a")
+    with cutedsl.emulate(arch="sm_100a"), refused:
+        cute.runtime.load_module(path, enable_tvm_ffi=True)
