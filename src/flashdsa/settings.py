@@ -13,9 +13,6 @@ BACKENDS = ("auto", "cpu", "sm90", "sm100", "emulate-sm90", "emulate-sm100")
 
 LARGEST_CLUSTER = 16
 """CTAs of a cluster, at most, on every GPU that has clusters."""
-USUAL_CLUSTER = 13
-"""The same without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs. 132
-SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
@@ -41,11 +38,11 @@ class Settings:
     )
 
     # Smaller ones wait less for SMs that other streams hold. Read when a size is first launched.
-    max_cluster: int = field(
-        default=USUAL_CLUSTER,
+    max_cluster: int | None = field(
+        default=None,
         metadata={
             "variable": "FLASHDSA_MAX_CLUSTER",
-            "help": "most CTAs of the indexer's clusters: 1 to 16, which suits a GPU of its own",
+            "help": "most CTAs of a cluster, 1 to 16; not set: 13 in the indexer, 16 in the decode",
         },
     )
 
@@ -103,9 +100,11 @@ def _parse(backend: str, check: str, max_cluster: str) -> Settings:
         raise ArgumentValueError(
             f"FLASHDSA_MAX_CLUSTER: expected 1 to {LARGEST_CLUSTER}; got {max_cluster!r}"
         )
-    return Settings(backend, check in _TRUE, int(max_cluster or USUAL_CLUSTER))
+    return Settings(backend, check in _TRUE, int(max_cluster) if max_cluster else None)
 
 
 def _as_written(value: object) -> str:
-    """A value as its variable takes it."""
+    """A value as its variable takes it; nothing where that is not set."""
+    if value is None:
+        return ""
     return str(int(value)) if isinstance(value, bool) else str(value)

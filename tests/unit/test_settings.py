@@ -41,8 +41,9 @@ def test_rows_name_every_variable_with_its_value() -> None:
     assert [row[:2] for row in rows] == [
         ("FLASHDSA_BACKEND", "cpu"),
         ("FLASHDSA_CHECK", "1"),
-        ("FLASHDSA_MAX_CLUSTER", "13"),
+        ("FLASHDSA_MAX_CLUSTER", ""),
     ]
+    assert Settings(max_cluster=8).rows()[-1][:2] == ("FLASHDSA_MAX_CLUSTER", "8")
 
 
 def test_raw_settings_change_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

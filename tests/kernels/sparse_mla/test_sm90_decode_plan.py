@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flashdsa.backends.emulated.devices import H200
-from flashdsa.backends.sm90.sparse_mla_decode import cluster_size_for, serves
+from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for, serves
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
     CLUSTER_SIZES,
     DIM_GROUPS,
@@ -45,6 +46,18 @@ def test_all_clusters_run_at_once_with_the_fewest_tiles(items: int, topk: int, s
 
 def test_where_the_driver_knows_no_clusters_a_cta_is_alone() -> None:
     assert cluster_size_for({1: 132}, 1, 2048) == 1
+
+
+@pytest.mark.parametrize(("most", "size"), [(None, 16), (16, 16), (13, 8), (8, 8), (1, 1)])
+@pytest.mark.parametrize("heads", [16, 64])
+def test_clusters_are_as_large_as_the_environment_allows(
+    heads: int, most: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLASHDSA_MAX_CLUSTER", raising=False)
+    if most is not None:
+        monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", str(most))
+    for packed in (True, False):
+        assert choose(Emulator(), packed, 1, heads, 2048)[1] == size
 
 
 @pytest.mark.parametrize(

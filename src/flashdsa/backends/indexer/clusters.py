@@ -11,11 +11,14 @@ from typing import NamedTuple
 
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.settings import USUAL_CLUSTER, Settings
+from flashdsa.settings import Settings
 
 SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
 Not 9: eight rows of 16K tokens take as long with 9 CTAs each as with 8, or 0.6 us longer."""
+USUAL_CLUSTER = 13
+"""The most CTAs without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs.
+132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
 SPLITS_BY_SIZE = 2
 """Splits of a row, at most, by the CTAs of each: what they publish has room in one's lists."""
 
@@ -34,7 +37,7 @@ class Clusters(NamedTuple):
 
 def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
     """What a launch of `rows` rows is to have, by the plan's threads and shared memory."""
-    most = Settings.from_environment().max_cluster
+    most = Settings.from_environment().max_cluster or USUAL_CLUSTER
     return choose_clusters(clusters_at_once(runner, plan), rows, most)
 
 
