@@ -5,6 +5,7 @@ They belong to the generic proxy; what they wrote is known to the thread that wa
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -141,8 +142,7 @@ def issue_arrival(
             waits for one more a thread.
     """
     barriers = mbarriers(warp.cta)
-    offsets, counts = np.unique(addresses & SHARED_OFFSET_MASK, return_counts=True)
-    arrivals = list(zip(offsets.tolist(), counts.tolist(), strict=True))
+    arrivals = sorted(Counter((addresses & SHARED_OFFSET_MASK).tolist()).items())
     if not counted:
         for offset, count in arrivals:
             barriers.add_pending(offset, count)

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ptxemu.machine.convergence import ALL_BITS, bits_of
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lanes import has_lanes
 
 if TYPE_CHECKING:
     from ptxemu.machine.lanes import Mask
@@ -23,10 +20,10 @@ class Member:
     """An operation in the groups of the threads that issued it."""
 
     operation: AsyncOperation
-    lanes: Mask
-    """Threads whose groups hold it, those that have waited for it taken out."""
-    numbers: NDArray[np.int64]
-    """Each thread's number of the group."""
+    lanes: int
+    """Threads whose groups hold it, a bit each, those that have waited for it taken out."""
+    number: int
+    """These threads' number of the group; of no meaning before their commit."""
 
 
 class Groups:
@@ -37,8 +34,8 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._commits: NDArray[np.int64] = np.zeros(1, dtype=np.int64)
-        """Of each thread, or of all while none has committed."""
+        self._committed: dict[int, int] = {0: ALL_BITS}
+        """By number of commits the threads that have made so many."""
         self._open: list[Member] = []
         self._members: list[Member] = []
         self._read: list[Member] = []
@@ -47,51 +44,61 @@ class Groups:
 
     def add(self, operation: AsyncOperation, lanes: Mask) -> None:
         """The threads of `lanes` have issued an operation."""
-        self._open.append(Member(operation, lanes.copy(), self._commits))
+        self._open.append(Member(operation, bits_of(lanes), 0))
 
     def commit(self, lanes: Mask) -> None:
         """The threads of `lanes` make a group of what they have issued since their last commit."""
-        self._commits = self._commits + lanes
-        if not self._open:
-            return
-        still_open = []
+        bits = bits_of(lanes)
+        committed: dict[int, int] = {}
+        grouped: list[tuple[int, int]] = []
+        for number, threads in self._committed.items():
+            now, others = threads & bits, threads & ~bits
+            if now:
+                grouped.append((now, number + 1))
+                committed[number + 1] = committed.get(number + 1, 0) | now
+            if others:
+                committed[number] = committed.get(number, 0) | others
+        self._committed = committed
         for member in self._open:
-            grouped = member.lanes & lanes
-            if has_lanes(grouped):
-                self._members.append(Member(member.operation, grouped, self._commits))
-                member.lanes = member.lanes & ~lanes
-            if has_lanes(member.lanes):
-                still_open.append(member)
-        self._open = still_open
+            for threads, number in grouped:
+                if member.lanes & threads:
+                    self._members.append(Member(member.operation, member.lanes & threads, number))
+        self._drop_open(bits)
 
     def due(self, lanes: Mask, pending: int, *, reads_only: bool = False) -> list[Member]:
         """What the threads of `lanes` wait for who allow `pending` groups to be incomplete."""
-        latest = self._commits - pending
+        bits = bits_of(lanes)
+        latest = [(threads & bits, n - pending) for n, threads in self._committed.items()]
         members = self._members if reads_only else self._read + self._members
-        return [m for m in members if has_lanes(m.lanes & lanes & (m.numbers <= latest))]
+        return [m for m in members if any(m.lanes & t and m.number <= n for t, n in latest)]
 
     def prior(self, lanes: Mask) -> list[Member]:
         """All operations that the threads of `lanes` have issued and not waited for."""
+        bits = bits_of(lanes)
         found = (*self._read, *self._members, *self._open)
-        return [member for member in found if has_lanes(member.lanes & lanes)]
+        return [member for member in found if member.lanes & bits]
 
     def forget_open(self, lanes: Mask) -> None:
         """Drop what the threads of `lanes` have issued since their last commit."""
+        self._drop_open(bits_of(lanes))
+
+    def _drop_open(self, bits: int) -> None:
         for member in self._open:
-            member.lanes = member.lanes & ~lanes
-        self._open = [member for member in self._open if has_lanes(member.lanes)]
+            member.lanes &= ~bits
+        self._open = [member for member in self._open if member.lanes]
 
     def join(self, members: Sequence[Member], lanes: Mask, *, reads_only: bool = False) -> None:
         """The threads of `lanes` have waited for `members`."""
+        bits = bits_of(lanes)
         if reads_only:
-            known = [member for member in members if not has_lanes(member.lanes & ~lanes)]
+            known = [member for member in members if not member.lanes & ~bits]
             self._read += known
             self._members = [member for member in self._members if member not in known]
             return
         for member in members:
-            member.lanes = member.lanes & ~lanes
-        self._members = [member for member in self._members if has_lanes(member.lanes)]
-        self._read = [member for member in self._read if has_lanes(member.lanes)]
+            member.lanes &= ~bits
+        self._members = [member for member in self._members if member.lanes]
+        self._read = [member for member in self._read if member.lanes]
 
 
 copy_groups: EngineState[Warp, Groups] = EngineState(lambda warp: Groups())

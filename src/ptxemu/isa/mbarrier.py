@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import MAX_COUNT, Mbarriers, mbarriers
 from ptxemu.errors import ExecutionError
@@ -20,8 +21,16 @@ from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.access import locate_shared
 from ptxemu.machine.decoded import PureOp, Step
-from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
-from ptxemu.machine.operands import address_reader, reader, writer
+from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, are_alike, only_lane
+from ptxemu.machine.operands import (
+    LaneItem,
+    LaneReader,
+    address_in_lane,
+    address_reader,
+    in_lane,
+    reader,
+    writer,
+)
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
 
@@ -32,7 +41,15 @@ _SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
 _BYTES = 8
 _PENDING_BITS = MAX_COUNT.bit_length()
 _ONE = IntImmediate(1)
-_ONE_GROUP = np.zeros(WARP_SIZE, dtype=np.uint32)
+_NO_KEYS = np.zeros(WARP_SIZE, dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What besides the object tells lanes apart: in all lanes, and in one."""
+
+    lanes: LaneReader
+    in_lane: LaneItem
 
 
 class Target:
@@ -40,7 +57,7 @@ class Target:
 
     def __init__(self, instruction: Instruction, operand: Operand, modifiers: Modifiers) -> None:
         self.instruction = instruction
-        self._addresses = address_reader(operand)
+        self._addresses, self._address_in_lane = address_reader(operand), address_in_lane(operand)
         self._space = modifiers.one_of("shared", "shared::cta", "shared::cluster", default="")
         self._may_be_remote = self._space in ("", "shared::cluster")
 
@@ -57,17 +74,22 @@ class Target:
             yield lane, barriers, offset
 
     def groups(
-        self, warp: Warp, mask: Mask, keys: Lanes
+        self, warp: Warp, mask: Mask, keys: Keys | None = None
     ) -> Iterator[tuple[Mask, Mbarriers, int, int]]:
-        """The active lanes by object and key: lanes, barriers, offset, key."""
-        addresses = self._addresses(warp)
-        pairs = list(zip(addresses[mask].tolist(), keys[mask].tolist(), strict=True))
-        if pairs.count(pairs[0]) == len(pairs):
-            address, key = pairs[0]
-            yield mask, *self.locate(warp, address), key
+        """The active lanes by object and key: lanes, barriers, offset, key (0 without keys)."""
+        lane = only_lane(mask)
+        if lane >= 0:
+            key = 0 if keys is None else keys.in_lane(warp, lane)
+            yield mask, *self.locate(warp, self._address_in_lane(warp, lane)), key
             return
+        addresses = self._addresses(warp)
+        values = _NO_KEYS if keys is None else keys.lanes(warp)
+        if mask is FULL and are_alike(addresses) and (keys is None or are_alike(values)):
+            yield mask, *self.locate(warp, int(addresses[0])), int(values[0])
+            return
+        pairs = zip(addresses[mask].tolist(), values[mask].tolist(), strict=True)
         for address, key in dict.fromkeys(pairs):
-            lanes = mask & (addresses == address) & (keys == key)
+            lanes = mask & (addresses == address) & (values == key)
             yield lanes, *self.locate(warp, address), key
 
     def locate(self, warp: Warp, address: int) -> tuple[Mbarriers, int]:
@@ -230,25 +252,27 @@ def arrive(instruction: Instruction) -> Step:
         unsupported(instruction, "an arrive on .shared::cluster gives no state")
     if len(counts) != 1 and (expects or no_complete or counts):
         unsupported(instruction, "expected one count")
-    read = reader(counts[0] if counts else _ONE, "u32")
-    write = writer(state)
+    operand = counts[0] if counts else _ONE
+    read, read_in_lane = reader(operand, "u32"), in_lane(operand, "u32")
+    write, gives_state = writer(state), not isinstance(state, Sink)
     drops = name == "arrive_drop"
 
     def step(warp: Warp, mask: Mask) -> None:
-        values = read(warp).astype(np.int64)
-        states = np.zeros(WARP_SIZE, dtype=np.uint64)
-        for some, barriers, offset, _ in target.groups(warp, mask, _ONE_GROUP):
+        states = np.zeros(WARP_SIZE, dtype=np.uint64) if gives_state else None
+        for some, barriers, offset, _ in target.groups(warp, mask):
             is_remote = barriers.cta is not warp.cta
             reach = "cluster" if is_remote and scope != "relaxed" else scope
             if is_remote and scope == "cta":
                 _complain_of_scope(warp, instruction)
             method = barriers.arrive_drop if drops else barriers.arrive
-            for lanes in _at_once(barriers, offset, some, None if expects else values):
-                mine = values[lanes]
-                counts = np.ones_like(mine) if expects else mine
+            lane = only_lane(some)
+            lanes = [lane] if lane >= 0 else np.flatnonzero(some).tolist()
+            values = [read_in_lane(warp, lane)] if lane >= 0 else read(warp)[lanes].tolist()
+            for turn in _turns(barriers, offset, [1] * len(lanes) if expects else values):
+                counts = [1] * len(lanes[turn]) if expects else values[turn]
                 barrier = barriers.by_offset.get(offset)
                 pending = barrier.pending if barrier is not None else 0
-                count, expected = int(counts.sum()), int(mine.sum()) if expects else 0
+                count, expected = sum(counts), sum(values[turn]) if expects else 0
                 if no_complete and count >= pending:
                     raise ExecutionError(
                         f"{instruction.span}: {instruction.opcode}: {warp.label}: the arrival "
@@ -256,9 +280,13 @@ def arrive(instruction: Instruction) -> Step:
                     )
                 with target.naming(warp):
                     phase = method(warp, offset, count, expect=expected, scope=reach)
-                before = pending - counts.cumsum() + counts
-                states[lanes] = (phase << _PENDING_BITS) | before
-        write(warp, states, mask)
+                if states is not None:
+                    before = [pending - done for done in accumulate(counts[:-1], initial=0)]
+                    states[lanes[turn]] = np.array(before, np.uint64) | np.uint64(
+                        phase << _PENDING_BITS
+                    )
+        if states is not None:
+            write(warp, states, mask)
 
     return step
 
@@ -278,20 +306,12 @@ def _complain_of_scope(warp: Warp, instruction: Instruction) -> None:
     )
 
 
-def _at_once(
-    barriers: Mbarriers, offset: int, lanes: Mask, counts: NDArray[np.int64] | None
-) -> list[NDArray[np.intp]]:
-    """The lanes, in order, whose arrivals at one object are one step: all, or each by itself.
-
-    Args:
-        counts: arrivals of each lane; None: one each.
-    """
-    numbers = np.flatnonzero(lanes)
+def _turns(barriers: Mbarriers, offset: int, counts: list[int]) -> list[slice]:
+    """Which lanes' arrivals at one object, so many each, are one step: all, or each by itself."""
     barrier = barriers.by_offset.get(offset)
-    total = len(numbers) if counts is None else int(counts[numbers].sum())
-    if barrier is not None and total <= barrier.pending:
-        return [numbers]
-    return list(numbers[:, None])
+    if len(counts) == 1 or (barrier is not None and sum(counts) <= barrier.pending):
+        return [slice(None)]
+    return [slice(number, number + 1) for number in range(len(counts))]
 
 
 def _pending_of(states: Lanes) -> Lanes:
@@ -313,3 +333,8 @@ def pending_count(instruction: Instruction) -> PureOp:
 def phases_of_states(states: Lanes) -> Lanes:
     """The phases that arrives' states belong to."""
     return states >> np.uint64(_PENDING_BITS)
+
+
+def phase_of_state(state: int) -> int:
+    """The phase that one state belongs to."""
+    return state >> _PENDING_BITS

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.engines.mbarrier import Mbarrier, Mbarriers
-from ptxemu.isa.mbarrier import Target, phases_of_states, take_scope
+from ptxemu.isa.mbarrier import Keys, Target, phase_of_state, phases_of_states, take_scope
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lanes import Mask
-from ptxemu.machine.operands import reader, writer
-from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.lanes import FULL, NOBODY, Mask
+from ptxemu.machine.operands import in_lane, reader, writer
+from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
@@ -27,7 +27,7 @@ _last_seen: EngineState[Warp, dict[tuple[int, int], tuple[Mbarrier, int]]] = Eng
 _PARITY = np.array(1, dtype=np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Wait:
     """The lanes that wait for one phase of one object."""
 
@@ -75,12 +75,10 @@ def wait(instruction: Instruction) -> Step:
     if hint and name == "test_wait":
         unsupported(instruction, "test_wait has no time limit")
     write = writer(destination)
-    read = reader(operand, "u32" if by_parity else "u64")
+    keys = _parities(operand) if by_parity else _phases(operand)
 
     def waits(warp: Warp, mask: Mask) -> list[_Wait]:
         found = []
-        keys = read(warp)
-        keys = keys & _PARITY if by_parity else phases_of_states(keys)
         for lanes, barriers, offset, key in target.groups(warp, mask, keys):
             if offset not in barriers.by_offset:
                 with target.naming(warp):
@@ -91,7 +89,7 @@ def wait(instruction: Instruction) -> Step:
     def settle(warp: Warp, wanted: list[_Wait]) -> None:
         for one in wanted:
             held = one.is_complete()
-            write(warp, np.full(32, held), one.lanes)
+            write(warp, FULL if held else NOBODY, one.lanes)
             if held:
                 _succeeded(warp, one, scope, target)
 
@@ -113,6 +111,19 @@ def wait(instruction: Instruction) -> Step:
         )
 
     return step
+
+
+def _parities(operand: Operand) -> Keys:
+    read, in_one = reader(operand, "u32"), in_lane(operand, "u32")
+    return Keys(lambda warp: read(warp) & _PARITY, lambda warp, lane: in_one(warp, lane) & 1)
+
+
+def _phases(operand: Operand) -> Keys:
+    read, in_one = reader(operand, "u64"), in_lane(operand, "u64")
+    return Keys(
+        lambda warp: phases_of_states(read(warp)),
+        lambda warp, lane: phase_of_state(in_one(warp, lane)),
+    )
 
 
 def _succeeded(warp: Warp, wait: _Wait, scope: str, target: Target) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ptxemu.machine.lanes import LANE_IDS, Lanes, Mask
+from ptxemu.machine.lanes import FULL, LANE_IDS, Mask
 from ptxemu.machine.operands import reader
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 RequiredLanes: TypeAlias = Callable[["Warp", Mask], Mask]
 
-_ALL = 0xFFFFFFFF
+ALL_BITS = 0xFFFFFFFF
+"""All lanes, a bit each."""
+_DIGITS = bytes.maketrans(b"\0\1", b"01")
 _WITH_MEMBERS = ("shfl", "vote", "match", "redux", "elect")
 _CTA_BARRIERS = ("sync", "arrive", "red", "cta")
 
@@ -52,7 +54,7 @@ def together(instruction: Instruction) -> Together | None:
 def _members(instruction: Instruction) -> RequiredLanes:
     """The lanes of the member mask, which is the last operand."""
     operand = instruction.operands[-1]
-    if isinstance(operand, IntImmediate) and operand.value & _ALL == _ALL:
+    if isinstance(operand, IntImmediate) and operand.value & ALL_BITS == ALL_BITS:
         return lambda warp, mask: warp.alive
     read = reader(operand, "u32")
 
@@ -68,9 +70,11 @@ def mask_of(bits: int) -> Mask:
     return ((np.uint32(bits) >> LANE_IDS) & np.uint32(1)).astype(np.bool_)
 
 
-def bits_of(mask: Lanes) -> int:
+def bits_of(mask: Mask) -> int:
     """A mask as 32 bits, lane 0 lowest."""
-    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+    if mask is FULL:
+        return ALL_BITS
+    return int(mask.tobytes().translate(_DIGITS)[::-1], 2)
 
 
 def lane_names(mask: Mask) -> str:

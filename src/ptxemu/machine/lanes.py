@@ -100,3 +100,15 @@ def merged(mask: Mask, new: Lanes, old: Lanes) -> Lanes:
 def first_lane(mask: Mask) -> int:
     """The lowest lane of a mask that is not empty."""
     return int(mask.argmax())
+
+
+def only_lane(mask: Mask) -> int:
+    """The lane of a mask that has one; -1 of others."""
+    lanes = mask.tobytes()
+    return lanes.find(1) if lanes.count(1) == 1 else -1
+
+
+def are_alike(lanes: Lanes) -> bool:
+    """Whether all lanes have the same bits."""
+    bits = lanes.tobytes()
+    return bits == bits[: len(bits) // WARP_SIZE] * WARP_SIZE

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
 
 LaneReader = Callable[["Warp"], Lanes]
+LaneItem = Callable[["Warp", int], int]
 LaneWriter = Callable[["Warp", Lanes, Mask], None]
 
 
@@ -116,26 +117,50 @@ def reader(operand: Operand, type_: str) -> LaneReader:
 
 def uniform(operand: Operand, type_: str) -> Callable[[Warp, Mask], int]:
     """A function that gives the operand's value in the first lane of the mask, as an int."""
+    value = in_lane(operand, type_)
+    return lambda warp, mask: value(warp, 0 if mask is FULL else first_lane(mask))
+
+
+def in_lane(operand: Operand, type_: str) -> LaneItem:
+    """A function that gives the operand's value in one lane, as an int."""
     read = reader(operand, type_)
-
-    def value(warp: Warp, mask: Mask) -> int:
-        return int(read(warp)[first_lane(mask)])
-
+    if isinstance(operand, IntImmediate):
+        constant = int(immediate_lanes(operand, type_)[0])
+        return lambda warp, lane: constant
+    target = VALUE[type_]
     if (
         not isinstance(operand, Register)
         or operand.type == "b128"
-        or STORAGE[operand.type] != VALUE[type_]
+        or STORAGE[operand.type].itemsize != target.itemsize
+        or (STORAGE[operand.type] != target and target.kind != "i")
     ):
-        return value
-    slot = operand.slot
+        return lambda warp, lane: int(read(warp)[lane])
+    slot, sign = operand.slot, 1 << 8 * target.itemsize - 1
 
-    def value_of_register(warp: Warp, mask: Mask) -> int:
+    def item(warp: Warp, lane: int) -> int:
         registers = warp.registers
-        if not isinstance(registers, RegisterFile):
-            return value(warp, mask)
-        return registers.item(slot, 0 if mask is FULL else first_lane(mask))
+        if isinstance(registers, RegisterFile):
+            return registers.item(slot, lane)
+        return int(registers[slot][lane])
 
-    return value_of_register
+    return item if target.kind != "i" else lambda warp, lane: (item(warp, lane) ^ sign) - sign
+
+
+def address_in_lane(operand: Operand) -> LaneItem:
+    """A function that gives the address of `[base + offset]` in one lane (see `address_reader`)."""
+    if not isinstance(operand, Address):
+        raise IllegalInstructionError(f"operand {operand} is not an address")
+    base, offset = operand.base, operand.offset
+    if isinstance(base, Symbol):
+        symbol, more = base.name, base.addend + offset
+        return lambda warp, lane: warp.symbol_address(symbol) + more
+    if isinstance(base, Register) and STORAGE[base.type].itemsize == 4:
+        value32 = in_lane(base, "u32")
+        return lambda warp, lane: (value32(warp, lane) + offset) & 0xFFFFFFFF
+    value64, sign = in_lane(base, "s64"), 1 << 63
+    if offset == 0:
+        return value64
+    return lambda warp, lane: (value64(warp, lane) + offset + sign) % (2 * sign) - sign
 
 
 def writer(operand: Operand) -> LaneWriter:
@@ -148,7 +173,9 @@ def writer(operand: Operand) -> LaneWriter:
 
     def write(warp: Warp, values: Lanes, mask: Mask) -> None:
         new = store_form(values, register)
-        warp.registers[register.slot] = merged(mask, new, warp.registers[register.slot])
+        if mask is not FULL:
+            new = merged(mask, new, warp.registers[register.slot])
+        warp.registers[register.slot] = new
 
     return write
 
