@@ -7,10 +7,15 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.program import Program, ThreadedBlocks, ThreadedMaker
 from ptxemu.machine.stretches import Stretch, StretchMaker
+
+if TYPE_CHECKING:
+    from ptxemu.machine.cta import Cta
 
 CORES = ("numpy", "llvm")
 COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
@@ -87,20 +92,26 @@ def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
     return None if compiled is None else compiled.ThreadedKernel(program)
 
 
-def products() -> ModuleType | None:
+def products(cta: Cta) -> ModuleType | None:
     """`ptxemu.compiled.products` for one product more; None where NumPy is to do it."""
-    if os.environ.get("PTXEMU_CORE", "") == "numpy":
+    if not _may_be_code(cta):
         return None
     _Executed.products += 1
     return None if _Executed.products <= NUMPY_PRODUCTS else _compiled_products()
 
 
-def lane_copies() -> ModuleType | None:
+def lane_copies(cta: Cta) -> ModuleType | None:
     """`ptxemu.compiled.lane_copies` for one copy more; None where NumPy is to do it."""
-    if os.environ.get("PTXEMU_CORE", "") == "numpy":
+    if not _may_be_code(cta):
         return None
     _Executed.copies += 1
     return None if _Executed.copies <= NUMPY_COPIES else _compiled_copies()
+
+
+_may_be_code: EngineState[Cta, bool] = EngineState(
+    lambda cta: os.environ.get("PTXEMU_CORE", "") != "numpy"
+)
+"""Of a CTA's engines; the environment takes long to ask."""
 
 
 @cache

@@ -46,6 +46,34 @@ def chunk_reader(type_: str) -> Callable[..., int]:
     return make_function(f"read_{type_}", 4, write)
 
 
+@cache
+def matrix_reader(type_: str) -> Callable[..., int]:
+    """The function that reads a matrix of chunks to where its elements lie apart.
+
+    Its arguments: memory, the address of the chunks' numbers (lines, chunks of a line) and these
+    two; then where to, and the bytes between lines, between chunks and between elements there.
+    """
+
+    def write(b: Any, arguments: Sequence[Any]) -> None:
+        memory, chunks, lines, per_line, out, *strides = arguments
+        of_line, of_chunk, of_element = strides
+        places = [b.mul(of_element, constant(number)) for number in range(_PER_CHUNK)]
+        with counted(b, lines) as line:
+            numbers = b.add(chunks, b.shl(b.mul(line, per_line), constant(3)))
+            to_line = b.add(out, b.mul(line, of_line))
+            with counted(b, per_line) as number:
+                place = b.add(memory, b.shl(word_at(b, numbers, number), constant(4)))
+                raw = b.load(at(b, place, ir.VectorType(_I16, _PER_CHUNK)), align=1)
+                values = _as_doubles(b, raw, type_)
+                to = b.add(to_line, b.mul(number, of_chunk))
+                for element, further in enumerate(places):
+                    value = b.extract_element(values, ir.Constant(_I32, element))
+                    b.store(value, at(b, b.add(to, further), _DOUBLE))
+        b.ret(constant(0))
+
+    return make_function(f"read_matrix_{type_}", 8, write)
+
+
 def _as_doubles(b: Any, raw: Any, type_: str) -> Any:
     floats, halves = (ir.VectorType(t, _PER_CHUNK) for t in (_FLOAT, ir.HalfType()))
     if type_ == "f16":

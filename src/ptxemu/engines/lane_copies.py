@@ -66,7 +66,7 @@ class CopyOperands:
         registers = warp.registers
         if not self.is_known or not isinstance(registers, RegisterFile):
             return None
-        code = machine_code.lane_copies()
+        code = machine_code.lane_copies(warp.cta)
         if code is None:
             return None
         if self._layout is not registers.layout:
@@ -109,7 +109,7 @@ def _has_bits(operand: Operand, bits: int) -> bool:
 
 def copy(cta: Cta, copies: LaneCopies, size: int) -> bool:
     """Copy; False where a source is in no allocation, or where machine code is not to do it."""
-    code = machine_code.lane_copies() if copies.address else None
+    code = machine_code.lane_copies(cta) if copies.address else None
     if code is None:
         return False
     table, entries = cta.machine.memory.table()

@@ -26,7 +26,7 @@ SWIZZLES = 'PTX ISA, "tcgen05.mma", "Valid Combinations of Type-Size, Major-ness
 _WS_COLUMNS = (64, 128, 256)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MmaForm:
     """What a tcgen05.mma says at decode time.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -46,6 +47,33 @@ address_of_shared = EngineState(_address)
 """The address of a CTA's shared memory, for machine code."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """A matrix in the shared memory of whichever CTA.
+
+    Attributes:
+        base: the offset that `plan` counts from; end: behind the last byte.
+        starts: offsets of disjoint pieces of `plan.size` bytes.
+    """
+
+    descriptor: Descriptor
+    plan: ChunkPlan
+    base: int
+    end: int
+    starts: NDArray[np.int64]
+
+
+@lru_cache(maxsize=4096)
+def place(descriptor: Descriptor, major: Major, lines: int, chunks: int) -> Placed:
+    """Where the (lines, 16 * chunks) bytes of a matrix are."""
+    plan = chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
+    start = descriptor.start_address
+    base = start - start % PERIOD
+    starts = plan.starts + base
+    starts.flags.writeable = False
+    return Placed(descriptor, plan, base, base + plan.end, starts)
+
+
 def read_chunks(
     operation: AsyncOperation,
     cta: Cta,
@@ -59,40 +87,37 @@ def read_chunks(
     Raises:
         ExecutionError: the matrix is not all in the CTA's shared memory.
     """
-    plan, base = find_chunks(operation, cta, descriptor, major, lines, chunks)
-    found = _chunks_of(cta).take(plan.chunks + (base >> 4))
+    placed = place(descriptor, major, lines, chunks)
+    report_read(operation, cta, placed)
+    found = _chunks_of(cta).take(placed.plan.chunks + (placed.base >> 4))
     return found.view(np.uint8).reshape(lines, CHUNK * chunks)
 
 
-def find_chunks(
-    operation: AsyncOperation,
-    cta: Cta,
-    descriptor: Descriptor,
-    major: Major,
-    lines: int,
-    chunks: int,
-) -> tuple[ChunkPlan, int]:
-    """Where a matrix is, relative to an offset in shared memory; reported as read by `operation`.
+def report_read(operation: AsyncOperation, cta: Cta, placed: Placed) -> None:
+    """Tell that `operation` reads a matrix.
 
     Raises:
         ExecutionError: the matrix is not all in the CTA's shared memory.
     """
-    start = descriptor.start_address
-    plan = _plan_of(descriptor, major, lines, chunks)
-    base = start - start % PERIOD
-    if base + plan.end > len(cta.shared) // CHUNK * CHUNK:
+    if placed.end > len(cta.shared) // CHUNK * CHUNK:
         instruction = operation.instruction
         raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: the matrix of {descriptor} reaches shared "
-            f"0x{base + plan.end:x}, beyond the CTA's {len(cta.shared)} bytes"
+            f"{instruction.span}: {instruction.opcode}: the matrix of {placed.descriptor} reaches "
+            f"shared 0x{placed.end:x}, beyond the CTA's {len(cta.shared)} bytes"
         )
-    _report(operation, cta, plan, base)
-    return plan, base
-
-
-@lru_cache(maxsize=4096)
-def _plan_of(descriptor: Descriptor, major: Major, lines: int, chunks: int) -> ChunkPlan:
-    return chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
+    machine = cta.machine
+    if machine.observer is not None:
+        report(
+            machine,
+            operation,
+            Space.SHARED,
+            cta,
+            placed.starts,
+            placed.plan.size,
+            AccessKind.READ,
+            operation.instruction,
+            proxy=Proxy.ASYNC,
+        )
 
 
 def read_matrix(
@@ -111,19 +136,3 @@ def read_matrix(
     raw = read_chunks(operation, cta, descriptor, major, lines, along // per_chunk)
     numbers = dot.numbers(raw, type_, packing)
     return numbers if major is Major.K else numbers.T
-
-
-def _report(operation: AsyncOperation, cta: Cta, plan: ChunkPlan, base: int) -> None:
-    machine = cta.machine
-    if machine.observer is not None:
-        report(
-            machine,
-            operation,
-            Space.SHARED,
-            cta,
-            plan.starts + base,
-            plan.size,
-            AccessKind.READ,
-            operation.instruction,
-            proxy=Proxy.ASYNC,
-        )

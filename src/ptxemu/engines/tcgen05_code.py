@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ptxemu.descriptors import BlockScaledInstructionDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
-from ptxemu.engines.shared_matrix import address_of_shared, find_chunks
+from ptxemu.engines.shared_matrix import address_of_shared, place, report_read
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.events import AccessKind
 from ptxemu.machine.engine_state import EngineState
@@ -22,123 +23,173 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ptxemu.descriptors import Tcgen05Descriptor
-    from ptxemu.engines.mma_plan import MmaForm, MmaPlan
-    from ptxemu.engines.tcgen05_mma import MmaOperands
+    from ptxemu.engines.mma_operands import Decoded
+    from ptxemu.engines.shared_matrix import Placed
     from ptxemu.machine.cta import Cta
     from ptxemu.machine.operation import AsyncOperation
 
 _TYPES = ("bf16", "f16")
 _K, _PER_CHUNK, _DOUBLE, _WORD = 16, 8, 8, 4
 _MOST_ROWS, _MOST_COLUMNS = 128, 256
-_left, _raw = np.empty((_MOST_ROWS, _K)), np.empty(_MOST_COLUMNS * _K)
-_right = np.empty((_K, _MOST_COLUMNS))
-_LEFT, _RAW, _RIGHT = (int(array.ctypes.data) for array in (_left, _raw, _right))
+_left, _right = np.empty((_MOST_ROWS, _K)), np.empty((_K, _MOST_COLUMNS))
+_LEFT, _RIGHT = (int(array.ctypes.data) for array in (_left, _right))
+_ROW_OF_A, _ROW_OF_B = _K * _DOUBLE, _MOST_COLUMNS * _DOUBLE
 _address_of_tmem: EngineState[Cta, int] = EngineState(lambda cta: int(cta.tmem.ctypes.data))
 
 
-@dataclass(frozen=True, slots=True)
-class MmaPlaces:
-    """Where the matrices of a product are.
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A matrix in shared memory.
 
     Attributes:
-        a: A's descriptor, None where A is in tensor memory, from column `a_column` on.
-        lane, column: D's first one.
+        reading: what `products.matrix_reader` is told behind the memory: the address of the chunks'
+            numbers, lines, chunks of one; and bytes between lines, chunks and elements behind
+            where the numbers go.
     """
 
-    a: Tcgen05Descriptor | None
-    a_major: Major
+    type: str
+    placed: Placed
+    reading: tuple[int, int, int]
+    strides: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A product in the CTAs of a group.
+
+    Attributes:
+        a: A's rows of one CTA; None where they are in tensor memory, from `a_column` on.
+        b: B's columns of one CTA; columns: how many.
+        lane, column: D's first one; blocks: D's.
+    """
+
+    type_a: str
+    a: Matrix | None
     a_column: int
-    b: Tcgen05Descriptor
-    b_major: Major
+    b: Matrix
+    columns: int
     lane: int
     column: int
+    blocks: tuple[Block, ...]
+    accumulate: bool
+    is_negated: bool
 
 
-def is_known(form: MmaForm, plan: MmaPlan, operands: MmaOperands) -> bool:
-    """Whether machine code knows a product of this kind."""
+def product(decoded: Decoded) -> Product | None:
+    """The product of the operands; None where machine code does not know it."""
+    form, operands, plan = decoded.form, decoded.operands, decoded.plan
     descriptor: Any = plan.descriptor
-    return (
-        not isinstance(descriptor, BlockScaledInstructionDescriptor)
-        and descriptor.dtype == "f32"
-        and descriptor.atype in _TYPES
-        and descriptor.btype in _TYPES
-        and not (form.sparse or operands.scale_d or operands.disabled_lanes or operands.zero_mask)
+    if (
+        isinstance(descriptor, BlockScaledInstructionDescriptor)
+        or descriptor.dtype != "f32"
+        or descriptor.atype not in _TYPES
+        or descriptor.btype not in _TYPES
+        or form.sparse
+        or operands.scale_d
+        or operands.disabled_lanes
+        or operands.zero_mask
+        or decoded.a_column % (CHUNK // _WORD)  # it takes tensor memory in chunks
+    ):
+        return None
+    columns, rows = descriptor.n // form.cta_group, descriptor.m // form.cta_group
+    a = None
+    if decoded.a is not None:
+        along = (_ROW_OF_A, _DOUBLE)
+        a = _matrix(descriptor.atype, decoded.a, decoded.a_major, rows, along)
+    return Product(
+        descriptor.atype,
+        a,
+        decoded.a_column,
+        _matrix(descriptor.btype, decoded.b, decoded.b_major, columns, (_DOUBLE, _ROW_OF_B)),
+        columns,
+        decoded.lane,
+        decoded.column,
+        accumulator_blocks(plan.path, descriptor.n),
+        operands.accumulate,
+        descriptor.negate_a != descriptor.negate_b,
     )
 
 
+def _matrix(
+    type_: str, descriptor: Tcgen05Descriptor, major: Major, mn: int, along: tuple[int, int]
+) -> Matrix:
+    """A matrix (mn, k) whose numbers go to where neighbours along mn and k are so far apart."""
+    along_mn, along_k = along
+    if major is Major.K:
+        placed = place(descriptor, major, mn, _K // _PER_CHUNK)
+        strides = (along_mn, _PER_CHUNK * along_k, along_k)
+    else:
+        placed = place(descriptor, major, _K, mn // _PER_CHUNK)
+        strides = (along_k, _PER_CHUNK * along_mn, along_mn)
+    return Matrix(type_, placed, (placed.plan.address, *placed.plan.chunks.shape), strides)
+
+
 def execute(
-    code: ModuleType,
-    operation: AsyncOperation,
-    ctas: Sequence[Cta],
-    plan: MmaPlan,
-    places: MmaPlaces,
-    accumulate: bool,
+    code: ModuleType, operation: AsyncOperation, ctas: Sequence[Cta], product: Product
 ) -> None:
     """Read the sources and write D in every CTA (`code`: `ptxemu.compiled.products`)."""
-    descriptor: Any = plan.descriptor
-    columns = descriptor.n // len(ctas)
-    read_a, read_b = (code.chunk_reader(t) for t in (descriptor.atype, descriptor.btype))
     for rank, cta in enumerate(ctas):
-        found = _read_shared(read_b, operation, cta, (places.b, places.b_major), columns)
-        _right[:, rank * columns : (rank + 1) * columns] = found.T
-    if descriptor.negate_a != descriptor.negate_b:
+        to = _RIGHT + rank * product.columns * _DOUBLE
+        _read_shared(code, operation, cta, product.b, to)
+    if product.is_negated:
         np.negative(_right, out=_right)
-    rows = descriptor.m // len(ctas)
     for cta in ctas:
-        if places.a is not None:
-            _left[:rows] = _read_shared(read_a, operation, cta, (places.a, places.a_major), rows)
-        for block in accumulator_blocks(plan.path, descriptor.n):
+        if product.a is not None:
+            _read_shared(code, operation, cta, product.a, _LEFT)
+        for block in product.blocks:
             first = block.row
-            if places.a is None:
-                _read_tmem(read_a, operation, cta, places, block)
+            if product.a is None:
+                _read_tmem(code, operation, cta, product, block)
                 first = 0
-            _access_d(operation, cta, places, block, accumulate)
-            lane = block.lane + places.lane
+            _access_d(operation, cta, product, block)
+            lane = block.lane + product.lane
             code.row_product(_K)(
-                _LEFT + first * _K * _DOUBLE,
+                _LEFT + first * _ROW_OF_A,
                 _RIGHT + block.n * _DOUBLE,
                 block.width,
                 block.count,
-                _address_of_tmem(cta) + lane * LANE_BYTES + places.column * _WORD,
+                _address_of_tmem(cta) + lane * LANE_BYTES + product.column * _WORD,
                 LANE_BYTES,
-                accumulate,
+                product.accumulate,
             )
 
 
 def _read_shared(
-    read: Any,
-    operation: AsyncOperation,
-    cta: Cta,
-    matrix: tuple[Tcgen05Descriptor, Major],
-    lines: int,
-) -> NDArray[np.float64]:
-    """A matrix in shared memory (lines, k), which is gone with the next one that is read."""
-    descriptor, major = matrix
-    shape = (lines, _K) if major is Major.K else (_K, lines)
-    plan, base = find_chunks(operation, cta, descriptor, major, shape[0], shape[1] // _PER_CHUNK)
-    read(address_of_shared(cta) + base, plan.address, plan.chunks.size, _RAW)
-    found = _raw[: lines * _K].reshape(shape)
-    return found if major is Major.K else found.T
+    code: ModuleType, operation: AsyncOperation, cta: Cta, matrix: Matrix, to: int
+) -> None:
+    report_read(operation, cta, matrix.placed)
+    memory = address_of_shared(cta) + matrix.placed.base
+    code.matrix_reader(matrix.type)(memory, *matrix.reading, to, *matrix.strides)
 
 
 def _read_tmem(
-    read: Any, operation: AsyncOperation, cta: Cta, places: MmaPlaces, block: Block
+    code: ModuleType, operation: AsyncOperation, cta: Cta, product: Product, block: Block
 ) -> None:
     """A's rows of a block, from the lanes that hold them in tensor memory."""
-    first, width = block.lane + places.lane, _K // 2
-    lanes = np.arange(first, first + block.count)
+    lanes, width = _lanes(block.lane + product.lane, block.count), _K // 2
     instruction = operation.instruction
-    access_tmem(cta, operation, instruction, AccessKind.READ, lanes, places.a_column, width)
-    within = np.arange(_K // _PER_CHUNK) + places.a_column * _WORD // CHUNK
-    chunks = lanes[:, None] * (LANE_BYTES // CHUNK) + within
+    access_tmem(cta, operation, instruction, AccessKind.READ, lanes, product.a_column, width)
+    chunks = _chunks_of_lanes(int(lanes[0]), block.count, product.a_column)
+    read = code.chunk_reader(product.type_a)
     read(_address_of_tmem(cta), int(chunks.ctypes.data), chunks.size, _LEFT)
 
 
-def _access_d(
-    operation: AsyncOperation, cta: Cta, places: MmaPlaces, block: Block, accumulate: bool
-) -> None:
-    first = block.lane + places.lane
-    lanes = np.arange(first, first + block.count)
-    kinds = (AccessKind.READ, AccessKind.WRITE) if accumulate else (AccessKind.WRITE,)
+def _access_d(operation: AsyncOperation, cta: Cta, product: Product, block: Block) -> None:
+    lanes = _lanes(block.lane + product.lane, block.count)
+    kinds = (AccessKind.READ, AccessKind.WRITE) if product.accumulate else (AccessKind.WRITE,)
     for kind in kinds:
-        access_tmem(cta, operation, operation.instruction, kind, lanes, places.column, block.width)
+        access_tmem(cta, operation, operation.instruction, kind, lanes, product.column, block.width)
+
+
+@cache
+def _lanes(first: int, count: int) -> NDArray[np.int64]:
+    lanes = np.arange(first, first + count)
+    lanes.flags.writeable = False
+    return lanes
+
+
+@cache
+def _chunks_of_lanes(first: int, count: int, column: int) -> NDArray[np.int64]:
+    """Numbers of the chunks of A's rows, from a column of tensor memory on."""
+    within = np.arange(_K // _PER_CHUNK) + column * _WORD // CHUNK
+    return _lanes(first, count)[:, None] * (LANE_BYTES // CHUNK) + within

@@ -7,21 +7,19 @@ two or four different A's if the lanes hold them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu import machine_code
-from ptxemu.descriptors import BlockScaledInstructionDescriptor, Tcgen05Descriptor, ZeroColumnMask
-from ptxemu.descriptors.matrix_layout import Major
+from ptxemu.descriptors import BlockScaledInstructionDescriptor, ZeroColumnMask
 from ptxemu.engines import tcgen05_code
-from ptxemu.engines.mma_plan import LAYOUTS, MmaForm, MmaPlan, major_of, mma_plan
+from ptxemu.engines.mma_operands import Decoded, MmaOperands, decoded
+from ptxemu.engines.mma_plan import MmaForm
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
-from ptxemu.engines.tcgen05_code import MmaPlaces
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
@@ -38,37 +36,11 @@ from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
     from ptxemu.machine.cta import Cta
+    from ptxemu.machine.operation import AsyncOperation
     from ptxemu.machine.warp import Warp
     from ptxemu.syntax.ast import Instruction
 
 Matrix = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class MmaOperands:
-    """The values of a tcgen05.mma's operands in the thread that issues it.
-
-    Attributes:
-        d: TMEM address of D; a: of A, or a shared memory descriptor; b: a descriptor.
-        instruction_descriptor: its 32 bits.
-        accumulate: enable-input-d; scale_d: the power of two that D is divided by.
-        disabled_lanes: disable-output-lane, 128 bits a CTA.
-        scale_a, scale_b: TMEM addresses of scale factors.
-        zero_mask: zero-column-mask-desc.
-        metadata: TMEM address of the sparsity metadata.
-    """
-
-    d: int
-    a: int
-    b: int
-    instruction_descriptor: int
-    accumulate: bool
-    scale_d: int = 0
-    disabled_lanes: int = 0
-    scale_a: int = 0
-    scale_b: int = 0
-    zero_mask: int = 0
-    metadata: int = 0
 
 
 def issue_mma(
@@ -80,108 +52,36 @@ def issue_mma(
         ExecutionError: a descriptor or an address that the ISA does not allow.
     """
     try:
-        plan = mma_plan(form, operands.instruction_descriptor)
-        product = _Product(warp, lane, instruction, form, operands, plan)
+        ctas = ctas_of(warp.cta, form.cta_group, instruction, warp)
+        product = decoded(form, operands)
     except ValueError as error:
         raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {error}") from error
-    product.operation.steps.append(product.execute)
-    warp.cta.machine.issue(product.operation)
+    for problem in product.problems:
+        warp.cta.machine.complain("error", "invalid-descriptor", problem, warp, instruction)
+    operation = start_mma(warp, lane, instruction, product.key, product.tmem_operands)
+    operation.shape = product.shape
+    operation.steps.append(_Product(operation, product, ctas).execute)
+    warp.cta.machine.issue(operation)
 
 
 class _Product:
     """One tcgen05.mma under way."""
 
-    def __init__(
-        self,
-        warp: Warp,
-        lane: int,
-        instruction: Instruction,
-        form: MmaForm,
-        operands: MmaOperands,
-        plan: MmaPlan,
-    ) -> None:
-        self._form, self._operands, self._plan = form, operands, plan
-        self._descriptor = plan.descriptor
-        self._ctas = ctas_of(warp.cta, form.cta_group, instruction, warp)
-        self._lane, self._column = self._checked_lane(operands.d, "D")
-        self._b = self._matrix_descriptor(warp, instruction, operands.b)
-        self._b_major = major_of(
-            self._descriptor.transpose_b, self._descriptor.btype, self._b.swizzle
-        )
-        self._a: Tcgen05Descriptor | None = None
-        if form.a_in_tmem:
-            a_lane, self._a_column = self._checked_lane(operands.a, "A")
-            if a_lane != self._lane:
-                raise ValueError(
-                    f"A and D have the lane alignments {a_lane} and {self._lane} ({LAYOUTS})"
-                )
-        else:
-            self._a = self._matrix_descriptor(warp, instruction, operands.a)
-            self._a_major = major_of(
-                self._descriptor.transpose_a, self._descriptor.atype, self._a.swizzle
-            )
-        # Machine code takes A from tensor memory in pieces of four columns.
-        self._is_known = tcgen05_code.is_known(form, plan, operands) and (
-            self._a is not None or self._a_column % 4 == 0
-        )
-        shape = (self._descriptor.m, self._descriptor.n, plan.k)
-        key = (form.cta_group, form.kind, shape[0], shape[1], form.ws, operands.d)
-        read = [operands.a] if form.a_in_tmem else []
-        if form.scale_count:
-            read += [operands.scale_a, operands.scale_b]
-        if form.sparse:
-            read.append(operands.metadata)
-        self.operation = start_mma(warp, lane, instruction, key, read)
-        self.operation.shape = shape
-
-    def _checked_lane(self, address: int, name: str) -> tuple[int, int]:
-        lane, column = split_address(address)
-        allowed = (0, 16) if self._plan.path.half_lanes else (0,)
-        if lane not in allowed:
-            raise ValueError(
-                f"{name} at lane {lane}: layout {self._plan.path.value} needs a lane alignment of "
-                f"{' or '.join(map(str, allowed))} ({LAYOUTS})"
-            )
-        return lane, column
-
-    def _matrix_descriptor(
-        self, warp: Warp, instruction: Instruction, value: int
-    ) -> Tcgen05Descriptor:
-        descriptor = Tcgen05Descriptor.decode(value)
-        for problem in descriptor.problems():
-            warp.cta.machine.complain(
-                "error",
-                "invalid-descriptor",
-                f"shared memory descriptor 0x{value:016x}: {problem}",
-                warp,
-                instruction,
-            )
-        return descriptor
+    def __init__(self, operation: AsyncOperation, product: Decoded, ctas: list[Cta]) -> None:
+        self._operation, self._product, self._ctas = operation, product, ctas
+        self._form, self._operands, self._plan = product.form, product.operands, product.plan
+        self._descriptor = product.plan.descriptor
 
     def execute(self) -> None:
         """Read the sources and write D in every CTA."""
-        code = machine_code.products() if self._is_known else None
-        if code is not None:
-            accumulate = self._operands.accumulate
-            tcgen05_code.execute(
-                code, self.operation, self._ctas, self._plan, self._places(), accumulate
-            )
+        product = self._product
+        code = None if product.code is None else machine_code.products(self._ctas[0])
+        if product.code is not None and code is not None:
+            tcgen05_code.execute(code, self._operation, self._ctas, product.code)
             return
         right = self._read_b()
         for rank, cta in enumerate(self._ctas):
             self._execute_in(cta, rank, right)
-
-    def _places(self) -> MmaPlaces:
-        in_tmem = self._a is None
-        return MmaPlaces(
-            self._a,
-            Major.K if in_tmem else self._a_major,
-            self._a_column if in_tmem else 0,
-            self._b,
-            self._b_major,
-            self._lane,
-            self._column,
-        )
 
     def _read_b(self) -> Matrix:
         """B (n, k): every CTA has its part of the columns."""
@@ -192,7 +92,13 @@ class _Product:
         shape = (columns + mask.column_shift, self._plan.k)
         parts = [
             read_matrix(
-                self.operation, cta, self._b, self._b_major, shape, descriptor.btype, packing
+                self._operation,
+                cta,
+                self._product.b,
+                self._product.b_major,
+                shape,
+                descriptor.btype,
+                packing,
             )[mask.column_shift :]
             for cta in self._ctas
         ]
@@ -213,13 +119,13 @@ class _Product:
             right = right * scale_b
         whole: Matrix | None = None
         stored: Matrix | None = None
-        if self._a is not None:
+        if self._product.a is not None:
             packing = self._plan.packing(descriptor.atype, in_tmem=False)
             stored = read_matrix(
-                self.operation,
+                self._operation,
                 cta,
-                self._a,
-                self._a_major,
+                self._product.a,
+                self._product.a_major,
                 (rows, self._plan.kept),
                 descriptor.atype,
                 packing,
@@ -246,10 +152,12 @@ class _Product:
         descriptor = self._descriptor
         packing = self._plan.packing(descriptor.atype, in_tmem=True)
         width = self._plan.kept * 4 // dot.elements_per_chunk(descriptor.atype, packing)
-        first = block.lane + self._lane
+        first = block.lane + self._product.lane
         lanes = np.arange(first, first + block.count)
-        self._access(cta, AccessKind.READ, lanes, self._a_column, width)
-        words = cta.tmem[first : first + block.count, self._a_column : self._a_column + width]
+        self._access(cta, AccessKind.READ, lanes, self._product.a_column, width)
+        words = cta.tmem[
+            first : first + block.count, self._product.a_column : self._product.a_column + width
+        ]
         raw = np.ascontiguousarray(words).view(np.uint8)
         return dot.numbers(raw, descriptor.atype, packing)
 
@@ -260,7 +168,7 @@ class _Product:
         half; of every 16 lanes the second 8 have the second half of k, and the selector names the
         column. Of other kinds a lane has its row's 64 bits in two columns.
         """
-        operation, descriptor = self.operation, self._descriptor
+        operation, descriptor = self._operation, self._descriptor
         _, column = split_address(self._operands.metadata)
         column += getattr(descriptor, "sparsity_selector", 0)
         halves = descriptor.kind in ("f16", "tf32")
@@ -286,7 +194,7 @@ class _Product:
         first_lane, column = split_address(address & 0x3FFFFFFF)
         if first_lane:
             raise ExecutionError(
-                f"{self.operation.instruction.span}: scale factors at TMEM lane {first_lane}: "
+                f"{self._operation.instruction.span}: scale factors at TMEM lane {first_lane}: "
                 "expected lane 0"
             )
         found = []
@@ -305,21 +213,21 @@ class _Product:
                     "scale-factor-copies",
                     f"the scale factors at TMEM column {column} are not the same in all groups of "
                     'lanes (PTX ISA, "Block Scaling")',
-                    self.operation,
-                    self.operation.instruction,
+                    self._operation,
+                    self._operation.instruction,
                 )
             found.append(copies[0])
         factors = dot.scales(np.concatenate(found), descriptor.scale_type)
         return np.repeat(factors, self._plan.k // count, axis=1)
 
     def _write_d(self, cta: Cta, rank: int, block: Block, sums: Matrix) -> None:
-        first = block.lane + self._lane
+        first = block.lane + self._product.lane
         lanes = np.arange(first, first + block.count)
         disabled = self._operands.disabled_lanes >> LANES * rank & ((1 << LANES) - 1)
         if disabled:
             enabled = np.array([not disabled >> int(lane) & 1 for lane in lanes])
             lanes, sums = lanes[enabled], sums[enabled]
-        column, width = self._column, block.width
+        column, width = self._product.column, block.width
         accumulate = self._operands.accumulate
         if accumulate:
             self._access(cta, AccessKind.READ, lanes, column, width)
@@ -339,5 +247,5 @@ class _Product:
     def _access(
         self, cta: Cta, kind: AccessKind, lanes: NDArray[np.int64], column: int, columns: int
     ) -> None:
-        operation = self.operation
+        operation = self._operation
         access_tmem(cta, operation, operation.instruction, kind, lanes, column, columns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.events import Fence, FenceKind
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.operation import AsyncOperation, Ordering
+from ptxemu.machine.operation import NO_ORDER, AsyncOperation, Ordering
 from ptxemu.machine.register_file import set_words, words_of
 from ptxemu.numerics import dot, sparsity
 
@@ -35,8 +36,26 @@ ROWS = 16
 WARPS = 4
 """Of a warpgroup."""
 WARP_SIZE = 32
+_PLAIN = ("bf16", "f16")
 _SIXTEEN = np.uint32(16)
 _LOW_HALF = np.uint32(0xFFFF)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accumulator:
+    """The registers of a D: one object for equal ones."""
+
+    slots: frozenset[int]
+
+
+@cache
+def _accumulator(d: tuple[int, ...]) -> Accumulator:
+    return Accumulator(frozenset(d))
+
+
+@cache
+def _overlap(one: Accumulator, other: Accumulator) -> bool:
+    return not one.slots.isdisjoint(other.slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +84,15 @@ class WgmmaForm:
     saturate: bool = False
     metadata: int | None = None
     givers: tuple[int, int] = (0, 4)
+    accumulator: Accumulator = field(init=False)
+    """That of `d`."""
+    is_plain: bool = field(init=False)
+    """A dense product of 16-bit floats, which machine code knows."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accumulator", _accumulator(self.d))
+        is_plain = self.dtype == "f32" and self.atype in _PLAIN and self.metadata is None
+        object.__setattr__(self, "is_plain", is_plain)
 
     @property
     def kept(self) -> int:
@@ -94,8 +122,8 @@ class WgmmaState:
     groups: deque[list[WgmmaOperation]] = field(default_factory=deque)
     """Committed groups, the oldest first."""
     num_issued: int = 0
-    latest: dict[tuple[int, ...], WgmmaOperation] = field(default_factory=dict)
-    """The last operation on each set of D registers: the next one is ordered behind it."""
+    latest: dict[Accumulator, WgmmaOperation] = field(default_factory=dict)
+    """The last operation on each D: the next one is ordered behind it."""
     num_fenced: int = 0
     """Operations issued before the last wgmma.fence."""
 
@@ -121,20 +149,22 @@ def issue(
     warp: Warp,
     instruction: Instruction,
     form: WgmmaForm,
-    a: WgmmaDescriptor | None,
-    b: WgmmaDescriptor,
+    a: int | None,
+    b: int,
     accumulate: bool,
 ) -> None:
-    """Start one product; `a` is None where A is in registers."""
+    """Start one product of matrices by their descriptors; `a` is None where A is in registers."""
     machine = warp.cta.machine
     state = wgmma_state(warp)
-    operation = WgmmaOperation("wgmma", warp, instruction, ordering=Ordering(_before(state, form)))
+    before = _before(state, form)
+    ordering = Ordering(before) if before else NO_ORDER
+    operation = WgmmaOperation("wgmma", warp, instruction, ordering=ordering)
     operation.shape = (64, form.n, form.k)
     operation.registers = (*form.d, *form.sources)
     operation.number = state.num_issued
     operation.parts = _join_warpgroup(operation)
     state.num_issued += 1
-    state.latest[form.d] = operation
+    state.latest[form.accumulator] = operation
 
     def execute() -> None:
         _execute(operation, form, a, b, accumulate)
@@ -149,10 +179,11 @@ def issue(
 def _before(state: WgmmaState, form: WgmmaForm) -> list[WgmmaOperation]:
     """What an operation is ordered behind: those of its shape on its D, and with a wgmma.fence in
     between those of other shapes that have some of its registers."""
+    own, fenced = form.accumulator, state.num_fenced
     return [
         operation
         for d, operation in state.latest.items()
-        if d == form.d or (operation.number < state.num_fenced and not set(d).isdisjoint(form.d))
+        if d is own or (operation.number < fenced and _overlap(d, own))
     ]
 
 
@@ -216,8 +247,8 @@ def join(warp: Warp, keep: int) -> None:
 def _execute(
     operation: AsyncOperation,
     form: WgmmaForm,
-    a: WgmmaDescriptor | None,
-    b: WgmmaDescriptor,
+    a: int | None,
+    b: int,
     accumulate: bool,
 ) -> None:
     """Read A, B and D, write D."""
@@ -228,19 +259,22 @@ def _execute(
     if a is None:
         left = _fragment_a(warp, form)
     elif form.a_major is Major.K:
-        rows = replace(
-            a, start_address=a.start_address + first // 8 * a.stride_dimension_byte_offset
-        )
+        matrix = WgmmaDescriptor.decode(a)
+        start = matrix.start_address + first // 8 * matrix.stride_dimension_byte_offset
+        rows = replace(matrix, start_address=start)
         left = read_matrix(operation, warp.cta, rows, Major.K, (ROWS, form.kept), form.atype)
     else:
-        whole = read_matrix(operation, warp.cta, a, Major.MN, (64, form.kept), form.atype)
+        matrix = WgmmaDescriptor.decode(a)
+        whole = read_matrix(operation, warp.cta, matrix, Major.MN, (64, form.kept), form.atype)
         left = whole[first : first + ROWS]
     if form.metadata is not None:
         words = warp.registers[form.metadata]
         metadata = rows_of_metadata(words, slice(*form.givers), dot.BITS[form.atype])
         warn_of_undefined(warp.cta, operation, operation.instruction, metadata, form.atype)
         left = sparsity.expanded(left, metadata, form.atype)
-    right = read_matrix(operation, warp.cta, b, form.b_major, (form.n, form.k), form.btype)
+    shape = (form.n, form.k)
+    matrix = WgmmaDescriptor.decode(b)
+    right = read_matrix(operation, warp.cta, matrix, form.b_major, shape, form.btype)
     operation.sources_read = True
     sums = dot.product(left, right)
     if form.negate_a != form.negate_b:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu import machine_code
+from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
-from ptxemu.engines.shared_matrix import address_of_shared, find_chunks
+from ptxemu.engines.shared_matrix import address_of_shared, place, report_read
 from ptxemu.machine.register_file import RegisterFile, RegisterLayout
 
 if TYPE_CHECKING:
-    from ptxemu.descriptors import WgmmaDescriptor
+    from numpy.typing import NDArray
+
+    from ptxemu.engines.shared_matrix import Placed
     from ptxemu.engines.wgmma import WgmmaForm
     from ptxemu.machine.operation import AsyncOperation
 
-_TYPES = ("bf16", "f16")
 _K, _PER_CHUNK = 16, 8
 _ROWS, _ALL_ROWS, _MOST_COLUMNS = 16, 64, 256
 _DOUBLE = 8
@@ -27,89 +29,103 @@ _right = np.empty(_MOST_COLUMNS * _K)
 _LEFT, _RIGHT = int(_left.ctypes.data), int(_right.ctypes.data)
 
 
-@dataclass(frozen=True, slots=True)
-class WgmmaAddresses:
-    """Where a form's registers are in a register file, as arrays that stay.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """What one warp of four reads and multiplies, wherever its registers and its CTA are.
 
     Attributes:
-        d: address of the offsets of D's registers; a: of the numbers of A's chunks.
+        a, b: where the matrices are; `a` is None where A is in registers.
+        chunks_of_a: addresses of the numbers of A's chunks, and how many; chunks_of_b: of B's.
+        left, right: first element, bytes between rows and between columns, of A's 16 rows, and
+            between columns and between rows of B, which has been read.
+        d: address of the offsets of D's registers; kept: arrays whose addresses these are.
     """
 
+    a: Placed | None
+    b: Placed
+    chunks_of_a: tuple[int, int]
+    chunks_of_b: tuple[int, int]
+    left: tuple[int, int, int]
+    right: tuple[int, int, int]
     d: int
-    a: int
     kept: object
 
 
 def execute(
-    operation: AsyncOperation,
-    form: WgmmaForm,
-    a: WgmmaDescriptor | None,
-    b: WgmmaDescriptor,
-    accumulate: bool,
+    operation: AsyncOperation, form: WgmmaForm, a: int | None, b: int, accumulate: bool
 ) -> bool:
-    """Read A, B and D and write D; False, and nothing done, where machine code is not to do it."""
+    """Read A, B and D and write D; False, and nothing done, where machine code is not to do it.
+
+    Args:
+        a, b: descriptors, as their bits; `a` is None where A is in registers.
+    """
     warp = operation.issuer
-    registers = warp.registers
-    if not is_known(form) or not isinstance(registers, RegisterFile):
+    registers, cta = warp.registers, warp.cta
+    if not form.is_plain or not isinstance(registers, RegisterFile):
         return False
-    code = machine_code.products()
+    code = machine_code.products(cta)
     if code is None:
         return False
-    shared = address_of_shared(warp.cta)
-    addresses = addresses_of(registers.layout, form)
+    part = _part(registers.layout, form, a, b, warp.index % 4)
     read = code.chunk_reader(form.atype)
-    left, row_bytes, column_bytes = _LEFT, _K * _DOUBLE, _DOUBLE
-    first = _ROWS * (warp.index % 4)
-    if a is None:
-        read(registers.address, addresses.a, _ROWS * _K // _PER_CHUNK, _LEFT)
-    elif form.a_major is Major.K:
-        rows = _part_of_rows(a, first)
-        plan, base = find_chunks(operation, warp.cta, rows, Major.K, _ROWS, _K // _PER_CHUNK)
-        read(shared + base, plan.address, plan.chunks.size, _LEFT)
+    shared = address_of_shared(cta)
+    if part.a is None:
+        read(registers.address, *part.chunks_of_a, _LEFT)
     else:
-        plan, base = find_chunks(operation, warp.cta, a, Major.MN, _K, _ALL_ROWS // _PER_CHUNK)
-        read(shared + base, plan.address, plan.chunks.size, _LEFT)
-        left += first * _DOUBLE
-        row_bytes, column_bytes = _DOUBLE, _ALL_ROWS * _DOUBLE
-    is_k = form.b_major is Major.K
-    lines, along = (form.n, _K) if is_k else (_K, form.n)
-    plan, base = find_chunks(operation, warp.cta, b, form.b_major, lines, along // _PER_CHUNK)
-    code.chunk_reader(form.btype)(shared + base, plan.address, plan.chunks.size, _RIGHT)
+        report_read(operation, cta, part.a)
+        read(shared + part.a.base, *part.chunks_of_a, _LEFT)
+    report_read(operation, cta, part.b)
+    code.chunk_reader(form.btype)(shared + part.b.base, *part.chunks_of_b, _RIGHT)
     operation.sources_read = True
     code.fragment_product(_K)(
-        left,
-        row_bytes,
-        column_bytes,
-        _RIGHT,
-        _K * _DOUBLE if is_k else _DOUBLE,
-        _DOUBLE if is_k else form.n * _DOUBLE,
+        *part.left,
+        *part.right,
         form.n,
         registers.address,
-        addresses.d,
+        part.d,
         accumulate,
         form.negate_a != form.negate_b,
     )
     return True
 
 
-def is_known(form: WgmmaForm) -> bool:
-    """Whether machine code knows the form's types."""
-    return form.dtype == "f32" and form.atype in _TYPES and form.metadata is None
-
-
-@lru_cache(maxsize=1024)
-def addresses_of(layout: RegisterLayout, form: WgmmaForm) -> WgmmaAddresses:
-    """Where the form's registers are; register 2j + h of A holds chunk j of rows 8h to 8h + 7."""
+@lru_cache(maxsize=4096)
+def _part(layout: RegisterLayout, form: WgmmaForm, a: int | None, b: int, warp: int) -> _Part:
+    """What the `warp`-th of a warpgroup does."""
+    first = _ROWS * warp
+    left, row_bytes, column_bytes = _LEFT, _K * _DOUBLE, _DOUBLE
+    placed, chunks = None, _chunks_in_registers(layout, form)
+    if a is not None:
+        matrix = WgmmaDescriptor.decode(a)
+        if form.a_major is Major.K:
+            offset = first // 8 * matrix.stride_dimension_byte_offset
+            matrix = replace(matrix, start_address=matrix.start_address + offset)
+            placed = place(matrix, Major.K, _ROWS, _K // _PER_CHUNK)
+        else:
+            placed = place(matrix, Major.MN, _K, _ALL_ROWS // _PER_CHUNK)
+            left += first * _DOUBLE
+            row_bytes, column_bytes = _DOUBLE, _ALL_ROWS * _DOUBLE
+        chunks = placed.plan.chunks
+    is_k = form.b_major is Major.K
+    lines, along = (form.n, _K) if is_k else (_K, form.n)
+    right = place(WgmmaDescriptor.decode(b), form.b_major, lines, along // _PER_CHUNK)
     d = layout.byte_offsets(form.d)
+    return _Part(
+        placed,
+        right,
+        (int(chunks.ctypes.data), chunks.size),
+        (right.plan.address, right.plan.chunks.size),
+        (left, row_bytes, column_bytes),
+        (_RIGHT, *((_K * _DOUBLE, _DOUBLE) if is_k else (_DOUBLE, form.n * _DOUBLE))),
+        int(d.ctypes.data),
+        (d, chunks),
+    )
+
+
+def _chunks_in_registers(layout: RegisterLayout, form: WgmmaForm) -> NDArray[np.int64]:
+    """Numbers of A's chunks; register 2j + h of A holds chunk j of rows 8h to 8h + 7."""
     a = np.zeros((_ROWS, _K // _PER_CHUNK), np.int64)
     for number, offset in enumerate(layout.byte_offsets(form.a).tolist()):
         half, chunk = number % 2, number // 2
         a[8 * half : 8 * half + 8, chunk] = offset // CHUNK + np.arange(8)
-    return WgmmaAddresses(int(d.ctypes.data), int(a.ctypes.data), (d, a))
-
-
-@lru_cache(maxsize=4096)
-def _part_of_rows(a: WgmmaDescriptor, first: int) -> WgmmaDescriptor:
-    """The descriptor of the 16 rows of A from `first` on."""
-    offset = first // 8 * a.stride_dimension_byte_offset
-    return replace(a, start_address=a.start_address + offset)
+    return a

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxemu.descriptors import BLOCK_SCALED_KINDS, KINDS
+from ptxemu.engines.mma_operands import MmaOperands
 from ptxemu.engines.mma_plan import SHAPES, MmaForm
-from ptxemu.engines.tcgen05_mma import MmaOperands, issue_mma
+from ptxemu.engines.tcgen05_mma import issue_mma
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
-from ptxemu.machine.operands import LaneReader, address_reader, elements, reader
+from ptxemu.machine.operands import LaneItem, address_in_lane, elements, in_lane
 from ptxemu.machine.warp import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Vector
 
@@ -25,7 +26,7 @@ _SCALE_COUNTS = {
     "block16": 4,
 }
 _COLLECTOR_OPS = ("fill", "use", "lastuse", "discard")
-_Reader = Callable[[Warp, int], int]
+_ZERO = in_lane(IntImmediate(0), "u64")
 
 
 @visible("tcgen05.mma", section="tcgen05.mma")
@@ -49,8 +50,8 @@ def tcgen05_mma(instruction: Instruction) -> Step:
                 f"{instruction.span}: {instruction.opcode}: .ws with .cta_group::2 is invalid "
                 f"({SHAPES})"
             )
-        for lane in lanes:
-            issue_mma(warp, int(lane), instruction, form, read(warp, int(lane)))
+        for lane in lanes.tolist():
+            issue_mma(warp, lane, instruction, form, read(warp, lane))
 
     return step
 
@@ -85,28 +86,27 @@ def _form(instruction: Instruction) -> MmaForm:
 def _operand_reader(instruction: Instruction, form: MmaForm) -> Callable[[Warp, int], MmaOperands]:
     """A function that gives the operands' values in one thread."""
     d, a, b, *rest = instruction.operands
-    metadata = _constant(0)
+    metadata = _ZERO
     if form.sparse and rest:
-        metadata = _scalar(address_reader(rest.pop(0)))
+        metadata = address_in_lane(rest.pop(0))
     _expect(instruction, rest, 2, 5)
     idesc = rest.pop(0)
-    read_d = _scalar(address_reader(d))
-    read_a = _scalar(address_reader(a) if form.a_in_tmem else reader(a, "u64"))
-    read_b = _scalar(reader(b, "u64"))
-    read_idesc = _scalar(reader(idesc, "u32"))
-    scale_a = scale_b = zero_mask = _constant(0)
+    read_d = address_in_lane(d)
+    read_a = address_in_lane(a) if form.a_in_tmem else in_lane(a, "u64")
+    read_b, read_idesc = in_lane(b, "u64"), in_lane(idesc, "u32")
+    scale_a = scale_b = zero_mask = _ZERO
     scale_d = 0
-    disabled: tuple[_Reader, ...] = ()
+    disabled: tuple[LaneItem, ...] = ()
     if form.scale_count:
         _expect(instruction, rest, 3, 3)
-        scale_a, scale_b = (_scalar(address_reader(operand)) for operand in rest[:2])
+        scale_a, scale_b = (address_in_lane(operand) for operand in rest[:2])
         rest = rest[2:]
     elif rest and isinstance(rest[0], Vector):
         disabled = _disabled_lanes(instruction, form, rest.pop(0))
     _expect(instruction, rest, 1, 1 if form.scale_count else 2)
-    enable = _scalar(reader(rest[0], "pred"))
+    enable = in_lane(rest[0], "pred")
     if len(rest) == 2 and form.ws:
-        zero_mask = _scalar(reader(rest[1], "u64"))
+        zero_mask = in_lane(rest[1], "u64")
     elif len(rest) == 2:
         scale_d = _scale_input_d(instruction, form, rest[1])
 
@@ -133,7 +133,7 @@ def _operand_reader(instruction: Instruction, form: MmaForm) -> Callable[[Warp, 
 
 def _disabled_lanes(
     instruction: Instruction, form: MmaForm, operand: Operand
-) -> tuple[_Reader, ...]:
+) -> tuple[LaneItem, ...]:
     words = elements(operand)
     if form.ws or len(words) != 4 * form.cta_group:
         raise IllegalInstructionError(
@@ -141,7 +141,7 @@ def _disabled_lanes(
             f'{"none with .ws" if form.ws else 4 * form.cta_group} (PTX ISA, "tcgen05.mma")',
             instruction.span,
         )
-    return tuple(_scalar(reader(word, "u32")) for word in words)
+    return tuple(in_lane(word, "u32") for word in words)
 
 
 def _scale_input_d(instruction: Instruction, form: MmaForm, operand: Operand) -> int:
@@ -158,14 +158,6 @@ def _scale_input_d(instruction: Instruction, form: MmaForm, operand: Operand) ->
             instruction.span,
         )
     return operand.value
-
-
-def _scalar(read: LaneReader) -> _Reader:
-    return lambda warp, lane: int(read(warp)[lane])
-
-
-def _constant(value: int) -> _Reader:
-    return lambda warp, lane: value
 
 
 def _expect(instruction: Instruction, operands: list[Operand], low: int, high: int) -> None:

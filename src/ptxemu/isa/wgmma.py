@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines import wgmma as engine
 from ptxemu.engines.wgmma import WgmmaForm
@@ -93,9 +92,8 @@ def _product(instruction: Instruction, *, is_sparse: bool) -> Step:
     scale_d = uniform(instruction.operands[5 if is_sparse else 3], "pred")
 
     def step(warp: Warp, mask: Mask) -> None:
-        a = None if a_desc is None else WgmmaDescriptor.decode(a_desc(warp, mask))
-        b = WgmmaDescriptor.decode(b_desc(warp, mask))
-        engine.issue(warp, instruction, form, a, b, bool(scale_d(warp, mask)))
+        a = None if a_desc is None else a_desc(warp, mask)
+        engine.issue(warp, instruction, form, a, b_desc(warp, mask), bool(scale_d(warp, mask)))
 
     return step
 

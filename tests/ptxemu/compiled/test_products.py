@@ -29,6 +29,20 @@ def test_every_number_is_read_as_numpy_reads_it(type_):
     assert same.all()
 
 
+@pytest.mark.parametrize("type_", products.KNOWN_TYPES)
+def test_a_matrix_goes_to_where_its_elements_lie_apart(type_):
+    random = np.random.default_rng(2)
+    words = random.integers(0, 1 << 14, (24, 16)).astype(np.uint16)
+    chunks = random.permutation(48).reshape(24, 2)
+    out = np.full((16, 40), -1.0)
+    read = products.matrix_reader(type_)
+    to = out.ctypes.data + 8 * 8
+    read(words.ctypes.data, chunks.ctypes.data, 24, 2, to, 8, 8 * 8 * 40, 8 * 40)
+    expected = dot.numbers(words.view(np.uint8).reshape(-1, 16)[chunks.ravel()], type_)
+    np.testing.assert_array_equal(out[:, 8:32], expected.reshape(24, 16).T)
+    assert (out[:, :8] == -1).all() and (out[:, 32:] == -1).all()
+
+
 @pytest.mark.parametrize(("reads", "negates"), list(itertools.product((False, True), repeat=2)))
 @pytest.mark.parametrize("b_is_k_major", [False, True])
 def test_products_have_numpys_bits(reads, negates, b_is_k_major):
