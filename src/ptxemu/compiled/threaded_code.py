@@ -75,6 +75,8 @@ class ThreadedCode:
         self._spare: dict[tuple[Scalar, str], int] = {}
         """By operand and type the offset in a register file of what each warp has once."""
         self._spare_end = self._layout.spare
+        self.num_spare = 0
+        """Values that each warp has once."""
         self._assemblers: dict[int, _Assembler | None] = {}
         """By a block's first pc; None: it is left as it is."""
         self.nowhere, _ = self._take(_WIDEST)
@@ -101,11 +103,6 @@ class ThreadedCode:
                 self._assemblers[block.first] = None
         return self._assemblers[block.first]
 
-    @property
-    def num_spare(self) -> int:
-        """Values that each warp has once."""
-        return len(self._spare)
-
     def fill(self, warp: Any, registers: RegisterFile) -> None:
         """Put what a warp has once into its register file, as far as it is not there yet."""
         for (operand, type_), offset in list(self._spare.items())[registers.num_spare :]:
@@ -116,7 +113,7 @@ class ThreadedCode:
                 address = warp.symbol_address(operand.name) + operand.addend
                 lanes = np.full(WARP_SIZE, address, dtype=np.uint64)
             registers.fill_spare(offset, convert(lanes, type_))
-        registers.num_spare = len(self._spare)
+        registers.num_spare = self.num_spare
 
     def register(self, slot: int) -> int:
         """The word for a register of the warp."""
@@ -146,6 +143,7 @@ class ThreadedCode:
             if end > self._layout.spare + SPARE_ROWS * ROW_BYTES:
                 raise _NoRoomError
             self._spare[key], self._spare_end = self._spare_end, end
+            self.num_spare = len(self._spare)
         return self._spare[key] + 1
 
     def _take(self, size: int) -> tuple[int, NDArray[np.uint8]]:
@@ -246,13 +244,7 @@ class _Assembler:
         """The block as a function."""
         code, parts = self._code, self.parts
         if len(parts) == 1 and isinstance(parts[0], Records):
-            only = parts[0]
-
-            def run_records(warp: Any, mask: Mask, rounds: int) -> int:
-                only.run(code, warp, mask)
-                return 1
-
-            return run_records
+            return parts[0].as_function(code)
 
         def run(warp: Any, mask: Mask, rounds: int) -> int:
             for part in parts:
@@ -315,6 +307,20 @@ class Records:
             code.fill(warp, registers)
         lanes = -1 if mask is FULL else bits_of(mask)
         return self._call(self._first, self._count, registers.address, lanes, context)
+
+    def as_function(self, code: ThreadedCode) -> FastFunction:
+        """`run` of a block that is no more than this."""
+        call, first, count = self._call, self._first, self._count
+
+        def run(warp: Any, mask: Mask, rounds: int) -> int:
+            registers = warp.registers
+            if registers.num_spare != code.num_spare:
+                code.fill(warp, registers)
+            call(first, count, registers.address, -1 if mask is FULL else bits_of(mask), 0)
+            return 1
+
+        run.kept = self  # type: ignore[attr-defined]
+        return run
 
 
 class _InPython:

@@ -47,7 +47,10 @@ class ThreadCopies(AsyncOperation):
         self.steps.append(self._copy)
 
     def _copy(self) -> None:
-        if self.cta.machine.observer is None and copy(self.cta, self._copies, self._size):
+        if copy(self.cta, self._copies, self._size):
+            if self.cta.machine.observer is not None:
+                self._report_read()
+                self._report(Space.SHARED, self._copies.offsets, self._size, AccessKind.WRITE)
             return
         try:
             data = self._read()
@@ -64,21 +67,34 @@ class ThreadCopies(AsyncOperation):
         memory = self.cta.machine.memory
         sources, counts = self._copies.sources, self._copies.counts
         if counts is None:
-            self._report(Space.GLOBAL, sources, self._size, AccessKind.READ)
-            return memory.load(sources, self._size)
-        data = np.zeros((len(sources), self._size), dtype=np.uint8)
-        for count in np.unique(counts).tolist():
-            if count:
+            data = memory.load(sources, self._size)
+        else:
+            data = np.zeros((len(sources), self._size), dtype=np.uint8)
+            for count in _distinct(counts):
                 chosen = counts == count
                 data[chosen, :count] = memory.load(sources[chosen], count)
-                self._report(Space.GLOBAL, sources[chosen], count, AccessKind.READ)
+        self._report_read()
         return data
+
+    def _report_read(self) -> None:
+        sources, counts = self._copies.sources, self._copies.counts
+        if counts is None:
+            self._report(Space.GLOBAL, sources, self._size, AccessKind.READ)
+            return
+        for count in _distinct(counts):
+            chosen = sources[counts == count]
+            self._report(Space.GLOBAL, chosen, count, AccessKind.READ)
 
     def _report(self, space: Space, starts: Addresses, size: int, kind: AccessKind) -> None:
         machine = self.cta.machine
         if machine.observer is not None:
             owner = self.cta if space is Space.SHARED else None
             report(machine, self, space, owner, _once(starts), size, kind, self.instruction)
+
+
+def _distinct(counts: Addresses) -> list[int]:
+    """The numbers of bytes that are read, none left out, the smallest first."""
+    return sorted(set(counts.tolist()) - {0})
 
 
 def _once(starts: Addresses) -> Addresses:

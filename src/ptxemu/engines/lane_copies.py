@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ptxemu import machine_code
 from ptxemu.engines.shared_matrix import address_of_shared
 from ptxemu.machine.convergence import bits_of
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import FULL, WARP_SIZE
 from ptxemu.machine.register_file import RegisterFile
 from ptxemu.syntax.ast import Address, NegatedRegister, Operand, Register
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from ptxemu.machine.register_file import RegisterLayout
     from ptxemu.machine.warp import Warp
 
+_ROWS_AT_ONCE = 64
 _NO_LIMIT, _PREDICATE, _NEGATED, _COUNT = range(4)
 _WIDTHS = {"u32": 32, "b32": 32, "s32": 32, "u64": 64, "b64": 64, "s64": 64, "pred": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LaneCopies:
     """What the lanes of one instruction copy.
 
@@ -39,6 +41,25 @@ class LaneCopies:
     sources: NDArray[np.int64]
     counts: NDArray[np.int64] | None
     address: int = 0
+
+
+class _Rows:
+    """Memory for what copies are told, 3 rows of 32 words each time, and where it is."""
+
+    def __init__(self, cta: Cta) -> None:
+        self._left: list[tuple[NDArray[np.int64], int]] = []
+
+    def take(self) -> tuple[NDArray[np.int64], int]:
+        """Three rows that nobody else has, and their address."""
+        if not self._left:
+            block = np.empty((_ROWS_AT_ONCE, 3, WARP_SIZE), np.int64)
+            first = int(block.ctypes.data)
+            each = block.nbytes // _ROWS_AT_ONCE
+            self._left = [(rows, first + each * number) for number, rows in enumerate(block)]
+        return self._left.pop()
+
+
+_rows: EngineState[Cta, _Rows] = EngineState(_Rows)
 
 
 class CopyOperands:
@@ -71,10 +92,9 @@ class CopyOperands:
             return None
         if self._layout is not registers.layout:
             self._bind(registers.layout)
-        rows = np.empty((3, WARP_SIZE), np.int64)
-        address = int(rows.ctypes.data)
-        lanes = -1 if mask is FULL else bits_of(mask)
         cta = warp.cta
+        rows, address = _rows(cta).take()
+        lanes = -1 if mask is FULL else bits_of(mask)
         count = code.lane_taker(self._size)(
             self._address, registers.address, lanes, cta.rank, len(cta.shared), address
         )

@@ -149,6 +149,8 @@ class GlobalTile:
     def read(self, operation: AsyncOperation) -> Bytes:
         """The box, filled where it is outside the tensor."""
         report_map_read(operation, self.map_address)
+        if self.gathered and (starts := self._whole_rows()) is not None:
+            return _read_rows(operation, starts, self.tensor_map.row_bytes)
         data = filler(self.tensor_map, self.shape)
         rounds = self.tensor_map.dtype.startswith("tf32")
         tiles = []
@@ -179,6 +181,21 @@ class GlobalTile:
                 view[...] = combine(held, arriving)
             _report_tile(operation, tile, AccessKind.ATOMIC, element=self.tensor_map.dtype)
 
+    def _whole_rows(self) -> list[int] | None:
+        """Addresses of the four rows where all of them are inside the tensor and read as they are;
+        else None."""
+        made = self.tensor_map
+        column, *rows = self.coordinates
+        if (
+            not 0 <= column <= made.dims[0] - made.box[0]
+            or min(rows) < 0
+            or max(rows) >= made.dims[1]
+            or made.dtype.startswith("tf32")
+        ):
+            return None
+        first, stride = made.address + column * made.element_bits // 8, made.strides[0]
+        return [first + row * stride for row in rows]
+
     def _tiles(self, data: Bytes) -> Iterator[tuple[Tile, Bytes]]:
         """What is inside the tensor, with its part of `data`."""
         if not self.gathered:
@@ -190,6 +207,17 @@ class GlobalTile:
         for number, tile in enumerate(clip_rows(self.tensor_map, column, rows)):
             if tile is not None:
                 yield tile, data[number : number + 1][tile.within]
+
+
+def _read_rows(operation: AsyncOperation, starts: list[int], size: int) -> Bytes:
+    """Rows of `size` bytes, reported at once."""
+    data = np.empty((len(starts), size), dtype=np.uint8)
+    for number, start in enumerate(starts):
+        data[number] = readable(operation, start, size)
+    if operation.cta.machine.observer is not None:
+        found = np.array(sorted(set(starts)), dtype=np.int64)
+        report_async(operation, Space.GLOBAL, None, found, size, AccessKind.READ)
+    return data
 
 
 def _views(

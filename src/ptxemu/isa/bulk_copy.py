@@ -22,14 +22,15 @@ from ptxemu.isa.copy_operands import (
     addresses,
     each_lane,
     issues,
+    plain_address,
     take_route,
     trailing,
     wait,
 )
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Blocked, Step
-from ptxemu.machine.lanes import Mask
-from ptxemu.machine.operands import reader
+from ptxemu.machine.lanes import Mask, only_lane
+from ptxemu.machine.operands import in_lane, reader
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
@@ -126,30 +127,28 @@ def _to_shared(
     if multicast and route != ("shared::cluster", "global"):
         unsupported(instruction, ".multicast::cluster is for global to shared::cluster")
     optional = trailing(instruction, 4, {"ctas": multicast, "policy": has_policy})
-    read_target, read_source = (addresses(instruction, o) for o in instruction.operands[:2])
-    read_size = reader(instruction.operands[2], "u32")
-    read_barrier = addresses(instruction, instruction.operands[3])
-    read_ctas = None if optional["ctas"] is None else reader(optional["ctas"], "u16")
+    target_of, source_of = (plain_address(instruction, o) for o in instruction.operands[:2])
+    size_of = in_lane(instruction.operands[2], "u32")
+    barrier_of = plain_address(instruction, instruction.operands[3])
+    ctas_of = None if optional["ctas"] is None else in_lane(optional["ctas"], "u16")
     kind = "cp.async.bulk" if combine is None else "cp.reduce.async.bulk"
 
     def step(warp: Warp, mask: Mask) -> None:
         cta = warp.cta
-        targets, sources, barriers = (r(warp) for r in (read_target, read_source, read_barrier))
-        sizes = read_size(warp)
         for lane, _ in each_lane(mask):
-            size = int(sizes[lane])
+            size = size_of(warp, lane)
             check_unit(instruction, "size", size)
             owner, offset = shared_place(
-                cta, int(targets[lane]), size, instruction, own=target == "shared::cta"
+                cta, target_of(warp, lane), size, instruction, own=target == "shared::cta"
             )
             check_unit(instruction, "shared address", offset)
-            barrier = shared_place(cta, int(barriers[lane]), 8, instruction, own=False)
-            at = int(sources[lane])
+            barrier = shared_place(cta, barrier_of(warp, lane), 8, instruction, own=False)
+            at = source_of(warp, lane)
             check_unit(instruction, f"{source} address", at)
             place: Place = GlobalRange(at, size)
             if source != "global":
                 place = SharedRange(*shared_place(cta, at, size, instruction, own=True), size)
-            chosen = None if read_ctas is None else int(read_ctas(warp)[lane])
+            chosen = None if ctas_of is None else ctas_of(warp, lane)
             for destination in destinations(cta, owner, chosen, instruction):
                 signal = signal_of(
                     destination, barrier, size, instruction, multicast=multicast, cta_group=1
@@ -182,26 +181,32 @@ def _to_global(
     if source != "shared::cta":
         unsupported(instruction, "the source must be in shared::cta")
     optional = trailing(instruction, 3, {"policy": has_policy, "bytes": has_mask})
-    read_target, read_source = (addresses(instruction, o) for o in instruction.operands[:2])
-    read_size = reader(instruction.operands[2], "u32")
-    read_bytes = None if optional["bytes"] is None else reader(optional["bytes"], "u16")
+    target, place, size_operand = instruction.operands[:3]
+    target_of, source_of = plain_address(instruction, target), plain_address(instruction, place)
+    size_of = in_lane(size_operand, "u32")
+    readers = [addresses(instruction, o) for o in (target, place)]
+    readers.append(reader(size_operand, "u32"))
+    bytes_of = None
+    if optional["bytes"] is not None:
+        bytes_of = in_lane(optional["bytes"], "u16")
+        readers.append(reader(optional["bytes"], "u16"))
     kind = "cp.async.bulk" if combine is None else "cp.reduce.async.bulk"
 
     def step(warp: Warp, mask: Mask) -> None:
-        targets, sources, sizes = read_target(warp), read_source(warp), read_size(warp)
-        operands = [targets, sources, sizes]
-        if read_bytes is not None:
-            operands.append(read_bytes(warp))
-        copies = issues(mask, operands) if combine is None else each_lane(mask)
+        copies = each_lane(mask)
+        if combine is None and only_lane(mask) < 0:
+            copies = issues(mask, [read(warp) for read in readers])
         for lane, lanes in copies:
-            size, address = int(sizes[lane]), int(targets[lane])
+            size, address = size_of(warp, lane), target_of(warp, lane)
             check_unit(instruction, "size", size)
             check_unit(instruction, "global address", address)
-            owner, offset = shared_place(warp.cta, int(sources[lane]), size, instruction, own=True)
+            owner, offset = shared_place(
+                warp.cta, source_of(warp, lane), size, instruction, own=True
+            )
             check_unit(instruction, "shared address", offset)
             chosen = None
-            if read_bytes is not None:
-                chosen = (int(operands[3][lane]) >> np.arange(16) & 1).astype(np.bool_)
+            if bytes_of is not None:
+                chosen = (bytes_of(warp, lane) >> np.arange(16) & 1).astype(np.bool_)
             operation = issue_copy(
                 warp,
                 instruction,

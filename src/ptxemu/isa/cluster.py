@@ -22,7 +22,7 @@ from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lane_memory import LaneMemory
-from ptxemu.machine.lanes import Lanes, Mask
+from ptxemu.machine.lanes import FULL, Lanes, Mask
 from ptxemu.machine.operands import address_reader
 from ptxemu.machine.operation import AsyncOperation
 from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
@@ -239,24 +239,27 @@ def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) ->
     size = shape.element * shape.count
 
     def step(warp: Warp, mask: Mask) -> None:
-        targets, bars = read_target(warp)[mask], read_barrier(warp)[mask]
-        values = np.atleast_2d(read(warp, mask))
+        targets, bars = read_target(warp), read_barrier(warp)
+        if mask is not FULL:
+            targets, bars = targets[mask], bars[mask]
+        values = read(warp, mask)
+        words_of_lanes = values[:, None] if values.ndim == 1 else values.T
         operation = AsyncOperation(".".join(instruction.modifiers[:2]), warp, instruction)
         for numbers in _at_once(targets, bars, is_reduction=function is not None):
             addresses = targets[numbers]  # in one CTA: where the last one lies, all do
-            cta, _ = locate_shared(warp.cta, int(addresses.max()), size, instruction)
+            cta, _ = locate_shared(warp.cta, max(addresses.tolist()), size, instruction)
             offsets = addresses & SHARED_OFFSET_MASK
-            owner, bar = locate_shared(warp.cta, int(bars[numbers[0]]), 8, instruction)
-            misaligned = offsets % size != 0
-            if misaligned.any() or owner is not cta:
+            owner, bar = locate_shared(warp.cta, int(bars[numbers][0]), 8, instruction)
+            if int(np.bitwise_or.reduce(offsets)) & (size - 1) or owner is not cta:
+                misaligned = offsets % size != 0
                 raise ExecutionError(
                     f"{instruction.span}: {instruction.opcode}: {warp.label}: "
-                    f"0x{int(targets[numbers[misaligned.argmax()]]):x}: "
+                    f"0x{int(addresses[misaligned.argmax()]):x}: "
                     + ("misaligned" if misaligned.any() else "the mbarrier is in another CTA")
                 )
-            words = np.ascontiguousarray(values[:, numbers].T)
+            words = np.ascontiguousarray(words_of_lanes[numbers])
             operation.steps.append(_late_write(operation, cta, offsets, words, function))
-            operation.steps.append(_late_signal(operation, cta, bar, size, len(numbers)))
+            operation.steps.append(_late_signal(operation, cta, bar, size, len(addresses)))
         operation.sources_read = True
         warp.cta.machine.issue(operation)
 
@@ -265,7 +268,7 @@ def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) ->
 
 def _at_once(
     targets: NDArray[np.int64], barriers: NDArray[np.int64], *, is_reduction: bool
-) -> list[NDArray[np.intp]]:
+) -> list[NDArray[np.intp] | slice]:
     """The numbers of the lanes whose words arrive in one step: those with one mbarrier.
 
     Of a reduction each is by itself, for two may be of one word.
@@ -274,8 +277,8 @@ def _at_once(
     if is_reduction:
         return list(numbers[:, None])
     ranks = targets >> SHARED_RANK_SHIFT
-    if (barriers == barriers[0]).all() and (ranks == ranks[0]).all():
-        return [numbers]
+    if len(set(barriers.tolist())) == len(set(ranks.tolist())) == 1:
+        return [slice(None)]
     keys = np.stack([barriers, ranks])
     _, firsts, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     which = which.reshape(-1)

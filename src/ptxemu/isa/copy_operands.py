@@ -9,8 +9,8 @@ import numpy as np
 
 from ptxemu.isa.registry import Modifiers, unsupported
 from ptxemu.machine.decoded import Blocked
-from ptxemu.machine.lanes import LANE_IDS, Lanes, Mask, first_lane
-from ptxemu.machine.operands import LaneReader, address_reader, reader
+from ptxemu.machine.lanes import LANE_IDS, Lanes, Mask, first_lane, only_lane
+from ptxemu.machine.operands import LaneItem, LaneReader, address_in_lane, address_reader
 from ptxemu.syntax.ast import Address, Instruction, Operand
 
 if TYPE_CHECKING:
@@ -35,21 +35,30 @@ def take_route(modifiers: Modifiers, instruction: Instruction) -> tuple[str, str
 
 def addresses(instruction: Instruction, operand: Operand) -> LaneReader:
     """The addresses of an operand `[a]`."""
+    _check_plain(instruction, operand)
+    return address_reader(operand)
+
+
+def plain_address(instruction: Instruction, operand: Operand) -> LaneItem:
+    """The address of an operand `[a]` in one lane."""
+    _check_plain(instruction, operand)
+    return address_in_lane(operand)
+
+
+def _check_plain(instruction: Instruction, operand: Operand) -> None:
     if not isinstance(operand, Address) or operand.coordinates is not None:
         unsupported(instruction, f"expected an address; got {operand}")
-    return address_reader(operand)
 
 
 def tensor_operand(
     instruction: Instruction, operand: Operand, count: int
-) -> tuple[LaneReader, list[LaneReader]]:
-    """The map's addresses and the coordinates of an operand `[map, {c0, ...}]`."""
+) -> tuple[Address, tuple[Operand, ...]]:
+    """The map's address and the coordinates of an operand `[map, {c0, ...}]`."""
     if not isinstance(operand, Address) or operand.coordinates is None:
         unsupported(instruction, f"expected a tensor map with coordinates; got {operand}")
     if len(operand.coordinates) != count:
         unsupported(instruction, f"expected {count} coordinates; got {len(operand.coordinates)}")
-    map_address = address_reader(Address(operand.base, operand.offset))
-    return map_address, [reader(coordinate, "s32") for coordinate in operand.coordinates]
+    return Address(operand.base, operand.offset), tuple(operand.coordinates)
 
 
 def trailing(
@@ -83,8 +92,9 @@ def issues(mask: Mask, operands: Sequence[Lanes]) -> Iterator[tuple[int, Mask]]:
 
 def each_lane(mask: Mask) -> Iterator[tuple[int, Mask]]:
     """Every lane of `mask` by itself: what counts how often it is done is never merged."""
-    if np.count_nonzero(mask) == 1:
-        yield first_lane(mask), mask
+    only = only_lane(mask)
+    if only >= 0:
+        yield only, mask
         return
     for lane in np.flatnonzero(mask).tolist():
         yield lane, np.equal(LANE_IDS, lane)

@@ -3,7 +3,7 @@ cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.prefetch.tensor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ptxemu.descriptors.im2col_map import Im2colMap
@@ -24,6 +24,7 @@ from ptxemu.isa.copy_operands import (
     addresses,
     each_lane,
     issues,
+    plain_address,
     take_route,
     tensor_operand,
     trailing,
@@ -31,8 +32,15 @@ from ptxemu.isa.copy_operands import (
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Lanes, Mask
-from ptxemu.machine.operands import LaneReader, reader
-from ptxemu.syntax.ast import Instruction, Operand, Vector
+from ptxemu.machine.operands import (
+    LaneItem,
+    LaneReader,
+    address_in_lane,
+    address_reader,
+    in_lane,
+    reader,
+)
+from ptxemu.syntax.ast import Address, Instruction, Operand, Vector
 
 if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
@@ -53,11 +61,23 @@ class TensorOperand:
     """
 
     instruction: Instruction
-    map_address: LaneReader
-    coordinates: list[LaneReader]
+    map_address: Address
+    coordinates: tuple[Operand, ...]
     four_rows: bool
     im2col: bool = False
-    offsets: tuple[LaneReader, ...] = ()
+    offsets: tuple[Operand, ...] = ()
+    readers: list[LaneReader] = field(init=False)
+    """All of the map's address, the coordinates and the offsets."""
+    items: list[LaneItem] = field(init=False)
+    """The same in one lane."""
+
+    def __post_init__(self) -> None:
+        typed = [(coordinate, "s32") for coordinate in self.coordinates]
+        typed += [(offset, "u16") for offset in self.offsets]
+        readers = [address_reader(self.map_address), *(reader(*one) for one in typed)]
+        items = [address_in_lane(self.map_address), *(in_lane(*one) for one in typed)]
+        object.__setattr__(self, "readers", readers)
+        object.__setattr__(self, "items", items)
 
     @classmethod
     def decode(
@@ -94,14 +114,11 @@ class TensorOperand:
 
     def lanes(self, warp: Warp) -> list[Lanes]:
         """All lanes' map addresses, coordinates and offsets."""
-        readers = (self.map_address, *self.coordinates, *self.offsets)
-        return [read(warp) for read in readers]
+        return [read(warp) for read in self.readers]
 
-    def tile(
-        self, warp: Warp, values: list[Lanes], lane: int, *, writes: bool
-    ) -> GlobalTile | GlobalColumn:
+    def tile(self, warp: Warp, lane: int, *, writes: bool) -> GlobalTile | GlobalColumn:
         """What one lane names."""
-        address, *numbers = (int(v[lane]) for v in values)
+        address, *numbers = (read(warp, lane) for read in self.items)
         made = fetch_map(warp, address, self.instruction)
         if isinstance(made, Im2colMap) != self.im2col:
             fault(
@@ -119,12 +136,12 @@ class TensorOperand:
         return tile
 
 
-def _offsets(instruction: Instruction, at: int, count: int) -> tuple[LaneReader, ...]:
+def _offsets(instruction: Instruction, at: int, count: int) -> tuple[Operand, ...]:
     """The offsets of .im2col, 16 bits each, of width first."""
     operand = instruction.operands[at] if at < len(instruction.operands) else None
     if not isinstance(operand, Vector) or len(operand.elements) != count:
         unsupported(instruction, f"expected {count} offsets in braces")
-    return tuple(reader(element, "u16") for element in operand.elements)
+    return tuple(operand.elements)
 
 
 @visible("cp.async.bulk.tensor", section=_SECTION + "cp.async.bulk.tensor")
@@ -162,18 +179,17 @@ def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, o
     )
     modifiers.done()
     optional = trailing(instruction, 3 + operand.im2col, {"ctas": multicast, "policy": has_policy})
-    read_target = addresses(instruction, instruction.operands[0])
-    read_barrier = addresses(instruction, instruction.operands[2])
-    read_ctas = None if optional["ctas"] is None else reader(optional["ctas"], "u16")
+    target_of = plain_address(instruction, instruction.operands[0])
+    barrier_of = plain_address(instruction, instruction.operands[2])
+    ctas_of = None if optional["ctas"] is None else in_lane(optional["ctas"], "u16")
 
     def step(warp: Warp, mask: Mask) -> None:
         cta = warp.cta
-        targets, barriers, values = read_target(warp), read_barrier(warp), operand.lanes(warp)
         for lane, _ in each_lane(mask):
-            source = operand.tile(warp, values, lane, writes=False)
-            owner, offset = shared_place(cta, int(targets[lane]), 0, instruction, own=own)
-            barrier = shared_place(cta, int(barriers[lane]), 8, instruction, own=False)
-            chosen = None if read_ctas is None else int(read_ctas(warp)[lane])
+            source = operand.tile(warp, lane, writes=False)
+            owner, offset = shared_place(cta, target_of(warp, lane), 0, instruction, own=own)
+            barrier = shared_place(cta, barrier_of(warp, lane), 8, instruction, own=False)
+            chosen = None if ctas_of is None else ctas_of(warp, lane)
             for destination in destinations(cta, owner, chosen, instruction):
                 target = SharedTile(destination, offset, source.tensor_map, source.rows)
                 target.check(instruction)
@@ -215,7 +231,7 @@ def _store(
         sources, values = read_source(warp), operand.lanes(warp)
         copies = issues(mask, [sources, *values]) if reduces is None else each_lane(mask)
         for lane, lanes in copies:
-            target = operand.tile(warp, values, lane, writes=True)
+            target = operand.tile(warp, lane, writes=True)
             made = target.tensor_map
             combine = None if reduces is None else reduction(reduces, made.dtype)
             if reduces is not None and combine is None:
@@ -247,6 +263,6 @@ def prefetch(instruction: Instruction) -> Step:
     def step(warp: Warp, mask: Mask) -> None:
         values = operand.lanes(warp)
         for lane, _ in issues(mask, values):
-            operand.tile(warp, values, lane, writes=False)
+            operand.tile(warp, lane, writes=False)
 
     return step

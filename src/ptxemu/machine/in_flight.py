@@ -48,6 +48,8 @@ def claim(
 def release(warp: Warp, operation: AsyncOperation, slots: Iterable[int]) -> None:
     """The registers of an operation that has been waited for are the warp's again."""
     in_flight = warp.in_flight
+    if not in_flight:
+        return
     for slot in slots:
         held = in_flight.get(slot)
         if held is None or operation not in held.operations:

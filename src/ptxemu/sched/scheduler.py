@@ -81,24 +81,24 @@ class Scheduler:
         self._waiting = self._machine.clusters()
         self._start_clusters()
         spinning, seen, idle_rounds = 0, self._machine.progress, 0
-        while self._warps or self._machine.pending:
+        policy, machine, random = self._policy, self._machine, self._random.random
+        is_eager, is_random = (policy.asynchronous == mode for mode in ("eager", "random"))
+        while self._warps or machine.pending:
             moved = self._step_some_warp()
-            if self._policy.asynchronous == "eager":
+            if is_eager:
                 self._drain()
-            elif self._policy.asynchronous == "random" and (
-                self._random.random() < self._policy.probability
-            ):
+            elif is_random and random() < policy.probability:
                 self._step_async()
-            if self._policy.timeouts:
+            if policy.timeouts:
                 self._time_out()
             if not self.steps % STEPS_BETWEEN_COUNTS:
                 self._check_limit()
                 self._tell_progress()
                 if self._crew.can_deal and self.steps >= STEPS_BEFORE:
                     self._deal()
-            if self._machine.progress != seen:
-                spinning, seen, idle_rounds = 0, self._machine.progress, 0
-                self._naps = self._machine.naps
+            if machine.progress != seen:
+                spinning, seen, idle_rounds = 0, machine.progress, 0
+                self._naps = machine.naps
                 continue
             spinning += moved
             if self._have_slept() and self._step_async():
@@ -109,7 +109,7 @@ class Scheduler:
                     idle_rounds = 0
                     continue
                 idle_rounds = 0 if self._is_new_state() else idle_rounds + 1
-                if moved and idle_rounds and self._machine.skip_time():
+                if moved and idle_rounds and machine.skip_time():
                     idle_rounds = 0
                     continue
                 if (idle_rounds or not moved) and self._make_room():
