@@ -116,10 +116,12 @@ class Target:
         try:
             yield
         except ExecutionError as error:
-            instruction = self.instruction
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: {warp.label}: {error}"
-            ) from None
+            raise self.named(warp, error) from None
+
+    def named(self, warp: Warp, error: ExecutionError) -> ExecutionError:
+        """An error of the engine with the instruction's place."""
+        instruction = self.instruction
+        return ExecutionError(f"{instruction.span}: {instruction.opcode}: {warp.label}: {error}")
 
 
 def take_scope(modifiers: Modifiers, default: str) -> str:
@@ -278,13 +280,14 @@ def arrive(instruction: Instruction) -> Step:
                         f"{instruction.span}: {instruction.opcode}: {warp.label}: the arrival "
                         f"would complete the phase of the mbarrier at shared 0x{offset:x}"
                     )
-                with target.naming(warp):
+                try:
                     phase = method(warp, offset, count, expect=expected, scope=reach)
+                except ExecutionError as error:
+                    raise target.named(warp, error) from None
                 if states is not None:
-                    before = [pending - done for done in accumulate(counts[:-1], initial=0)]
-                    states[lanes[turn]] = np.array(before, np.uint64) | np.uint64(
-                        phase << _PENDING_BITS
-                    )
+                    before = accumulate(counts[:-1], initial=0)
+                    belongs = phase << _PENDING_BITS
+                    states[lanes[turn]] = [belongs | (pending - done) for done in before]
         if states is not None:
             write(warp, states, mask)
 

@@ -139,6 +139,8 @@ class Program:
         self._make_threaded = make_threaded
         self._threaded: ThreadedBlocks | None = None
         self._chains: dict[int, Chain | None] = {}
+        self.plain: set[int] = set()
+        """Where neither a chain nor a stretch begins."""
         self.executed = 0
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
@@ -165,6 +167,8 @@ class Program:
         if self._threaded is None:
             return None
         chain = self._chains[first] = self._threaded.chain(first)
+        if chain is None and first not in self.stretches.at:
+            self.plain.add(first)
         return chain
 
     def _as_threaded_code(self, block: Block) -> FastFunction | None:

@@ -86,6 +86,7 @@ class Stretches:
         stretch = self._make(self._program, first, end) if end - first > 1 else None
         if stretch is not None:
             self.at.update(dict.fromkeys(stretch.entries, stretch))
+            self._program.plain -= stretch.entries
 
     def _range(self, loop: Loop) -> Loop:
         """The kernel, or the largest loop around a loop that is small enough."""

@@ -49,6 +49,9 @@ class Status(Enum):
     EXITED = "exited"
 
 
+_MOVED = Status.MOVED
+
+
 class Warp:
     """One warp of a CTA.
 
@@ -120,39 +123,38 @@ class Warp:
         if group is None:
             return Status.EXITED if not self.groups else Status.BLOCKED
         self.group = group
-        nodes = self.program.nodes
-        machine, left = self.cta.machine, LOOP_ROUNDS
+        program, machine, left = self.program, self.cta.machine, LOOP_ROUNDS
+        nodes, is_heard = program.nodes, machine.observer is not None
         while True:
-            node = nodes[group.pc]
-            if machine.observer is None and not self.in_flight:
+            pc = group.pc
+            if not is_heard and pc not in program.plain and not self.in_flight:
                 is_over = run_code(self, group)
                 if is_over is not None:
                     left -= 1
                     if is_over or left <= 0:
-                        return Status.MOVED
+                        return _MOVED
                     continue
-            if type(node) is Block:
-                left -= self._run_block(node, group, left) - 1
-                if len(self.groups) > 1 and self._other_goes_first(group):
-                    return Status.MOVED
-            elif type(node) is StepNode:
+            node = nodes[pc]
+            if type(node) is StepNode:
                 status = self._run_step(node, group)
                 left -= machine.step_share
-                if left <= 0 or not node.goes_on or self._is_stopped(status):
+                may_go_on = node.goes_on and status is _MOVED and len(self.groups) < 2
+                if left <= 0 or not may_go_on:
                     return status
+            elif type(node) is Block:
+                left -= self._run_block(node, group, left) - 1
+                if len(self.groups) > 1 and self._other_goes_first(group):
+                    return _MOVED
             elif type(node) is BranchNode:
                 backward = self._run_branch(node, group)
                 if len(self.groups) > 1:
-                    return Status.MOVED
+                    return _MOVED
                 if backward:
                     left -= 1
                     if left <= 0 or not self._is_loop(group, node):
-                        return Status.MOVED
+                        return _MOVED
             else:
                 return self._part(node, group)
-
-    def _is_stopped(self, status: Status) -> bool:
-        return status is not Status.MOVED or len(self.groups) > 1
 
     def _part(self, node: Node | None, group: Group) -> Status:
         """Lanes go to several places, or are done; None: behind the last instruction."""
@@ -314,18 +316,18 @@ class Warp:
         return held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
 
     def _run_step(self, node: StepNode, group: Group) -> Status:
-        mask = self._guarded(node.guard, group.mask)
+        mask = group.mask if node.guard is None else self._guarded(node.guard, group.mask)
         if (
             node.together is not None
             and mask is not FULL
             and mask is not NOBODY
             and not self._together(node, group, mask)
         ):
-            return Status.MOVED
+            return _MOVED
         group.pc += 1
         self.instruction_count += 1
         if mask is NOBODY:
-            return Status.MOVED
+            return _MOVED
         observer = self.cta.machine.observer
         if observer is not None:
             observer.instruction_executed(self, node.instruction, count_lanes(mask))
@@ -336,10 +338,10 @@ class Warp:
             group.blocked = blocked
             if observer is not None:
                 observer.blocked(self, node.instruction, blocked.reason)
-            return Status.BLOCKED if len(self.groups) == 1 else Status.MOVED
+            return Status.BLOCKED if len(self.groups) == 1 else _MOVED
         if blocked is not None and blocked.resume is not None:
             blocked.resume()
-        return Status.MOVED
+        return _MOVED
 
     def _run_branch(self, node: BranchNode, group: Group) -> bool:
         self.instruction_count += 1
