@@ -23,17 +23,18 @@ COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
 makes the routines once, and of the kernel."""
 
 
-NUMPY_PRODUCTS, NUMPY_COPIES = 500, 1000
-"""Products, and checks and copies of a cp.async, that NumPy does in a process before there is
-machine code for them."""
+NUMPY_PRODUCTS, NUMPY_COPIES, NUMPY_SCANS = 500, 1000, 5000
+"""Products, checks and copies of a cp.async, and accesses whose shadow memory is scanned, that
+NumPy does in a process before there is machine code for them."""
 
 
 class _Executed:
-    """How much NumPy has done that could have been machine code: instructions, products, copies."""
+    """How much NumPy has done that could have been machine code: instructions, products..."""
 
     in_process = 0
     products = 0
     copies = 0
+    scans = 0
 
 
 def accelerator() -> Accelerator | None:
@@ -112,6 +113,19 @@ _may_be_code: EngineState[Cta, bool] = EngineState(
     lambda cta: os.environ.get("PTXEMU_CORE", "") != "numpy"
 )
 """Of a CTA's engines; the environment takes long to ask."""
+
+
+def shadow_scans(more: int) -> ModuleType | None:
+    """`ptxemu.compiled.shadow_code` behind `more` scans; None where NumPy is to go on."""
+    if os.environ.get("PTXEMU_CORE", "") == "numpy":
+        return None
+    _Executed.scans += more
+    return None if _Executed.scans <= NUMPY_SCANS else _compiled_scans()
+
+
+@cache
+def _compiled_scans() -> ModuleType | None:
+    return None if _compiled() is None else import_module("ptxemu.compiled.shadow_code")
 
 
 @cache

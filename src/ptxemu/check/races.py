@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
 from ptxemu.check.findings import Findings, Place, Site
-from ptxemu.check.shadow import Ids, Index, Page, ShadowRegion, State
+from ptxemu.check.shadow import Index, Page, ShadowRegion, State
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
 from ptxemu.events import AccessKind, Proxy, Space
@@ -25,20 +25,18 @@ MAX_EQUAL = 32
 """Unordered writes of one value that are remembered."""
 
 
-@dataclass(slots=True)
-class Spot:
+class Spot(NamedTuple):
     """Which granules an access covers: for the address in a message."""
 
     space: Space
     region: ShadowRegion
     page: Page | TmemPage
     granules: Index
-    ids: Ids
-    """The states before the access."""
 
     def describe(self, state: State) -> str:
-        """The first place whose state was `state`."""
-        position = int(np.argmax(self.ids == state.id))
+        """The first place whose state is `state`, before the access changes it."""
+        array, index = self.page.located(self.granules)
+        position = int(np.argmax(array[index] == state.id))
         address = self.page.address(self.granules, position)
         if self.space is Space.TMEM:
             lane, byte = divmod(address, 2048)

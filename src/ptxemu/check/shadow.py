@@ -1,13 +1,13 @@
 """Shadow memory: for every word, an interned state of who wrote it last and who read it since.
 
 A shadow array holds numbers of states; states are few compared with words, so that an access is a
-gather, one judgement a distinct state, and a scatter. Bytes that sub-word accesses touch are
-tracked one by one: their page becomes finer when that happens.
+scan (`check.scans`), one judgement a distinct state, and a scatter. Bytes that sub-word accesses
+touch are tracked one by one: their page becomes finer when that happens.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,43 @@ from ptxemu.check.actors import Event
 from ptxemu.check.tmem_page import TmemPage
 
 Ids: TypeAlias = NDArray[np.int32]
-Index: TypeAlias = "slice | NDArray[np.int64] | tuple[slice, slice]"
 
+
+class Pieces:
+    """Granules of pieces of memory: those from each start on, relative to a page's base."""
+
+    __slots__ = ("are_disjoint", "base", "length", "shift", "starts")
+
+    def __init__(
+        self,
+        starts: NDArray[np.int64],
+        size: int,
+        base: int,
+        shift: int,
+        *,
+        are_disjoint: bool = False,
+    ) -> None:
+        self.starts = starts
+        """First byte of each piece; other pieces may have been in other pages."""
+        self.base = base
+        """First byte of the page."""
+        self.shift = shift
+        """log2 of a granule's bytes."""
+        self.length = size >> shift
+        """Granules of a piece."""
+        self.are_disjoint = are_disjoint
+        """No granule is in two of them; if they make one run, they come in its order."""
+
+    def granules(self) -> NDArray[np.int64]:
+        """Their indices in the page, one row a piece."""
+        first = self.starts - self.base >> self.shift
+        if self.are_disjoint and len(first) * self.length == np.ptp(first) + self.length:
+            first = np.sort(first)
+        return first if self.length == 1 else first[:, None] + _count(self.length)
+
+
+Index: TypeAlias = "slice | Pieces | NDArray[np.int64] | tuple[slice, slice]"
+"""A run of granules, or pieces; of tensor memory lanes and columns, or any cells."""
 WORD_SHIFT = 2
 """log2 of the bytes of a granule, unless the page has been refined."""
 
@@ -66,7 +101,6 @@ class States:
         self.uninitialised = State((), (), initialised=False)
         self.initialised = State((), ())
         self.table: list[State] = []
-        self._new_numbers: Ids = np.zeros(0, dtype=np.int32)
         self.number(self.uninitialised)
         self.number(self.initialised)
 
@@ -76,13 +110,6 @@ class States:
             state.id = len(self.table)
             self.table.append(state)
         return state.id
-
-    def replaced(self, ids: Ids, old: list[int], new: list[int]) -> Ids:
-        """`ids` with the numbers `old`, which are all that are in it, replaced by `new`."""
-        if len(self._new_numbers) < len(self.table):
-            self._new_numbers = np.zeros(2 * len(self.table), dtype=np.int32)
-        self._new_numbers[old] = new
-        return self._new_numbers.take(ids)
 
     def compact(self, pages: list[Page | TmemPage]) -> None:
         """Renumber the states that `pages` still hold and forget the others."""
@@ -103,47 +130,38 @@ class States:
 class Page:
     """State numbers of a piece of memory, one for every 2**shift bytes."""
 
-    __slots__ = ("base", "ids", "shift")
+    __slots__ = ("base", "count", "ids", "place", "shift")
 
     def __init__(self, base: int, size: int, state: int) -> None:
         self.base = base
         """First byte."""
         self.shift = WORD_SHIFT
         self.ids: Ids = np.full(size >> WORD_SHIFT, state, dtype=np.int32)
+        self.place = self.count = 0
+        """Where the numbers are in this process and how many; 0 if not known (`check.scans`)."""
 
     def refine(self, shift: int) -> None:
         """Track granules of 2**shift bytes, if they are larger now."""
         if shift < self.shift:
             self.ids = np.repeat(self.ids, 1 << (self.shift - shift))
-            self.shift = shift
+            self.shift, self.place = shift, 0
 
     def address(self, index: Index, position: int) -> int:
         """The first byte of the granule at `position` of what `index` selects."""
-        assert not isinstance(index, tuple)
         if isinstance(index, slice):
             return self.base + (int(index.start) + position << self.shift)
-        return self.base + (int(index.reshape(-1)[position]) << self.shift)
+        assert isinstance(index, Pieces)
+        return self.base + (int(index.granules().reshape(-1)[position]) << self.shift)
+
+    def located(self, index: Index) -> tuple[Ids, Any]:
+        """The array that `index` is of, and NumPy's index into it."""
+        return self.ids, index.granules() if isinstance(index, Pieces) else index
 
 
-ID_BYTES = 4
 FEW = 256
-"""Numbers up to which a set of Python integers is the quickest way to the distinct ones."""
+"""Starts up to which Python finds the first and the last quickest."""
 FEW_PIECES = 4
 """Pieces up to which each is quicker taken by itself."""
-
-
-def distinct(ids: Ids) -> list[int]:
-    """The distinct numbers, in order."""
-    data = ids.tobytes()
-    if data == data[:ID_BYTES] * ids.size:
-        return [ids.item(0)]
-    if ids.size <= FEW:
-        return sorted(set(ids.ravel().tolist()))
-    flat = ids.reshape(-1)
-    changes = np.flatnonzero(flat[1:] != flat[:-1])
-    return sorted({int(flat[0]), *flat[changes + 1].tolist()})
-
-
 _COUNTS: dict[int, NDArray[np.int64]] = {}
 
 
@@ -189,10 +207,25 @@ class ShadowRegion:
         assert isinstance(page, Page)
         return page
 
+    def guess(
+        self, starts: NDArray[np.int64], size: int, *, distinct: bool
+    ) -> list[tuple[Page | TmemPage, Index]]:
+        """As `select` for a scan that says if granules are not in the page: of the first piece.
+
+        Pieces are not made one run where they could be.
+        """
+        count = len(starts)
+        if self._tmem is not None or count == 1 or (distinct and count <= FEW_PIECES):
+            return self.select(starts, size, distinct=distinct)
+        page = self.page(0 if self._is_one_page else starts.item(0) >> self._bits)
+        if size & 3:
+            page.refine(0 if size & 1 else 1)
+        return [(page, Pieces(starts, size, page.base, page.shift, are_disjoint=distinct))]
+
     def select(
         self, starts: NDArray[np.int64], size: int, *, distinct: bool
-    ) -> list[tuple[Page | TmemPage, Ids, Index]]:
-        """The granules of an access: pages, their arrays, and the indices into these.
+    ) -> list[tuple[Page | TmemPage, Index]]:
+        """The granules of an access: pages, and which of theirs.
 
         Args:
             starts, size: pieces (see `events.Access`).
@@ -200,7 +233,7 @@ class ShadowRegion:
         """
         if self._tmem is not None:
             tmem = self._tmem
-            return [(tmem, ids, index) for ids, index in tmem.select(starts, size)]
+            return [(tmem, index) for index in tmem.select(starts, size)]
         count = len(starts)
         if count == 1:
             low = starts.item(0)
@@ -209,7 +242,7 @@ class ShadowRegion:
             page = self.page(0)
             if size & 3:
                 page.refine(0 if size & 1 else 1)
-            return [(page, page.ids, _granules(starts, size, page.shift))]
+            return [(page, Pieces(starts, size, 0, page.shift))]
         elif distinct and count <= FEW_PIECES:
             return [
                 one for start in starts for one in self.select(start[None], size, distinct=True)
@@ -226,15 +259,14 @@ class ShadowRegion:
                 page.refine(0 if size & 1 else 1)
             shift, low = page.shift, low - page.base
             if distinct and count * size == high - page.base - low:
-                return [(page, page.ids, slice(low >> shift, high - page.base >> shift))]
-            inside = starts - page.base if page.base else starts
-            return [(page, page.ids, _granules(inside, size, shift))]
+                return [(page, slice(low >> shift, high - page.base >> shift))]
+            return [(page, Pieces(starts, size, page.base, shift))]
         return self._select_pages(starts, size, range(first, ((high - 1) >> self._bits) + 1))
 
     def _select_pages(
         self, starts: NDArray[np.int64], size: int, numbers: range
-    ) -> list[tuple[Page | TmemPage, Ids, Index]]:
-        selected: list[tuple[Page | TmemPage, Ids, Index]] = []
+    ) -> list[tuple[Page | TmemPage, Index]]:
+        selected: list[tuple[Page | TmemPage, Index]] = []
         span = 1 << self._bits
         for number in numbers:
             begin = number * span
@@ -253,13 +285,6 @@ class ShadowRegion:
                     start = int(pieces[0])
                     index: Index = slice(start >> page.shift, start + length >> page.shift)
                 else:
-                    index = _granules(pieces, length, page.shift)
-                selected.append((page, page.ids, index))
+                    index = Pieces(pieces, length, 0, page.shift)
+                selected.append((page, index))
         return selected
-
-
-def _granules(starts: NDArray[np.int64], size: int, shift: int) -> NDArray[np.int64]:
-    """Indices of all granules of pieces that start at `starts`."""
-    first = starts >> shift
-    count = size >> shift
-    return first if count == 1 else first[:, None] + _count(count)

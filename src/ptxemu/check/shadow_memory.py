@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxemu import machine_code
 from ptxemu.check.races import Races, Spot
-from ptxemu.check.shadow import ShadowRegion, States, distinct
+from ptxemu.check.scans import MachineScans, NumPyScans
+from ptxemu.check.shadow import ShadowRegion, States
 from ptxemu.events import Access, Space
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18
 TMEM_BITS = 18
 STATES_BEFORE_COMPACTION = 200_000
+ACCESSES_AT_ONCE = 500
+"""Accesses after which it is asked whether machine code is to scan."""
 
 
 class ShadowMemory:
@@ -35,30 +39,53 @@ class ShadowMemory:
         self._states = States()
         self._compact_at = STATES_BEFORE_COMPACTION
         self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
+        self._scans = NumPyScans()
+        self._until_asked = ACCESSES_AT_ONCE
+        """Accesses until machine code is asked for; negative if there is."""
 
     def apply(self, access: Access, event: Event) -> None:
         """Judge an event, and keep what it changes."""
         region = self._region(access.space, access.owner)
-        states, table, apply = self._states, self._states.table, self._races.apply
-        is_disjoint = not event.actor.is_warp
+        starts, size, is_disjoint = access.starts, access.size, not event.actor.is_warp
+        scans, table = self._scans, self._states.table
+        choose = region.guess if scans.finds_outside else region.select
         limits: Limits = {}
-        for page, array, index in region.select(access.starts, access.size, distinct=is_disjoint):
-            ids = array[index]
-            spot = Spot(access.space, region, page, index, ids)
-            old = distinct(ids)
-            if len(old) == 1:
-                state = apply(table[old[0]], event, spot, limits)
-                if state.id != old[0]:
-                    array[index] = states.number(state)
+        for page, index in choose(starts, size, distinct=is_disjoint):
+            old = scans.states(page, index, len(table))
+            if old:
+                self._enter(event, Spot(access.space, region, page, index), old, limits)
                 continue
-            new = [states.number(apply(table[n], event, spot, limits)) for n in old]
-            if new.count(new[0]) == len(new):
-                array[index] = new[0]
-            else:
-                array[index] = states.replaced(ids, old, new)
-        if len(states.table) > self._compact_at:
-            states.compact([p for r in self._regions.values() for p in r.pages.values()])
-            self._compact_at = 2 * len(states.table) + STATES_BEFORE_COMPACTION
+            for inside, part in region.select(starts, size, distinct=is_disjoint):
+                old = scans.states(inside, part, len(table))
+                self._enter(event, Spot(access.space, region, inside, part), old, limits)
+        if len(table) > self._compact_at:
+            self._states.compact([p for r in self._regions.values() for p in r.pages.values()])
+            self._compact_at = 2 * len(self._states.table) + STATES_BEFORE_COMPACTION
+        self._until_asked -= 1
+        if not self._until_asked:
+            self._ask_for_code()
+
+    def _ask_for_code(self) -> None:
+        """Machine code scans from here on, if accesses are many enough."""
+        code = machine_code.shadow_scans(ACCESSES_AT_ONCE - self._until_asked)
+        self._until_asked = ACCESSES_AT_ONCE
+        if code is not None:
+            self._scans, self._until_asked = MachineScans(code), -1
+
+    def _enter(self, event: Event, spot: Spot, old: list[int], limits: Limits) -> None:
+        """Judge an event against the states `old` of some granules, and keep what it changes."""
+        states, apply = self._states, self._races.apply
+        table = states.table
+        if len(old) == 1:
+            state = apply(table[old[0]], event, spot, limits)
+            if state.id != old[0]:
+                self._scans.fill(spot.page, spot.granules, states.number(state))
+            return
+        new = [states.number(apply(table[n], event, spot, limits)) for n in old]
+        if new.count(new[0]) == len(new):
+            self._scans.fill(spot.page, spot.granules, new[0])
+        else:
+            self._scans.replace(spot.page, spot.granules, old, new)
 
     def _region(self, space: Space, owner: int | None) -> ShadowRegion:
         region = self._regions.get((space, owner))
@@ -85,11 +112,13 @@ class ShadowMemory:
         if region is None or space is Space.GLOBAL:
             return
         for page in region.pages.values():
-            spot = Spot(space, region, page, slice(0, len(page.ids)), page.ids)
+            spot = Spot(space, region, page, slice(0, len(page.ids)))
             for number in np.unique(page.ids).tolist():
                 self._races.forget(self._states.table[number], spot)
 
     def drop_all(self) -> None:
         """The run is over."""
+        if 0 < self._until_asked < ACCESSES_AT_ONCE:
+            self._ask_for_code()
         for space, owner in list(self._regions):
             self.drop(space, owner)

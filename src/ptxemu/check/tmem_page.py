@@ -22,22 +22,32 @@ _STEPS = (np.arange(ROWS, dtype=np.int64) * _ROW_BYTES).tobytes()
 class TmemPage:
     """State numbers of a CTA's tensor memory."""
 
+    __slots__ = ("_column_shift", "_grid", "_lane_shift", "count", "place", "width")
+
     def __init__(self, state: int) -> None:
+        self.place = self.count = 0
+        """As those of a `shadow.Page`."""
         self._lane_shift, self._column_shift = LANE_SHIFT, COLUMN_SHIFT
         self._grid: Ids = np.full((ROWS >> LANE_SHIFT, COLUMNS >> COLUMN_SHIFT), state, np.int32)
+        self.width = COLUMNS >> COLUMN_SHIFT
+        """Granules of a lane."""
 
     @property
     def ids(self) -> Ids:
         """All numbers, lanes first."""
         return self._grid.reshape(-1)
 
-    def select(self, starts: NDArray[np.int64], size: int) -> list[tuple[Ids, Index]]:
-        """The granules of an access (see `events.Access`): arrays and the indices into them."""
+    def located(self, index: Index) -> tuple[Ids, Index]:
+        """The array that `index` is of."""
+        return self._grid if isinstance(index, tuple) else self.ids, index
+
+    def select(self, starts: NDArray[np.int64], size: int) -> list[Index]:
+        """The granules of an access (see `events.Access`)."""
         found = _rectangles(starts, size)
         if found is None:
             self._refine(0, 0)
             count = np.arange(size >> CELL_SHIFT, dtype=np.int64)
-            return [(self.ids, (starts >> CELL_SHIFT)[:, None] + count)]
+            return [(starts >> CELL_SHIFT)[:, None] + count]
         lane_shift, column_shift = self._lane_shift, self._column_shift
         for lane, lanes, column, columns in found:
             lane_shift = min(lane_shift, _zeros(lane | lanes))
@@ -46,11 +56,8 @@ class TmemPage:
             self._refine(lane_shift, column_shift)
         return [
             (
-                self._grid,
-                (
-                    slice(lane >> lane_shift, lane + lanes >> lane_shift),
-                    slice(column >> column_shift, column + columns >> column_shift),
-                ),
+                slice(lane >> lane_shift, lane + lanes >> lane_shift),
+                slice(column >> column_shift, column + columns >> column_shift),
             )
             for lane, lanes, column, columns in found
         ]
@@ -59,10 +66,11 @@ class TmemPage:
         times = 1 << self._lane_shift - lane_shift, 1 << self._column_shift - column_shift
         self._grid = np.repeat(np.repeat(self._grid, times[0], 0), times[1], 1)
         self._lane_shift, self._column_shift = lane_shift, column_shift
+        self.place, self.width = 0, COLUMNS >> column_shift
 
     def address(self, index: Index, position: int) -> int:
         """The first byte of the granule at `position` of what `index` selects."""
-        width = self._grid.shape[1]
+        width = self.width
         if isinstance(index, tuple):
             lanes, columns = index
             lane, column = divmod(position, columns.stop - columns.start)

@@ -34,7 +34,8 @@ def test_cells_have_the_states_that_accesses_gave_them(seed):
         starts, size = pieces(choose)
         mine = ((starts >> 2)[:, None] + np.arange(size >> 2)).reshape(-1)
         before, first = [], {}
-        for ids, index in page.select(starts, size):
+        for index in page.select(starts, size):
+            ids, index = page.located(index)
             old = ids[index].copy()
             before += old.reshape(-1).tolist()
             for state in set(old.reshape(-1).tolist()) - set(first):
