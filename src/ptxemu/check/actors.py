@@ -37,6 +37,7 @@ class Event:
         "adds_floats",
         "clock",
         "columns",
+        "followers",
         "instruction",
         "is_behind_sc",
         "is_mbarrier",
@@ -46,6 +47,7 @@ class Event:
         "proxy",
         "reach",
         "reads_with",
+        "since",
         "time",
         "write_state",
     )
@@ -69,7 +71,7 @@ class Event:
         """It initialised an mbarrier in these bytes."""
         self.is_behind_sc = actor.has_fenced_sc
         """Its agent has executed a fence.sc."""
-        self.adds_floats = adds_floats(access)
+        self.adds_floats = access.kind is AccessKind.ATOMIC and adds_floats(access)
         """It adds to floating-point numbers: in which order decides their last bits."""
         self.write_state: State | None = None
         """The state of bytes that this event was the last to write and nobody read since."""
@@ -77,6 +79,11 @@ class Event:
         """Of an operation's read: by the reads that there were, those to remember now."""
         self.columns: tuple[int, int] | None = None
         """In TMEM: the first column and the one behind the last."""
+        self.since = actor.since
+        """Its warp's clock, or its operation's issuer's: what that knew then, it knows; -1 if some
+        lanes of the warp know less."""
+        self.followers: dict[tuple[Actor, Space, Proxy], int] | None = None
+        """By warp the clock since which its accesses, and those of what it issues, may follow."""
 
     def cover(self, access: Access) -> None:
         """Note the columns of TMEM that the event is of."""
@@ -86,6 +93,14 @@ class Event:
         if self.columns is not None:
             first, end = min(first, self.columns[0]), max(end, self.columns[1])
         self.columns = first, end
+
+    def of_lanes(self, access: Access) -> Event:
+        """The same of lanes that know less than their warp: not to be taken for judged before."""
+        own = Event(self.actor, access, self.reach, self.time)
+        own.since = -1
+        if access.space is Space.TMEM:
+            own.cover(access)
+        return own
 
     def is_strong_with(self, other: Event) -> bool:
         """Whether the two are morally strong: each is in the scope of the other."""
@@ -115,6 +130,8 @@ class Actor:
         "inits",
         "instruction",
         "know",
+        "origin",
+        "since",
         "slot",
         "unfenced_tcgen05",
         "warp",
@@ -123,6 +140,8 @@ class Actor:
     is_warp = False
     clock = 0
     """Of a warp; an operation's events all happen at once."""
+    since: int
+    """The clock of the warp, or of the operation's issuer when it was issued."""
 
     def __init__(
         self, home: int, cta: int, ctaid: tuple[int, ...], warp: int, know: Knowledge, slot: int
@@ -146,6 +165,9 @@ class Actor:
         """Initialisations of mbarriers that it is known to know."""
         self.unfenced_tcgen05 = False
         """It learnt something since its last tcgen05.fence::after_thread_sync."""
+        self.since = 0
+        self.origin: Actor = self
+        """The warp itself, or the operation's issuer."""
 
     @property
     def label(self) -> str:
@@ -249,6 +271,7 @@ class WarpActor(Actor):
     def tick(self) -> None:
         """What follows is not known to those who have learnt this agent's past."""
         self.clock += 1
+        self.since = self.clock
         clocks = self.know.parts[self.home].clocks
         clocks[GENERIC, self.slot] = clocks[SEEN, self.slot] = self.clock
 
@@ -260,6 +283,7 @@ class OperationActor(Actor):
         "_known_clocks",
         "_past",
         "agent_id",
+        "done_at_issue",
         "in_practice",
         "issued_at",
         "issuer_clock",
@@ -300,6 +324,9 @@ class OperationActor(Actor):
         self.joined = self.joined_reads = False
         """A warp has waited for it, or for its having read its sources."""
         self.issuer_slot, self.issuer_clock = issuer.slot, issuer.clock
+        self.origin, self.since = issuer, issuer.clock
+        self.done_at_issue = self.know.parts[self.home].done
+        """The operations that its issuer knew to be done; others are done by `complete_after`."""
         self._past = 0
         """Of a COMMIT or ARRIVAL that has completed: the operations done then; until the next
         commit, or the wait."""

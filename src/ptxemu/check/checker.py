@@ -185,9 +185,7 @@ class Checker(Observer):
         if lagging is not None and warp.lagging is not None:
             know = warp.know
             warp.leading, warp.know = know, warp.lagging[1]
-            own = Event(warp, lagging, event.reach, event.time)  # not judged as `event` before
-            if access.space is Space.TMEM:
-                own.cover(lagging)
+            own = event.of_lanes(lagging)
             self._memory.apply(lagging, own)
             warp.know, warp.leading = know, None
 

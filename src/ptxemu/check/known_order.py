@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 from ptxemu.check import proxies
+from ptxemu.check.actors import OperationActor
 from ptxemu.check.shadow import State
 from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import AccessKind, Proxy, Space
@@ -29,8 +30,10 @@ def after(state: State, event: Event, space: Space, limits: Limits) -> State | N
     Args:
         limits: what was found for this access, and is added to.
     """
-    if space is Space.TMEM or event.reach or state.hidden or state.suspects:
+    if event.reach or state.hidden or state.suspects:
         return None
+    if space is Space.TMEM:
+        return _after_in_tmem(state, event)
     if event.kind is AccessKind.READ:
         return _after_read(state, event, space, limits)
     if event.kind is AccessKind.WRITE and not event.is_silent:
@@ -41,13 +44,19 @@ def after(state: State, event: Event, space: Space, limits: Limits) -> State | N
 def _after_read(state: State, event: Event, space: Space, limits: Limits) -> State | None:
     if not state.initialised or event.is_non_coherent:
         return None
-    writes, reads = state.writes, state.reads
+    writes = state.writes
     if writes:
         if len(writes) > 1:
             return None
         write = writes[0]
         if write.is_mbarrier or not _may_follow(write, event, space, limits):
             return None
+    return _read_too(state, event)
+
+
+def _read_too(state: State, event: Event) -> State:
+    """The state behind a weak read that may come here."""
+    reads = state.reads
     if len(reads) == 1:
         only = reads[0]
         if (
@@ -58,11 +67,11 @@ def _after_read(state: State, event: Event, space: Space, limits: Limits) -> Sta
         ):
             return state
     now = event.reads_with.get(reads)
-    return State(writes, reads_now(reads, event) if now is None else now)
+    return State(state.writes, reads_now(reads, event) if now is None else now)
 
 
 def _after_write(state: State, event: Event, space: Space, limits: Limits) -> State | None:
-    for first in (*state.writes, *state.reads):
+    for first in (*state.writes, *state.reads) if state.reads else state.writes:
         if first.is_mbarrier:
             return None
         if (first.actor is not event.actor or first.proxy is not event.proxy) and not _may_follow(
@@ -74,20 +83,66 @@ def _after_write(state: State, event: Event, space: Space, limits: Limits) -> St
     return event.write_state
 
 
+def _after_in_tmem(state: State, event: Event) -> State | None:
+    """The same in tensor memory, for operations that one warp has issued."""
+    operation, is_read = event.actor, event.kind is AccessKind.READ
+    if not isinstance(operation, OperationActor) or not state.initialised:
+        return None
+    writes, reads = state.writes, state.reads
+    if len(writes) > 1 if is_read else event.kind is not AccessKind.WRITE or event.is_silent:
+        return None
+    for first in writes if is_read else (*writes, *reads):
+        before = first.actor
+        if before is operation and first.proxy is event.proxy:
+            continue
+        if before.is_warp or before.origin is not operation.origin or not operation.knows(first):
+            return None
+        if operation.in_practice >> before.slot & 1:
+            return None
+    if is_read:
+        return _read_too(state, event)
+    if writes and not reads and writes[-1].columns != event.columns:
+        return None
+    if event.write_state is None:
+        event.write_state = State((event,), ())
+    return event.write_state
+
+
 def _may_follow(first: Event, event: Event, space: Space, limits: Limits) -> bool:
-    key = first.actor, first.proxy, first.kind
-    limit = limits.get(key)
-    if limit is None:
-        limit = limits[key] = _known_clock(first, event, space)
-    return first.clock <= limit
+    """Whether `first` is known to happen before `event`, and for its proxy too."""
+    before = first.actor
+    if before.is_warp and event.proxy is not Proxy.TENSORMAP:
+        key = before, first.proxy, first.kind
+        limit = limits.get(key)
+        if limit is None:
+            limit = limits[key] = _known_clock(first, event, space)
+        return first.clock <= limit
+    # What a warp knows of an operation, the operations that it issues later know too.
+    whose = event.actor.origin, space, event.proxy
+    followers = first.followers
+    if followers is not None and followers.get(whose, sys.maxsize) <= event.since:
+        return True
+    actor = event.actor
+    if not actor.knows(first) or proxies.missing_fence(first, event, space) is not None:
+        return False
+    if event.since >= 0 and (
+        actor.is_warp or (before.home == actor.home and _is_known_to_issuer(before, actor))
+    ):
+        if followers is None:
+            followers = first.followers = {}
+        followers[whose] = event.since
+    return True
+
+
+def _is_known_to_issuer(before: Actor, operation: Actor) -> bool:
+    """Whether an operation knows of `before` by its issuer, not only by the order of the two."""
+    assert isinstance(operation, OperationActor)
+    return not before.is_warp and bool(operation.done_at_issue >> before.slot & 1)
 
 
 def _known_clock(first: Event, event: Event, space: Space) -> int:
-    """The clock of the agent of `first` up to which accesses like it may come before `event`."""
+    """The clock of the warp of `first` up to which accesses like it may come before `event`."""
     actor, before = event.actor, first.actor
-    if not before.is_warp or event.proxy is Proxy.TENSORMAP:
-        is_known = actor.knows(first) and proxies.missing_fence(first, event, space) is None
-        return first.clock if is_known else -1
     needs_fence = first.proxy is Proxy.GENERIC and event.proxy is not Proxy.GENERIC
     if before is actor and not needs_fence:
         return sys.maxsize

@@ -6,7 +6,8 @@ from types import ModuleType
 
 import numpy as np
 
-from ptxemu.check.shadow import Ids, Index, Page, Pieces
+from ptxemu.check.granules import Ids, Index, Pieces
+from ptxemu.check.shadow import Page
 from ptxemu.check.tmem_page import TmemPage
 
 _ID_BYTES = 4
@@ -99,8 +100,14 @@ class MachineScans(NumPyScans):
         elif type(index) is Pieces:
             starts = index.starts
             found = self._scan_pieces(
-                place, page.count, starts.tobytes(), index.base, index.shift, len(starts),
-                index.length, self._work,
+                place,
+                page.count,
+                starts.tobytes(),
+                index.base,
+                index.shift,
+                len(starts),
+                index.length,
+                self._work,
             )
         elif type(index) is tuple:
             found = self._scan_rows(place, page.count, *_rows(page, index), self._work)
@@ -119,8 +126,14 @@ class MachineScans(NumPyScans):
         elif type(index) is Pieces:
             starts = index.starts
             self._put_pieces(
-                page.place, number, starts.tobytes(), index.base, index.shift, len(starts),
-                index.length, self._work,
+                page.place,
+                number,
+                starts.tobytes(),
+                index.base,
+                index.shift,
+                len(starts),
+                index.length,
+                self._work,
             )
         else:
             super().fill(page, index, number)
@@ -136,8 +149,14 @@ class MachineScans(NumPyScans):
         elif type(index) is Pieces and index.are_disjoint:  # else some would be replaced twice
             starts = index.starts
             self._put_pieces(
-                page.place, -1, starts.tobytes(), index.base, index.shift, len(starts),
-                index.length, self._work,
+                page.place,
+                -1,
+                starts.tobytes(),
+                index.base,
+                index.shift,
+                len(starts),
+                index.length,
+                self._work,
             )
         elif type(index) is tuple:
             self._put_rows(page.place, -1, *_rows(page, index), self._work)

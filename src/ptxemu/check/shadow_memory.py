@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu import machine_code
+from ptxemu.check import known_order
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.scans import MachineScans, NumPyScans
 from ptxemu.check.shadow import ShadowRegion, States
@@ -45,7 +46,8 @@ class ShadowMemory:
 
     def apply(self, access: Access, event: Event) -> None:
         """Judge an event, and keep what it changes."""
-        region = self._region(access.space, access.owner)
+        space = access.space
+        region = self._regions.get((space, access.owner)) or self._region(space, access.owner)
         starts, size, is_disjoint = access.starts, access.size, not event.actor.is_warp
         scans, table = self._scans, self._states.table
         choose = region.guess if scans.finds_outside else region.select
@@ -53,11 +55,11 @@ class ShadowMemory:
         for page, index in choose(starts, size, distinct=is_disjoint):
             old = scans.states(page, index, len(table))
             if old:
-                self._enter(event, Spot(access.space, region, page, index), old, limits)
+                self._enter(event, Spot(space, region, page, index), old, limits)
                 continue
             for inside, part in region.select(starts, size, distinct=is_disjoint):
                 old = scans.states(inside, part, len(table))
-                self._enter(event, Spot(access.space, region, inside, part), old, limits)
+                self._enter(event, Spot(space, region, inside, part), old, limits)
         if len(table) > self._compact_at:
             self._states.compact([p for r in self._regions.values() for p in r.pages.values()])
             self._compact_at = 2 * len(self._states.table) + STATES_BEFORE_COMPACTION
@@ -74,36 +76,39 @@ class ShadowMemory:
 
     def _enter(self, event: Event, spot: Spot, old: list[int], limits: Limits) -> None:
         """Judge an event against the states `old` of some granules, and keep what it changes."""
-        states, apply = self._states, self._races.apply
-        table = states.table
-        if len(old) == 1:
-            state = apply(table[old[0]], event, spot, limits)
-            if state.id != old[0]:
-                self._scans.fill(spot.page, spot.granules, states.number(state))
-            return
-        new = [states.number(apply(table[n], event, spot, limits)) for n in old]
-        if new.count(new[0]) == len(new):
-            self._scans.fill(spot.page, spot.granules, new[0])
-        else:
-            self._scans.replace(spot.page, spot.granules, old, new)
+        space, _, page, index = spot
+        states, table, after = self._states, self._states.table, known_order.after
+        new = []
+        for number in old:
+            state = table[number]
+            if state.next_event is not event:
+                # What nothing stands in the way of is told quickly.
+                following = after(state, event, space, limits)
+                state.next_state = following or self._races.judge(state, event, spot)
+                state.next_event = event
+            assert state.next_state is not None
+            following = state.next_state
+            new.append(following.id if following.id >= 0 else states.number(following))
+        if new != old:
+            if new.count(new[0]) == len(new):
+                self._scans.fill(page, index, new[0])
+            else:
+                self._scans.replace(page, index, old, new)
 
     def _region(self, space: Space, owner: int | None) -> ShadowRegion:
-        region = self._regions.get((space, owner))
-        if region is None:
-            if space is Space.GLOBAL:
-                region = ShadowRegion(
-                    "global memory", GLOBAL_PAGE_BITS, self._states.initialised.id
-                )
+        """A region that nobody has accessed yet."""
+        nobody = self._states.uninitialised.id
+        if space is Space.GLOBAL:
+            region = ShadowRegion("global memory", GLOBAL_PAGE_BITS, self._states.initialised.id)
+        else:
+            assert owner is not None
+            name = self._name(owner)
+            if space is Space.SHARED:
+                label = f"shared memory of {name}"
+                region = ShadowRegion(label, SHARED_PAGE_BITS, nobody, is_one_page=True)
             else:
-                assert owner is not None
-                nobody = self._states.uninitialised.id
-                name = self._name(owner)
-                if space is Space.SHARED:
-                    label = f"shared memory of {name}"
-                    region = ShadowRegion(label, SHARED_PAGE_BITS, nobody, is_one_page=True)
-                else:
-                    region = ShadowRegion(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
-            self._regions[space, owner] = region
+                region = ShadowRegion(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
+        self._regions[space, owner] = region
         return region
 
     def drop(self, space: Space, owner: int | None) -> None:

@@ -5,16 +5,18 @@ All accesses so far were of whole granules, so that the cells of one have had th
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ids: TypeAlias = NDArray[np.int32]
-Index: TypeAlias = "slice | NDArray[np.int64] | tuple[slice, slice]"
+from ptxemu.check.granules import Ids, Index, Pieces
+
 ROWS, COLUMNS, CELL_SHIFT = 128, 512, 2
 LANE_SHIFT, COLUMN_SHIFT = 5, 3
 """log2 of the lanes and columns of a granule at first: a warp's lanes, the smallest product's N."""
+_KEPT = 256
+"""Shapes of accesses whose granules are remembered."""
 _ROW_BYTES = COLUMNS << CELL_SHIFT
 _STEPS = (np.arange(ROWS, dtype=np.int64) * _ROW_BYTES).tobytes()
 
@@ -22,9 +24,11 @@ _STEPS = (np.arange(ROWS, dtype=np.int64) * _ROW_BYTES).tobytes()
 class TmemPage:
     """State numbers of a CTA's tensor memory."""
 
-    __slots__ = ("_column_shift", "_grid", "_lane_shift", "count", "place", "width")
+    __slots__ = ("_column_shift", "_grid", "_lane_shift", "_selected", "count", "place", "width")
 
     def __init__(self, state: int) -> None:
+        self._selected: dict[tuple[bytes, int], list[Index]] = {}
+        """What accesses of some shape select."""
         self.place = self.count = 0
         """As those of a `shadow.Page`."""
         self._lane_shift, self._column_shift = LANE_SHIFT, COLUMN_SHIFT
@@ -37,12 +41,22 @@ class TmemPage:
         """All numbers, lanes first."""
         return self._grid.reshape(-1)
 
-    def located(self, index: Index) -> tuple[Ids, Index]:
-        """The array that `index` is of."""
+    def located(self, index: Index) -> tuple[Ids, Any]:
+        """The array that `index` is of, and NumPy's index into it."""
         return self._grid if isinstance(index, tuple) else self.ids, index
 
     def select(self, starts: NDArray[np.int64], size: int) -> list[Index]:
         """The granules of an access (see `events.Access`)."""
+        key = starts.tobytes(), size
+        found = self._selected.get(key)
+        if found is None:
+            if len(self._selected) >= _KEPT:
+                self._selected.clear()
+            found = self._select(starts, size)
+            self._selected[key] = found
+        return found
+
+    def _select(self, starts: NDArray[np.int64], size: int) -> list[Index]:
         found = _rectangles(starts, size)
         if found is None:
             self._refine(0, 0)
@@ -67,6 +81,7 @@ class TmemPage:
         self._grid = np.repeat(np.repeat(self._grid, times[0], 0), times[1], 1)
         self._lane_shift, self._column_shift = lane_shift, column_shift
         self.place, self.width = 0, COLUMNS >> column_shift
+        self._selected.clear()
 
     def address(self, index: Index, position: int) -> int:
         """The first byte of the granule at `position` of what `index` selects."""
@@ -78,6 +93,7 @@ class TmemPage:
         elif isinstance(index, slice):
             lane, column = divmod(int(index.start) + position, width)
         else:
+            assert not isinstance(index, Pieces)
             lane, column = divmod(int(index.reshape(-1)[position]), width)
         cell = (lane << self._lane_shift) * COLUMNS + (column << self._column_shift)
         return int(cell) << CELL_SHIFT

@@ -1,4 +1,4 @@
-"""Machine code as builtin functions of the interpreter: a call takes 0.1 us, through ctypes 1 us."""
+"""Machine code as builtin functions of the interpreter: calls of 0.1 us, through ctypes 1 us."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ def make_builtin(
         else:
             function = _imported(module, "PyLong_AsUnsignedLongLongMask", I64, _OBJECT)
             words.append(b.call(function, [argument]))
+    error = b.call(_imported(module, "PyErr_Occurred", _OBJECT), [])
+    require(b, b.icmp_unsigned("==", b.ptrtoint(error, I64), constant(0)), refused)
     result = b.call(body, words)
     b.ret(b.call(_imported(module, "PyLong_FromLongLong", _OBJECT, I64), [result]))
     b.position_at_end(refused)
