@@ -16,7 +16,7 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
-from flashdsa.backends.indexer.clusters import choose_clusters, clusters_for
+from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
 from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -211,6 +211,13 @@ def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
     for pages in (UNEVEN_PAGES * 2, UNEVEN_PAGES * 2 - 1):
         launch(rows(3, pages))
     assert gpu.launches[0][8:10] == (4, 2) and gpu.launches[1][6:] == (3, 2)
+
+
+def test_narrow_tables_get_no_large_clusters(gpu: Gpu) -> None:
+    gpu.capacity = dict(H200)
+    for count, pages in ((1, NARROW_PAGES), (1, NARROW_PAGES + 1), (7, NARROW_PAGES), (30, 1)):
+        launch(rows(count, pages))
+    assert [arguments[6:] for arguments in gpu.launches] == [(1, 8), (1, 13), (7, 8), (30, 4)]
 
 
 @pytest.fixture

@@ -23,6 +23,11 @@ SPLITS_BY_SIZE = 2
 """Splits of a row, at most, by the CTAs of each: what they publish has room in one's lists."""
 
 
+NARROW_PAGES = 128
+"""Pages of a block table's row up to which more than NARROW_CLUSTER CTAs gain a row nothing."""
+NARROW_CLUSTER = 8
+
+
 class Clusters(NamedTuple):
     """Of a launch."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.indexer.clusters import NARROW_CLUSTER, NARROW_PAGES
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
@@ -52,10 +53,12 @@ class RowSplits:
         cluster_size: int,
     ) -> None:
         """As `LaunchConfig.function`. No row is longer than the table is wide: of narrow ones each
-        row gets one cluster."""
+        row gets one cluster, and of the narrowest ones a small one."""
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         rows = seq_lens.numel()
         if self._unsplit is not None and block_table.shape[1] < self._least_pages:
+            if block_table.shape[1] <= NARROW_PAGES:
+                cluster_size = min(cluster_size, NARROW_CLUSTER)
             self._unsplit(*tensors, rows, cluster_size)
             return
         if self._split is None:
