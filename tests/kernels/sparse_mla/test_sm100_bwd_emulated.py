@@ -261,8 +261,10 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
 MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
 
 
-def test_the_models_topk() -> None:
-    launch(MODELS_TOPK, policy=Policy(asynchronous="eager"))
+def test_a_list_that_fills_every_ring_several_times() -> None:
+    """The model's topk is a slow test, and does no more than this but for longer."""
+    case = SparseMlaCase("long list", 1, 800, HEADS, 512, invalid=True)
+    launch(case, policy=Policy(asynchronous="eager"))
 
 
 @pytest.mark.slow

@@ -148,7 +148,11 @@ CASES = [
     # name, S, S_kv, H, topk
     (SparseMlaCase("a tile and a bit", 2, 150, 128, 70, invalid=True, poison=True), 1),
     (SparseMlaCase("two queries of 128", 3, 150, 128, 70, empty_rows=True, poison=True), 2),
-    (SparseMlaCase("four queries of 32", 5, 90, 32, 40, duplicates=True, topk_length=True), 4),
+    pytest.param(
+        SparseMlaCase("four queries of 32", 5, 90, 32, 40, duplicates=True, topk_length=True),
+        4,
+        marks=pytest.mark.slow,
+    ),
     (SparseMlaCase("a half of sixteen", 9, 60, 8, 20, invalid=True, poison=True), 16),
 ]
 
