@@ -45,12 +45,28 @@ from ptxemu.mutate import (
     mutations_of,
 )
 from ptxemu.mutate.report import facts_of
-from ptxemu.mutate.runner import CAUGHT, EQUIVALENT, NOT_REACHED, NOTED, REDUNDANT, SURVIVED
+from ptxemu.mutate.runner import (
+    CAUGHT,
+    EQUIVALENT,
+    NOT_REACHED,
+    NOTED,
+    POLICIES,
+    REDUNDANT,
+    SURVIVED,
+)
 from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
 
 RESULTS = ROOT / "benchmarks/results/ptxemu"
-_BEFORE_THE_TREE = re.compile(r"/\S*/(?:(?=src/flashdsa/)|(?:site-packages|peers)/)")
+SCHEDULES = (
+    *POLICIES,
+    Policy(asynchronous="slow", warps="random", seed=0, timeouts=0.5),
+    Policy(asynchronous="late", warps="random", seed=1, timeouts=1.0),
+)
+"""In the last two warps have to wait and give up again and again, and reach what comes then."""
+_BEFORE_THE_TREE = re.compile(
+    r"/\S*/(?:(?=src/flashdsa/|examples/python/)|(?:site-packages|peers)/)"
+)
 """In paths of the machine that saved the launches: ours, and other packages'."""
 _SHOWN_MESSAGE = 80
 
@@ -109,6 +125,7 @@ class Campaign:
                 self._first,
                 also=self._others,
                 jobs=jobs,
+                policies=SCHEDULES,
                 notes=True,
                 equivalents=self._equivalents,
                 known=known,

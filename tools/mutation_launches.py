@@ -6,88 +6,24 @@ there, which takes ptxemu and NumPy alone: on another machine, say, with more co
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from mutation_calls import (
     Backward,
+    BackwardWithGap,
     Call,
     Decode,
-    FusedIndexer,
     GroupedBackward,
     GroupedForward,
-    HeadSums,
-    IndexBackward,
-    Prefill,
     record,
 )
+from mutation_indexer_calls import FusedIndexer, HeadSums, IndexBackward, Prefill
+from mutation_peers import PEERS
+from mutation_scripts import ROOT, Launches, Script, scripted
 
-ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))  # the indexer's inputs are those of its tests
-
-
-@dataclass(frozen=True)
-class Script:
-    """Runs a script, on what calls itself a GPU.
-
-    Attributes:
-        path: from the repository's top; `$CUTLASS` in it is a checkout of that project.
-        sms: streaming multiprocessors; 0: as many as such a GPU has.
-    """
-
-    arch: str
-    path: str
-    arguments: tuple[str, ...]
-    sms: int = 0
-
-    def __str__(self) -> str:
-        """As the results name it."""
-        return " ".join((self.path, *self.arguments))
-
-    def save(self, kernels: Mapping[str, Path]) -> None:
-        """Write the first launch of each kernel (whose name begins so) to its file."""
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["-m", "ptxemu", "exec", "--arch", self.arch, "--quiet", "--no-check"]
-            command += ["--sms", str(self.sms)] if self.sms else []
-            command += ["--save", folder, os.path.expandvars(self.path), *self.arguments]
-            run = [sys.executable, *command]
-            subprocess.run(run, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-            for entry, path in kernels.items():
-                first = min(Path(folder).glob(f"{entry}*.launch"))
-                path.write_bytes(first.read_bytes())
-
-
-@dataclass(frozen=True)
-class Launches:
-    """Which launches of a kernel are repeated with each mutant.
-
-    Attributes:
-        entry: the kernel's name begins so; of a script's launches, a pattern of the files' names.
-        origins: make a launch of it each: what one does not need, another one may.
-        scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
-            them.
-        ignored: codes of findings that come and go with the schedule in the original, too.
-    """
-
-    entry: str
-    origins: tuple[Script | Call, ...]
-    scratch: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ("unordered-float-additions",)
-
-    @property
-    def command(self) -> str:
-        """All launches, as the results name them."""
-        return "; ".join(map(str, self.origins))
-
-
-def scripted(arch: str, path: str, *arguments: str, sms: int = 0) -> tuple[Script, ...]:
-    """A script's launches, of arguments with blanks between them each."""
-    return tuple(Script(arch, path, tuple(one.split()), sms) for one in arguments)
 
 
 _INDEXER = "--fused --topk 512 --stages 8 --list-capacity 2048"
@@ -104,6 +40,8 @@ _ORDERED = (
     Backward(queries=4, topk=60, alike=True, ordered=True),
     Backward(queries=4, topk=130, alike=True, ordered=True, sms=6),  # all items at the same time
     Backward(queries=4, topk=50, alike=True, ordered=True, repeated=4, sms=3),  # out of order only
+    # The third of three groups adds to keys that the second passes over.
+    BackwardWithGap(queries=6, topk=200, alike=True, ordered=True, sms=6),
 )
 _SMALL = (Backward(queries=2, topk=100), Backward(queries=2, topk=170, sms=3))
 _SLOTS = (
@@ -290,83 +228,6 @@ KERNELS = {
     ),
 }
 """Of this library, by the name that their results have."""
-_CUTLASS = "$CUTLASS/examples/python/CuTeDSL/cute"
-_PEERS = "tests/ptxemu/peers/scripts"
-_GEMM_SM100 = "--use_tma_store --ab_dtype Float16 --acc_dtype Float32 --skip_ref_check"
-PEERS = {
-    "cutlass-gemm-sm_90a": Launches(
-        "Hopper",
-        scripted(
-            "sm_90a",
-            f"{_CUTLASS}/hopper/kernel/dense_gemm/dense_gemm_persistent.py",
-            *(
-                f"--mnkl 512,256,{k},1 --cluster_shape_mn 2,1 --tile_shape_mn 128,128"
-                for k in (512, 448, 128)
-            ),
-            sms=2,
-        ),
-    ),
-    "cutlass-fmha-sm_90a": Launches(
-        "Hopper",
-        scripted(
-            "sm_90a",
-            f"{_CUTLASS}/hopper/kernel/attention/fmha.py",
-            "--q_shape 1,256,1,128 --k_shape 1,768,1,128",
-            sms=2,
-        ),
-    ),
-    "cutlass-gemm-1cta-sm_100a": Launches(
-        "Persistent",
-        scripted(
-            "sm_100a",
-            f"{_CUTLASS}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
-            f"--mnkl 512,256,704,1 --mma_tiler_mn 128,128 {_GEMM_SM100}",
-            sms=2,
-        ),
-    ),
-    "cutlass-gemm-2cta-sm_100a": Launches(
-        "Persistent",
-        scripted(
-            "sm_100a",
-            f"{_CUTLASS}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
-            "--mnkl 1024,512,704,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 "
-            f"--use_2cta_instrs {_GEMM_SM100}",
-            sms=4,
-        ),
-    ),
-    "quack-gemm-sm_90a": Launches(
-        "quackgemm",
-        scripted(
-            "sm_90a",
-            f"{_PEERS}/quack_kernel.py",
-            "gemm 256 512 512",
-            "gemm 384 768 448",
-            "gemm 256 512 128",
-            "gemm 256 512 256",  # fewer steps than stages: the loads of two tiles are in flight
-            sms=2,
-        ),
-    ),
-    "quack-gemm-sm_100a": Launches(
-        "quackgemm",
-        scripted(
-            "sm_100a",
-            f"{_PEERS}/quack_kernel.py",
-            "gemm 512 1536 128",
-            "gemm 512 512 704",
-            sms=2,
-        ),
-    ),
-    "cudnn-dsa-backward-sm_90a": Launches(
-        "cudnn*.1",
-        # Three blocks of keys, and five.
-        scripted("sm_90a", f"{_PEERS}/dsa_backward.py", "64 2 256 192", "64 2 384 320", sms=2),
-    ),
-    "cudnn-dsa-backward-h64-sm_100a": Launches(
-        "bwd_cudnn",
-        scripted("sm_100a", f"{_PEERS}/dsa_backward.py", "64 3 384 320", sms=2),
-    ),
-}
-"""Of packages that `make test-peers` installs, and of CUTLASS; tried only if they are named."""
 ALL = {**KERNELS, **PEERS}
 
 

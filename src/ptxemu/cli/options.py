@@ -19,7 +19,7 @@ def add_schedule_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--async",
         dest="asynchronous",
-        choices=("random", "eager", "late"),
+        choices=("random", "eager", "late", "slow"),
         default="random",
         help="when asynchronous work happens (default random)",
     )

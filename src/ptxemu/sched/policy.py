@@ -14,7 +14,8 @@ class Policy:
 
     Attributes:
         asynchronous: "eager": at once; "late": only when no warp can go on without it;
-            "random": at random moments.
+            "slow": so, and copies after all else and in the order of their issue, as where
+            memory is what all wait for; "random": at random moments.
         warps: "round_robin", or "random".
         seed: of the random choices.
         probability: with "random", that an asynchronous step is taken after a warp's step.
@@ -40,7 +41,7 @@ class Policy:
     def __post_init__(self) -> None:
         """Refuse unknown names."""
         for name, value, choices in (
-            ("asynchronous", self.asynchronous, ("eager", "late", "random")),
+            ("asynchronous", self.asynchronous, ("eager", "late", "slow", "random")),
             ("warps", self.warps, ("round_robin", "random")),
         ):
             if value not in choices:

@@ -227,7 +227,11 @@ class Scheduler:
         ready = self._machine.pending.ready
         if not ready:
             return False
-        operation: AsyncOperation = self._random.choice(ready)
+        operation: AsyncOperation
+        if self._policy.asynchronous == "slow":
+            operation = next((one for one in ready if not one.kind.startswith("cp.")), ready[0])
+        else:
+            operation = self._random.choice(ready)
         self._machine.take_step(operation)
         return True
 
