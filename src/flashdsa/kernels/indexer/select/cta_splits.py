@@ -11,7 +11,7 @@ comes when, the result does not.
 """
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.gmem import (
     load2,
@@ -44,6 +44,11 @@ from flashdsa.kernels.indexer.smem_views import (
 SLOTS_A_LANE = 5
 """Slots whose headers a lane reads at once."""
 LISTED_SLOTS = SLOTS_A_LANE * WARP_SIZE
+CHUNK_ENDS, CHUNK_PLACES = LISTED_SLOTS, 2 * LISTED_SLOTS
+"""In the candidates' memory, behind the slots' entries: chunks up to the end of each slot, and the
+place of each chunk."""
+SLOT_BITS = LISTED_SLOTS.bit_length()
+SLOT_MASK = (1 << SLOT_BITS) - 1
 CHUNKS_TOGETHER = 8
 """Chunks, of as many entries as a warp has lanes, that a warp loads before it uses the first."""
 PUBLISHED_TOGETHER = 4
@@ -168,9 +173,9 @@ def list_slots(
     # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
     fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
-    ends = cute.make_rmem_tensor(SLOTS_A_LANE, Int32)
-    for i in cutlass.range_constexpr(SLOTS_A_LANE):
-        ends[i] = select.candidates[LISTED_SLOTS + SLOTS_A_LANE * lane + i]
+    find_places(select, chunks, thread, plan)
+    # All consumers: every chunk's place is known.
+    consumer_sync(plan)
     warps = plan.consumer_warps
     for first in cutlass.range(warp, chunks, CHUNKS_TOGETHER * warps, unroll=1):
         keys = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
@@ -180,7 +185,8 @@ def list_slots(
             keys[i], positions[i] = Int32(0), Int32(0)
             chunk = first + i * warps
             if chunk < chunks:
-                slot, at = place_of(ends, chunk, lane)
+                place = select.candidates[CHUNK_PLACES + chunk]
+                slot, at = place & SLOT_MASK, (place >> SLOT_BITS) * WARP_SIZE + lane
                 if at < select.candidates[slot]:
                     keys[i], positions[i] = load_entry(published, first_cta + slot, at, plan)
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
@@ -230,7 +236,7 @@ def read_headers(
     chunk_end = prefix_sum(chunks, lane) - chunks
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
         chunk_end += chunks_of(counts[i])
-        select.candidates[LISTED_SLOTS + SLOTS_A_LANE * lane + i] = chunk_end
+        select.candidates[CHUNK_ENDS + SLOTS_A_LANE * lane + i] = chunk_end
     fitting = cute.arch.warp_redux_sync(fitting, "add")
     if lane == WARP_SIZE - 1:
         select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, chunk_end
@@ -242,14 +248,21 @@ def chunks_of(entries: Int32) -> Int32:
 
 
 @cute.jit
-def place_of(ends: cute.Tensor, chunk: Int32, lane: Int32) -> tuple[Int32, Int32]:
-    """(the slot that has the chunk, the lane's entry of it). All lanes call, with the chunks up to
-    the end of each of their slots."""
-    before, start = Int32(0), Int32(0)  # slots and chunks
-    for i in cutlass.range_constexpr(SLOTS_A_LANE):
-        if ends[i] <= chunk:
-            before += 1
-            start = ends[i]
-    before = cute.arch.warp_redux_sync(before, "add")
-    start = cute.arch.warp_redux_sync(start, "max")
-    return before, (chunk - start) * WARP_SIZE + lane
+def find_places(
+    select: SelectBuffers, chunks: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Consumers: of each chunk its slot, and which of the slot's chunks it is, to the candidates'
+    memory. A thread searches for one, among the chunks up to the end of each slot."""
+    most = plan.list_capacity // WARP_SIZE + LISTED_SLOTS
+    assert const_expr(most <= min(plan.consumer_threads, 2 * plan.max_candidates - CHUNK_PLACES))
+    if thread < chunks:
+        slot = Int32(0)  # so many slots end before the chunk
+        for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
+            other = slot + (1 << bit)
+            if other <= LISTED_SLOTS:
+                if select.candidates[CHUNK_ENDS + other - 1] <= thread:
+                    slot = other
+        start = Int32(0)
+        if slot > 0:
+            start = select.candidates[CHUNK_ENDS + slot - 1]
+        select.candidates[CHUNK_PLACES + thread] = slot | (thread - start) << SLOT_BITS
