@@ -35,7 +35,7 @@ def make_builtin(
     *,
     buffers: Collection[int] = (),
 ) -> Callable[..., int]:
-    """A function of 64-bit words that gives a word, as `loops.make_function` makes one.
+    """A function of 64-bit words that gives a word.
 
     Args:
         write: writes the body with a builder and the arguments, `ret` included.

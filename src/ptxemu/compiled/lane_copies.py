@@ -12,7 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from ptxemu.compiled.loops import I64, at, constant, counted, make_function, require, word_at
+from ptxemu.compiled.builtins import make_builtin
+from ptxemu.compiled.loops import I64, at, constant, counted, require, word_at
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 from ptxemu.memory.global_memory import TABLE_WORDS
@@ -87,7 +88,7 @@ def lane_taker(size: int) -> Callable[..., int]:
                 b.store(b.add(place, constant(1)), number)
         b.ret(b.load(number))
 
-    return make_function(f"take_lanes_{size}", 6, write)
+    return make_builtin(f"take_lanes_{size}", 6, write)
 
 
 @cache
@@ -119,7 +120,7 @@ def lane_copier(size: int) -> Callable[..., int]:
                         b.store(b.load(at(b, place, _I8, byte)), to)
         b.ret(constant(1))
 
-    return make_function(f"copy_lanes_{size}", 5, write)
+    return make_builtin(f"copy_lanes_{size}", 5, write)
 
 
 def _failure(b: Any) -> Any:

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 
-from ptxemu.compiled.native import machine_code
-
 I64 = ir.IntType(64)
-_keep: list[Any] = []
 
 
 def constant(value: int) -> Any:
     """A number of 64 bits."""
     return ir.Constant(I64, value)
-
-
-def make_function(
-    name: str, num_arguments: int, write: Callable[[Any, Sequence[Any]], None]
-) -> Callable[..., int]:
-    """A function of 64-bit words that gives a word.
-
-    Args:
-        write: writes the body with a builder and the arguments, `ret` included.
-    """
-    module = ir.Module(name=name)
-    type_ = ir.FunctionType(I64, [I64] * num_arguments)
-    function = ir.Function(module, type_, name=name)
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    write(builder, function.args)
-    address, engine = machine_code(module, name)
-    _keep.append(engine)
-    kinds = [ctypes.c_int64] * num_arguments
-    found: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)
-    return found
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from ptxemu.compiled.loops import at, constant, counted, make_function, word_at
+from ptxemu.compiled.builtins import make_builtin
+from ptxemu.compiled.loops import at, constant, counted, word_at
 
 KNOWN_TYPES = ("bf16", "f16")
 """Of the elements of A and B."""
@@ -43,7 +44,7 @@ def chunk_reader(type_: str) -> Callable[..., int]:
             b.store(_as_doubles(b, raw, type_), to, align=_DOUBLE_BYTES)
         b.ret(constant(0))
 
-    return make_function(f"read_{type_}", 4, write)
+    return make_builtin(f"read_{type_}", 4, write)
 
 
 @cache
@@ -71,7 +72,7 @@ def matrix_reader(type_: str) -> Callable[..., int]:
                     b.store(value, at(b, b.add(to, further), _DOUBLE))
         b.ret(constant(0))
 
-    return make_function(f"read_matrix_{type_}", 8, write)
+    return make_builtin(f"read_matrix_{type_}", 8, write)
 
 
 def _as_doubles(b: Any, raw: Any, type_: str) -> Any:
@@ -115,7 +116,7 @@ def fragment_product(k: int) -> Callable[..., int]:
                     _add_to_lanes(b, first_lane, sums, half, reads_d)
         b.ret(constant(0))
 
-    return make_function(f"fragment_product_{k}", 11, write)
+    return make_builtin(f"fragment_product_{k}", 11, write)
 
 
 @cache
@@ -148,7 +149,7 @@ def row_product(k: int) -> Callable[..., int]:
                     place = b.add(place, d_row)
         b.ret(constant(0))
 
-    return make_function(f"row_product_{k}", 7, write)
+    return make_builtin(f"row_product_{k}", 7, write)
 
 
 def _add_to_row(b: Any, place: Any, sums: Any, reads_d: Any) -> None:

@@ -7,14 +7,14 @@ code has to be made for it.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from ptxemu.compiled import access_records
+from ptxemu.compiled.builtins import make_builtin
 from ptxemu.compiled.llvm_vectors import FLOATS, Lower, Vector, bits_of_type, integers, splat
 from ptxemu.compiled.lowering import lowered
 from ptxemu.compiled.native import machine_code
@@ -171,15 +171,16 @@ less where an access failed."""
 @cache
 def caller() -> Caller:
     """What does the instructions of records one behind the other."""
-    module = ir.Module(name="caller")
-    type_ = ir.FunctionType(_I64, [_I64, _I64, _I64, _I32, _I64])
-    function = ir.Function(module, type_, name="run")
-    _write_caller(function)
-    address, engine = machine_code(module, "run")
-    _engines.append(engine)
-    kinds = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64)
-    found: Caller = ctypes.CFUNCTYPE(ctypes.c_int64, *kinds)(address)
-    return found
+
+    def write(b: Any, arguments: Sequence[Any]) -> None:
+        first, count, registers, lanes, context = arguments
+        type_ = ir.FunctionType(_I64, [_I64, _I64, _I64, _I32, _I64])
+        function = ir.Function(b.module, type_, name="records")
+        function.linkage = "internal"
+        _write_caller(function)
+        b.ret(b.call(function, [first, count, registers, b.trunc(lanes, _I32), context]))
+
+    return make_builtin("run_records", 5, write)
 
 
 def _write_caller(function: Any) -> None:
