@@ -15,13 +15,14 @@ kernels copy new scale factors over those in use): `Ordering.in_practice`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.engines.tmem_allocator import pair
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.machine.operation import AsyncOperation, Ordering
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class Pipeline:
     """The last cp to each destination: (cta_group, address, shape)."""
     shifts: dict[tuple[int, int], AsyncOperation] = field(default_factory=dict)
     """The last shift of each address: (cta_group, address)."""
+
+    def copy(self) -> Pipeline:
+        """One of its own that holds the same."""
+        return Pipeline(dict(self.accumulators), dict(self.copies), dict(self.shifts))
 
     def merge(self, other: Pipeline) -> None:
         """Add what another one holds."""
@@ -78,9 +83,10 @@ class Pipeline:
 class ThreadState:
     """The tcgen05 operations of one thread."""
 
+    imported: Pipeline
+    """Operations of other threads, seen by tcgen05.fence::after_thread_sync; that of the warp's
+    threads as long as they have fenced together."""
     own: Pipeline = field(default_factory=Pipeline)
-    imported: Pipeline = field(default_factory=Pipeline)
-    """Operations of other threads, seen by tcgen05.fence::after_thread_sync."""
     uncompleted: list[AsyncOperation] = field(default_factory=list)
     since_commit: list[AsyncOperation] = field(default_factory=list)
     last_commit: AsyncOperation | None = None
@@ -93,8 +99,16 @@ class ThreadState:
         return list(dict.fromkeys(found))
 
 
-_threads: EngineState[Warp, dict[int, ThreadState]] = EngineState(lambda warp: {})
-"""The state of a warp's threads by lane."""
+@dataclass(slots=True)
+class _Threads:
+    """The threads of a warp: by lane the state of those that have one."""
+
+    states: dict[int, ThreadState] = field(default_factory=dict)
+    imported: Pipeline = field(default_factory=Pipeline)
+    """What all threads have imported together."""
+
+
+_threads: EngineState[Warp, _Threads] = EngineState(lambda warp: _Threads())
 _fenced: EngineState[Cta, Pipeline] = EngineState(lambda cta: Pipeline())
 """What threads of a CTA pair have fenced with before_thread_sync; the even CTA has it."""
 
@@ -102,9 +116,9 @@ _fenced: EngineState[Cta, Pipeline] = EngineState(lambda cta: Pipeline())
 def thread_state(warp: Warp, lane: int) -> ThreadState:
     """The state of a thread."""
     threads = _threads(warp)
-    found = threads.get(lane)
+    found = threads.states.get(lane)
     if found is None:
-        found = threads[lane] = ThreadState()
+        found = threads.states[lane] = ThreadState(threads.imported)
     return found
 
 
@@ -115,19 +129,26 @@ def fenced_pipeline(cta: Cta) -> Pipeline:
 
 def fence_before(warp: Warp, lanes: Iterable[int]) -> None:
     """tcgen05.fence::before_thread_sync by the threads `lanes`."""
-    threads = _threads(warp)
+    states = _threads(warp).states
     for lane in lanes:
-        if lane in threads:
-            fenced_pipeline(warp.cta).merge(threads[lane].own)
+        if lane in states:
+            fenced_pipeline(warp.cta).merge(states[lane].own)
 
 
-def fence_after(warp: Warp, lanes: Iterable[int]) -> None:
+def fence_after(warp: Warp, lanes: Sequence[int]) -> None:
     """tcgen05.fence::after_thread_sync by the threads `lanes`."""
     fenced = fenced_pipeline(warp.cta)
     if not (fenced.accumulators or fenced.copies or fenced.shifts):
         return
+    threads = _threads(warp)
+    if len(lanes) == WARP_SIZE:
+        threads.imported.merge(fenced)
+        lanes = [n for n, state in threads.states.items() if state.imported is not threads.imported]
     for lane in lanes:
-        thread_state(warp, lane).imported.merge(fenced)
+        state = thread_state(warp, lane)
+        if state.imported is threads.imported:
+            state.imported = state.imported.copy()
+        state.imported.merge(fenced)
 
 
 def start(

@@ -36,6 +36,7 @@ ROWS = 16
 WARPS = 4
 """Of a warpgroup."""
 WARP_SIZE = 32
+_FENCE = Fence(FenceKind.WGMMA)
 _PLAIN = ("bf16", "f16")
 _SIXTEEN = np.uint32(16)
 _LOW_HALF = np.uint32(0xFFFF)
@@ -142,7 +143,7 @@ def fence(warp: Warp, instruction: Instruction) -> None:
     state.num_fenced = state.num_issued
     observer = warp.cta.machine.observer
     if observer is not None:
-        observer.fenced(warp, Fence(FenceKind.WGMMA), instruction)
+        observer.fenced(warp, _FENCE, instruction)
 
 
 def issue(

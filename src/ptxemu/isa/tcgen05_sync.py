@@ -161,7 +161,7 @@ def tcgen05_fence(instruction: Instruction) -> Step:
     fence = Fence(FenceKind.TCGEN05_BEFORE if is_before else FenceKind.TCGEN05_AFTER)
 
     def step(warp: Warp, mask: Mask) -> None:
-        effect(warp, [int(lane) for lane in np.flatnonzero(mask)])
+        effect(warp, np.flatnonzero(mask).tolist())
         observer = warp.cta.machine.observer
         if observer is not None:
             observer.fenced(warp, fence, instruction)

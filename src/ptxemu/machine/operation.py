@@ -62,7 +62,7 @@ class AsyncOperation:
         self.completed: bool = False
         if after is None:
             after = (*ordering.after, *ordering.if_synced, *ordering.in_practice)
-        self.after = [operation for operation in after if not operation.completed]
+        self.after = [operation for operation in after if not operation.completed] if after else []
         """Those of them that have not completed yet."""
         self.steps: deque[Callable[[], None]] = deque()
         self.sources_read = False

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ptxemu.machine.operation import AsyncOperation
-
-_by_issue = attrgetter("agent_id")
 
 
 class PendingOperations:
@@ -19,6 +16,8 @@ class PendingOperations:
     def __init__(self) -> None:
         self.ready: list[AsyncOperation] = []
         """Those that wait for no other operation, in order of issue."""
+        self._ids: list[int] = []
+        """Their agent ids, which grow."""
         self._count = 0
         self._behind: dict[AsyncOperation, list[AsyncOperation]] = {}
         """By operation those that wait for it and perhaps for others."""
@@ -29,15 +28,18 @@ class PendingOperations:
     def add(self, operation: AsyncOperation) -> None:
         """An operation was issued; it is the last."""
         self._count += 1
-        operation.after = [other for other in operation.after if not other.completed]
+        if operation.after:
+            operation.after = [other for other in operation.after if not other.completed]
         for other in operation.after:
             self._behind.setdefault(other, []).append(operation)
         if not operation.after:
             self.ready.append(operation)
+            self._ids.append(operation.agent_id)
 
     def keep(self, is_kept: Callable[[AsyncOperation], bool]) -> None:
         """Forget the others, for which none of these waits."""
         self.ready = [operation for operation in self.ready if is_kept(operation)]
+        self._ids = [operation.agent_id for operation in self.ready]
         behind = {op: followers for op, followers in self._behind.items() if is_kept(op)}
         self._behind = behind
         waiting = {follower for followers in behind.values() for follower in followers}
@@ -46,8 +48,11 @@ class PendingOperations:
     def remove(self, operation: AsyncOperation) -> None:
         """An operation that was ready has completed."""
         self._count -= 1
-        del self.ready[bisect_left(self.ready, operation.agent_id, key=_by_issue)]
+        place = bisect_left(self._ids, operation.agent_id)
+        del self.ready[place], self._ids[place]
         for follower in self._behind.pop(operation, ()):
             follower.after.remove(operation)
             if not follower.after:
-                insort(self.ready, follower, key=_by_issue)
+                place = bisect_left(self._ids, follower.agent_id)
+                self.ready.insert(place, follower)
+                self._ids.insert(place, follower.agent_id)

@@ -18,10 +18,12 @@ class Sleepers:
     __slots__ = ("_warps",)
 
     def __init__(self) -> None:
-        self._warps: set[Warp] = set()
+        self._warps: set[Warp] | None = None
 
     def add(self, warp: Warp) -> None:
         """`warp` sleeps from now on."""
+        if self._warps is None:
+            self._warps = set()
         self._warps.add(warp)
 
     def wake(self) -> None:

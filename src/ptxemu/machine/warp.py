@@ -49,7 +49,8 @@ class Status(Enum):
     EXITED = "exited"
 
 
-_MOVED = Status.MOVED
+# NOTE: an Enum's member through its class takes 0.2 us on Python 3.11.
+_MOVED, BLOCKED, EXITED = Status.MOVED, Status.BLOCKED, Status.EXITED
 
 
 class Warp:
@@ -121,7 +122,7 @@ class Warp:
         """
         group = self._runnable()
         if group is None:
-            return Status.EXITED if not self.groups else Status.BLOCKED
+            return EXITED if not self.groups else BLOCKED
         self.group = group
         program, machine, left = self.program, self.cta.machine, LOOP_ROUNDS
         nodes, is_heard = program.nodes, machine.observer is not None
@@ -138,8 +139,7 @@ class Warp:
             if type(node) is StepNode:
                 status = self._run_step(node, group)
                 left -= machine.step_share
-                may_go_on = node.goes_on and status is _MOVED and len(self.groups) < 2
-                if left <= 0 or not may_go_on:
+                if left <= 0 or not (node.goes_on and status is _MOVED and len(self.groups) < 2):
                     return status
             elif type(node) is Block:
                 left -= self._run_block(node, group, left) - 1
@@ -160,12 +160,12 @@ class Warp:
         """Lanes go to several places, or are done; None: behind the last instruction."""
         if type(node) is SwitchNode:
             self._run_switch(node, group)
-            return Status.MOVED
+            return _MOVED
         if type(node) is ExitNode:
             self._run_exit(node, group)
         else:
             self._remove_lanes(group, group.mask)
-        return Status.MOVED if self.groups else Status.EXITED
+        return _MOVED if self.groups else EXITED
 
     def sleep(self) -> bool:
         """Nothing of this warp can go on: let it be woken; False if it must be asked again."""
@@ -338,7 +338,7 @@ class Warp:
             group.blocked = blocked
             if observer is not None:
                 observer.blocked(self, node.instruction, blocked.reason)
-            return Status.BLOCKED if len(self.groups) == 1 else _MOVED
+            return BLOCKED if len(self.groups) == 1 else _MOVED
         if blocked is not None and blocked.resume is not None:
             blocked.resume()
         return _MOVED

@@ -13,7 +13,7 @@ from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
 from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.operation import AsyncOperation
-from ptxemu.machine.warp import LOOP_ROUNDS, Status, Warp
+from ptxemu.machine.warp import BLOCKED, EXITED, LOOP_ROUNDS, Warp
 from ptxemu.sched.crew import STEPS_BEFORE, Crew
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.resident_warps import ResidentWarps
@@ -184,13 +184,13 @@ class Scheduler:
                 continue
             warp = warps[index]
             status = warp.advance()
-            if status is Status.BLOCKED:
+            if status is BLOCKED:
                 if warp.sleep():
                     warps.sleep(index)
                 first = index + 1
                 continue
             self.steps += 1
-            if status is Status.EXITED:
+            if status is EXITED:
                 self._machine.progress += 1
                 self._machine.warp_instructions += warp.instruction_count
                 warps.remove(index)
