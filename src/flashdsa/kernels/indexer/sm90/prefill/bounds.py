@@ -3,13 +3,16 @@
 Bins of the scores say where the cut-off lies (window.py); the few about it are compared one by one.
 """
 
+from typing import Any
+
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
-from flashdsa.dsl.smem import store_words
+from flashdsa.dsl.smem import load4, store_words
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
+    MAGNITUDE,
     WORDS_EACH,
     Entries,
     first_word,
@@ -25,6 +28,9 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
 
+COMPARED = 8
+"""Candidates that a lane compares its own with at the same time."""
+
 
 @cute.jit
 def mark_floor(
@@ -33,11 +39,23 @@ def mark_floor(
     floor: Float32,
     begin: Int32,
     end: Int32,
+    ahead: Any,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Bits of what is at least `floor`, of the chunks `begin` to `end` - 1."""
+    """Bits of what is at least `floor`, of the chunks `begin` to `end` - 1. ahead: as below."""
     bounds = Bounds(floor, floor, cutlass.Boolean(True))
-    mark_chunks(team, entries, bounds, begin, end, False, plan)
+    mark_chunks(team, entries, bounds, begin, end, ahead, False, plan)
+
+
+@cute.jit
+def load_ahead(team: Team, entries: Entries, begin: Int32, plan: cutlass.Constexpr) -> Any:
+    """This lane's words of the chunk `begin`, and of the next one where two are loaded ahead; of
+    the last one, where there is none."""
+    last = entries.count - 1
+    chunks = [load_chunk(entries, cutlass.min(begin, last), team.lane)]
+    if cutlass.const_expr(plan.chunks_ahead == 2):
+        chunks.append(load_chunk(entries, cutlass.min(begin + 1, last), team.lane))
+    return chunks
 
 
 @cute.jit
@@ -47,19 +65,20 @@ def mark_chunks(
     bounds: Bounds,
     begin: Int32,
     end: Int32,
+    ahead: Any,
     both: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
     """Bits of what is at least `bounds.sure`, and with `both` of what is at least `bounds.maybe`,
-    of the chunks `begin` to `end` - 1."""
+    of the chunks `begin` to `end` - 1.
+
+    Args:
+        ahead: of `load_ahead` of `begin`, overwritten.
+    """
     last = entries.count - 1
-    mine = load_chunk(entries, cutlass.min(begin, last), team.lane)
-    second = mine
-    if cutlass.const_expr(plan.chunks_ahead == 2):
-        second = load_chunk(entries, cutlass.min(begin + 1, last), team.lane)
+    mine, second = ahead[0], ahead[-1]
     for chunk in cutlass.range(begin, end, unroll=1):
-        ahead = cutlass.min(chunk + plan.chunks_ahead, last)
-        following = load_chunk(entries, ahead, team.lane)
+        following = load_chunk(entries, cutlass.min(chunk + plan.chunks_ahead, last), team.lane)
         for four in cutlass.range_constexpr(WORDS_EACH // 4):
             sures, maybes = [], []
             for i in cutlass.range_constexpr(4):
@@ -82,16 +101,21 @@ def mark_chunks(
 @cute.jit
 def collect(team: Team, begin: Int32, end: Int32) -> None:
     """Count this warp's sure entries among its chunks, and those about the cut-off, of which the
-    places become candidates while these have room."""
+    places become candidates while these have room. Two chunks at a time, a lane a word of each."""
     sure = Int32(0)
     counter = team.scratch.iterator + SCRATCH_COUNT
-    for word in cutlass.range(
-        begin * CHUNK_MASKS + team.lane, end * CHUNK_MASKS, WARP_SIZE, unroll=1
-    ):
+    for chunk in cutlass.range(begin, end, 2, unroll=1):
+        word = chunk * CHUNK_MASKS + team.lane
         mask = team.masks[word]
+        rest, behind = team.maybes[word] ^ mask, Int32(0)
         sure += Int32(cute.arch.popc(mask))
-        rest = team.maybes[word] ^ mask
-        while rest != 0:
+        if chunk + 1 < end:
+            mask = team.masks[word + CHUNK_MASKS]
+            behind = team.maybes[word + CHUNK_MASKS] ^ mask
+            sure += Int32(cute.arch.popc(mask))
+        while rest | behind != 0:
+            if rest == 0:
+                rest, behind, word = behind, Int32(0), word + CHUNK_MASKS
             place = word * WARP_SIZE + lowest_bit(rest)
             rest = rest & (rest - 1)
             index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="cta")
@@ -105,12 +129,19 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
 
 @cute.jit
 def load_candidates(team: Team, entries: Entries, listed: Int32, plan: cutlass.Constexpr) -> None:
-    """Keys of all candidates, by all warps of the team, so that they come at the same time."""
+    """Keys of all candidates, by all warps of the team, so that they come at the same time; behind
+    them keys below any up to a multiple of `COMPARED`."""
     begin = team.member * WARP_SIZE + team.lane
-    for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
-        place = team.places[own]
-        word = first_word(entries, place // CHUNK) + place % CHUNK
-        team.keys[own] = key_of((entries.words + word).load())
+    padded = (listed + COMPARED - 1) // COMPARED * COMPARED
+    for own in cutlass.range(begin, padded, plan.team_warps * WARP_SIZE, unroll=1):
+        key = Int32(-MAGNITUDE - 1)
+        if own >= listed:
+            team.places[own] = Int32(0)
+        else:
+            place = team.places[own]
+            word = first_word(entries, place // CHUNK) + place % CHUNK
+            key = key_of((entries.words + word).load())
+        team.keys[own] = key
 
 
 @cute.jit
@@ -121,10 +152,13 @@ def mark_candidates(team: Team, listed: Int32, wanted: Int32, plan: cutlass.Cons
     for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
         key, place = team.keys[own], team.places[own]
         better = Int32(0)
-        for other in cutlass.range(listed, unroll=8):
-            ahead = team.keys[other] > key
-            tie = team.keys[other] == key and team.places[other] < place
-            better += Int32(1) if Boolean(ahead or tie) else Int32(0)
+        for others in cutlass.range((listed + COMPARED - 1) // COMPARED, unroll=1):
+            for four in cutlass.range_constexpr(COMPARED // 4):
+                keys = load4(team.keys, others * (COMPARED // 4) + four)
+                places = load4(team.places, others * (COMPARED // 4) + four)
+                for i in cutlass.range_constexpr(4):
+                    tie = keys[i] == key and places[i] < place
+                    better += Int32(1) if Boolean(keys[i] > key or tie) else Int32(0)
         if better < wanted:
             set_bit(masks + 4 * (place // WARP_SIZE), Int32(1) << place % WARP_SIZE)
 

@@ -18,17 +18,25 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     load_chunk,
     load_words,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, PLACE_BYTES
-from flashdsa.kernels.indexer.sm90.prefill.team import Team, number_of_ones, team_sync
+from flashdsa.kernels.indexer.sm90.prefill.places import load_if, store_if, write_places
+from flashdsa.kernels.indexer.sm90.prefill.plan import (
+    CHUNK,
+    CHUNK_MASKS,
+    PLACE_BYTES,
+    WORD,
+)
+from flashdsa.kernels.indexer.sm90.prefill.team import (
+    Team,
+    address_of,
+    number_of_ones,
+    team_sync,
+)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 
-STEPS = 4
-"""Bits of a word between two looks whether any lane has more."""
 TOGETHER = 8
 """Loads of a lane that are under way at the same time."""
-TOTAL_BITS = 16
-"""Two counts of a chunk's entries share a word, so that one prefix sum makes both."""
-TOTAL_MASK = (1 << TOTAL_BITS) - 1
+STORED = 4
+"""Times 16 bytes of rows that a lane has loaded before it stores them."""
 
 
 class Source(NamedTuple):
@@ -37,24 +45,6 @@ class Source(NamedTuple):
     entries: Entries
     rows: Any  # pointer to Int32: rows of the log's entries
     first_row: Int32  # of the segment's first entry
-
-
-def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
-    """Store a word if `taken` is not 0, by a predicate and no branch."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; @p st.global.b32 [{$r1}], {$r2}; }",
-        read_only_args=[taken, pointer, value],
-    )
-
-
-def load_if(taken: Int32, pointer: Any) -> Int32:
-    """A word if `taken` is not 0, else 0."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
-        "@p ld.global.b32 {$w0}, [{$r1}]; }",
-        write_only_types=[Int32],
-        read_only_args=[taken, pointer],
-    )
 
 
 @cute.jit
@@ -75,14 +65,17 @@ def write_rows(
         to: pointer to the query's row of the output. scores: to that of their scores, or None.
     """
     entries = source.entries
-    begin, end = share_of(team, Int32(0), entries.count, plan)
-    at = number_of_ones(team, Int32(0), begin * CHUNK_MASKS)
-    of_log = cutlass.min(cutlass.max(entries.logged, begin), end)
-    at = write_log(team, source, to, scores, begin, of_log, at)
-    own = (of_log - entries.logged) * CHUNK
-    write_places(team, of_log, end, at, stage, own, True)
+    log_masks, first = entries.logged * CHUNK_MASKS, Int32(0)  # of the segment's
+    if entries.logged > 0:
+        begin, end = share_of(team, Int32(0), entries.logged, plan)
+        at = number_of_ones(team, Int32(0), begin * CHUNK_MASKS)
+        write_log(team, source, to, scores, begin, end, at)
+        first = number_of_ones(team, Int32(0), log_masks)
+    begin, end = share_of(team, entries.logged, entries.count, plan)
+    at = first + number_of_ones(team, log_masks, begin * CHUNK_MASKS)
+    own = (begin - entries.logged) * CHUNK
+    write_places(team, begin, end, at, stage, own, "best", plan)
     team_sync(team, plan)  # all places are staged
-    first = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
     write_staged(team, source, stage, to, first, best, topk, plan)
     if cutlass.const_expr(scores is not None):
         team_sync(team, plan)  # warps read what others wrote
@@ -129,9 +122,8 @@ def place_words(team: Team, chunk: Int32, numbered: Numbered, at: Int32) -> None
 @cute.jit
 def write_log(
     team: Team, source: Source, to: Any, scores: Any, begin: Int32, end: Int32, at: Int32
-) -> Int32:
-    """The same of some chunks of the log, the first row to place `at`; the place behind the last
-    one."""
+) -> None:
+    """The same of some chunks of the log, the first row to place `at`."""
     for chunk in cutlass.range(begin, end, unroll=1):
         numbered = number_chunk(team, chunk)
         place_words(team, chunk, numbered, at)
@@ -141,69 +133,6 @@ def write_log(
             words = load_words(source.entries.words + (chunk * CHUNK + team.lane))
             store_marked(team, chunk, scores, words)
         at += numbered.total
-    return at
-
-
-@cute.jit
-def write_places(
-    team: Team,
-    begin: Int32,
-    end: Int32,
-    at: Int32,
-    to: Any,
-    first: Int32,
-    staged: cutlass.Constexpr,
-) -> Int32:
-    """`first` + its place in the chunks `begin` to `end` - 1 of each of their marked entries, the
-    first one to place `at`; the place behind the last one. Two chunks at a time, a lane a word of
-    either.
-
-    Args:
-        to: with `staged` an address in shared memory, of 16-bit words; else a pointer to Int32.
-    """
-    write = store_highest_shared if staged else store_highest
-    for chunk in cutlass.range(begin, end, 2, unroll=1):
-        one, two = team.masks[chunk * CHUNK_MASKS + team.lane], Int32(0)
-        if chunk + 1 < end:
-            two = team.masks[(chunk + 1) * CHUNK_MASKS + team.lane]
-        ones, twos = Int32(cute.arch.popc(one)), Int32(cute.arch.popc(two))
-        through = prefix_sum(ones | twos << TOTAL_BITS, team.lane)
-        total = cute.arch.shuffle_sync(through, WARP_SIZE - 1)
-        most = cute.arch.warp_redux_sync(cutlass.max(ones, twos), "max")
-        last = at + (through & TOTAL_MASK) - 1
-        at += total & TOTAL_MASK
-        last_two = at + (through >> TOTAL_BITS) - 1
-        at += total >> TOTAL_BITS
-        size = PLACE_BYTES if staged else 1
-        ends, ends_two = to + last * size, to + last_two * size
-        word = first + (chunk - begin) * CHUNK + team.lane * WARP_SIZE
-        for _ in cutlass.range((most + STEPS - 1) // STEPS, unroll=1):
-            for step in cutlass.range_constexpr(STEPS):
-                one = write(one, ends - step * size, word)
-                two = write(two, ends_two - step * size, word + CHUNK)
-            ends = ends - STEPS * size
-            ends_two = ends_two - STEPS * size
-    return at
-
-
-def store_highest(rest: Int32, pointer: Any, first: Int32) -> Int32:
-    """Store `first` + the place of the highest bit, if there is one; the bits below it."""
-    return _highest(rest, pointer, first, "@p st.global.b32 [{$r1}], row;")
-
-
-def store_highest_shared(rest: Int32, address: Any, first: Int32) -> Int32:
-    """The same to 16 bits of shared memory."""
-    return _highest(rest, address, first, "cvt.u16.u32 half, row; @p st.shared.b16 [{$r1}], half;")
-
-
-def _highest(rest: Int32, to: Any, first: Int32, store: str) -> Int32:
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; .reg .b32 bit, row; .reg .b16 half; setp.ne.s32 p, {$r0}, 0; "
-        f"bfind.u32 bit, {{$r0}}; add.s32 row, bit, {{$r2}}; {store} shl.b32 bit, 1, bit; "
-        "not.b32 bit, bit; and.b32 {$w0}, {$r0}, bit; }",
-        write_only_types=[Int32],
-        read_only_args=[rest, to, first],
-    )
 
 
 @cute.jit
@@ -220,25 +149,40 @@ def write_staged(
     """Rows of the staged places `begin` to `end` - 1, then -1 up to topk, by all warps of the team.
     A lane takes four that fill 16 bytes of the output."""
     ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes that are in front of the output's first
-    own = team.member * WARP_SIZE + team.lane
-    first, last = (begin + ahead) // 4 + own, (topk + ahead + 3) // 4
-    for four in cutlass.range(first, last, plan.team_warps * WARP_SIZE, unroll=1):
-        place = four * 4 - ahead
-        address = stage + place * PLACE_BYTES
-        if place >= begin and place + 4 <= end:
-            store_rows(address, to + place, source.first_row)
-        else:
-            for i in cutlass.range_constexpr(4):
-                if place + i >= begin and place + i < topk:
-                    row = Int32(-1)
-                    if place + i < end:
-                        row = load_place(address + i * PLACE_BYTES) + source.first_row
-                    (to + (place + i)).store(row)
+    own, step = team.member * WARP_SIZE + team.lane, plan.team_warps * WARP_SIZE
+    first, last = (begin + ahead) // 4, (topk + ahead + 3) // 4
+    whole = (begin + ahead + 3) // 4
+    behind = cutlass.max((end + ahead) // 4, whole)
+    address, row = stage - ahead * PLACE_BYTES, to - ahead
+    for four in cutlass.range(whole + own, behind, STORED * step, unroll=1):
+        rows = []
+        for i in cutlass.range_constexpr(STORED):
+            place = cutlass.min(four + i * step, behind - 1)
+            rows.append(load_places(address + place * (4 * PLACE_BYTES)))
+        for i in cutlass.range_constexpr(STORED):
+            if four + i * step < behind:
+                store_rows(rows[i], row + (four + i * step) * 4, source.first_row)
+    for edge in cutlass.range(own, whole - first + last - behind, step, unroll=1):
+        four = first + edge
+        if four >= whole:
+            four += behind - whole
+        for i in cutlass.range_constexpr(4):
+            place = four * 4 + i - ahead
+            if place >= begin and place < topk:
+                value = Int32(-1)
+                if place < end:
+                    value = load_place(stage + place * PLACE_BYTES) + source.first_row
+                (to + place).store(value)
 
 
-def store_rows(address: Int32, to: Any, first_row: Int32) -> None:
-    """Four staged places as rows to 16 bytes."""
-    rows = [load_place(address + i * PLACE_BYTES) + first_row for i in range(4)]
+def load_places(address: Int32) -> list[Int32]:
+    """Four staged places."""
+    return [load_place(address + i * PLACE_BYTES) for i in range(4)]
+
+
+def store_rows(places: list[Int32], to: Any, first_row: Int32) -> None:
+    """Four places as rows to 16 bytes."""
+    rows = [place + first_row for place in places]
     cute.arch.inline_ptx(
         "st.global.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };", read_only_args=[to, *rows]
     )
@@ -284,18 +228,56 @@ def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -
     """The segment's marked entries behind the first `logged` of the log, which has room, and no
     scores behind them up to a chunk's end; how many there are then. Ends not synced."""
     entries = source.entries
-    first, end = share_of(team, entries.logged, entries.count, plan)
-    at = logged + number_of_ones(team, entries.logged * CHUNK_MASKS, first * CHUNK_MASKS)
-    row = source.first_row + (first - entries.logged) * CHUNK
-    behind = write_places(team, first, end, at, source.rows, row, False)
-    cute.arch.sync_warp()  # lanes read what others wrote
-    copy_scores(team, source, source.rows, entries.words, at, behind)
-    total = logged + number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
+    chunk, end = share_of(team, entries.logged, entries.count, plan)
+    log_masks = entries.logged * CHUNK_MASKS
+    at = logged + number_of_ones(team, log_masks, chunk * CHUNK_MASKS)
+    # The maybes are not read any more: each warp has its part of them for places.
+    room = plan.masks * WORD // PLACE_BYTES // plan.team_warps
+    stage = address_of(team.maybes) + team.member * (room * PLACE_BYTES)
+    while chunk < end:
+        behind = cutlass.min(chunk + plan.chunks_logged, end)
+        marked = number_of_ones(team, chunk * CHUNK_MASKS, behind * CHUNK_MASKS)
+        while marked > room and behind > chunk + 1:
+            behind = (chunk + behind) // 2
+            marked = number_of_ones(team, chunk * CHUNK_MASKS, behind * CHUNK_MASKS)
+        first = (chunk - entries.logged) * CHUNK
+        if marked <= room:
+            write_places(team, chunk, behind, Int32(0), stage, first, "kept", plan)
+            cute.arch.sync_warp()  # lanes read what others wrote
+            log_staged(team, source, stage, at, marked)
+            cute.arch.sync_warp()  # all have been read
+        else:
+            row = source.first_row + first
+            write_places(team, chunk, behind, at, source.rows, row, "log", plan)
+            cute.arch.sync_warp()  # lanes read what others wrote
+            copy_scores(team, source, source.rows, entries.words, at, at + marked)
+        at += marked
+        chunk = behind
+    total = logged + number_of_ones(team, log_masks, entries.count * CHUNK_MASKS)
     if team.member == plan.team_warps - 1:
         padded = (total + CHUNK - 1) // CHUNK * CHUNK
         for i in cutlass.range(total + team.lane, padded, WARP_SIZE, unroll=1):
             (entries.words + i).store(Int32(INVALID))
     return total
+
+
+@cute.jit
+def log_staged(team: Team, source: Source, stage: Int32, at: Int32, count: Int32) -> None:
+    """Rows and scores of `count` staged places of the segment to the log, from place `at` on."""
+    scores = source.entries.words + at
+    segment = source.entries.words + source.entries.segment
+    for first in cutlass.range(team.lane, count + team.lane, TOGETHER * WARP_SIZE, unroll=1):
+        places, words = [], []
+        for i in cutlass.range_constexpr(TOGETHER):
+            own = cutlass.min(first + WARP_SIZE * i, count - 1)
+            places.append(load_place(stage + own * PLACE_BYTES))
+        for i in cutlass.range_constexpr(TOGETHER):
+            words.append((segment + places[i]).load())
+        for i in cutlass.range_constexpr(TOGETHER):
+            own = first + WARP_SIZE * i
+            taken = Int32(1) if own < count else Int32(0)
+            store_if(taken, source.rows + (at + own), source.first_row + places[i])
+            store_if(taken, scores + own, words[i])
 
 
 @cute.jit

@@ -27,7 +27,11 @@ from flashdsa.kernels.indexer.sm90.prefill.score import (
     release_queries,
     score_segment,
 )
-from flashdsa.kernels.indexer.sm90.prefill.select import SelectContext, select_segment
+from flashdsa.kernels.indexer.sm90.prefill.select import (
+    SelectContext,
+    prepare_select,
+    select_segment,
+)
 from flashdsa.kernels.indexer.sm90.prefill.team import clear, part, team_of
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
@@ -148,9 +152,10 @@ def score_tile(
             score_segment(ctx, prepared, tile, number, begin, end, thread, plan)
             if end == tile.key_tiles:
                 release_queries(ctx, scored, lane)
+            seen = prepare_select(select, team, tile, prepared, begin, end, plan)
             # All that score: the segment's scores are in the workspace.
             score_sync(plan)
-            select_segment(select, team, tile, begin, end, plan)
+            select_segment(select, team, tile, seen, begin, plan)
             # They have been read, so that the next ones may be written.
             score_sync(plan)
             begin = end

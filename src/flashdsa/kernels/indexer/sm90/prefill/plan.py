@@ -142,6 +142,16 @@ class PrefillPlan:
         return 2 if self.team_warps == 1 else 1
 
     @property
+    def chunks_written(self) -> int:
+        """Chunks whose places a warp writes at the same time; even."""
+        return 4 // self.team_warps
+
+    @property
+    def chunks_logged(self) -> int:
+        """Chunks whose entries go to the log at the same time, if their places have room."""
+        return 4 * self.team_warps
+
+    @property
     def bins(self) -> int:
         """Of a query's histogram."""
         return HISTOGRAM_BINS // self.tile_queries

@@ -12,6 +12,7 @@ from cutlass import Int32, cute
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.bounds import (
     collect,
+    load_ahead,
     load_candidates,
     mark_candidates,
     mark_chunks,
@@ -34,7 +35,14 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     key_of,
 )
 from flashdsa.kernels.indexer.sm90.prefill.exact import mark_exactly
-from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.plan import (
+    CANDIDATES,
+    CHUNK,
+    CHUNK_MASKS,
+    QUERY_GROUP,
+    TILE_KEYS,
+)
+from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
 from flashdsa.kernels.indexer.sm90.prefill.team import (
     SCRATCH_COUNT,
     SCRATCH_SURE,
@@ -46,7 +54,7 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     part,
     team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of, scores_at
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, scores_at
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds, bounds_of
 
 
@@ -59,76 +67,110 @@ class SelectContext(NamedTuple):
     topk_scores: Any  # (S, topk) Int32, bits of fp32; None: they are not written
 
 
-@cute.jit
-def select_segment(
-    ctx: SelectContext,
-    team: Team,
-    tile: Tile,
-    begin: Int32,
-    end: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """The best of all queries of the tile among its key tiles before `end`; those before `begin`
-    were chosen from already."""
-    for turn in cutlass.range(plan.tile_queries // plan.teams, unroll=1):
-        query = turn * plan.teams + team.number
-        if tile.first_query + query < ctx.ranges.num_queries:
-            select_query(ctx, team, tile, query, begin, end, plan)
-        if end == tile.key_tiles:
-            # The next tile's scores are counted behind a barrier of all warps that score.
-            team_sync(team, plan)
-            clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins, plan)
+class Seen(NamedTuple):
+    """What there is of a team's query."""
+
+    query: Int32  # of the tile
+    entries: Entries
+    logged: Int32  # scores in the log
+    keys: Int32  # that the query sees, of this segment and those before
+    is_last: cutlass.Boolean  # segment
 
 
 @cute.jit
-def select_query(
+def prepare_select(
     ctx: SelectContext,
     team: Team,
     tile: Tile,
-    query: Int32,
+    prepared: Prepared,
     begin: Int32,
     end: Int32,
     plan: cutlass.Constexpr,
-) -> None:
-    """The same of a query of the tile."""
-    rows = ctx.workspace + query * plan.row_words
-    start, stop = range_of(ctx.ranges, tile.first_query + query)
-    first_row = tile.first_key + begin * TILE_KEYS
-    seen = cutlass.max(cutlass.min(stop, tile.first_key + end * TILE_KEYS) - start, Int32(0))
+) -> Seen:
+    """What ranking the key tiles `begin` to `end` - 1 reads besides their scores, before the
+    barrier behind them: none behind them up to a chunk's end, and counts of 0."""
+    query = team.number
+    start, length = range_kept(prepared, query, plan)
+    behind = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
     written = (end - begin) * TILE_KEYS
-    logs = part(team.arena, "logged", Int32(0), plan.tile_queries)
-    logged = Int32(0)
-    if begin > 0:
-        logged = logs[query]
+    logged = Int32(0)  # of a query without keys, too
+    if begin > 0 and length > 0:
+        logged = part(team.arena, "logged", Int32(0), plan.tile_queries)[query]
     log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
-    words, segment = rows + plan.log, scores_at(tile, plan)
-    entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
-    source = Source(entries, rows, first_row)
+    words, segment = ctx.workspace + (query * plan.row_words + plan.log), scores_at(tile, plan)
     if team.member == 0:
-        own = rows + segment
+        own = words + (segment - plan.log)
         for i in cutlass.range(written + team.lane, own_chunks * CHUNK, WARP_SIZE, unroll=1):
             (own + i).store(Int32(INVALID))
         if team.lane == 0:
             team.scratch[SCRATCH_COUNT] = Int32(0)
             team.scratch[SCRATCH_SURE] = Int32(0)
-    topk = ctx.ranges.topk
-    histogram = part(team.arena, "histogram", query, plan.bins)
-    bounds = bounds_of(team.arena, query, find_bin(histogram, plan.bins, topk, team.lane).bin, plan)
-    known = bounds.known and seen > topk
-    team_sync(team, plan)
-    if end == tile.key_tiles:
-        mark_best(team, entries, bounds, known, seen, topk, plan)
-        to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
-        if cutlass.const_expr(plan.with_scores):
-            scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
-        # Nothing is counted before the query's bins are cleared, so that places may lie there.
-        stage, best = address_of(histogram), cutlass.min(seen, topk)
-        write_rows(team, source, stage, to, scores, best, topk, plan)
-    else:
-        keep = mark_kept(team, source, bounds, known, logged, seen, topk, plan)
-        total = append(team, source, keep, plan)
-        if team.member == 0 and team.lane == 0:
-            logs[query] = total
+    entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
+    keys = cutlass.max(behind - start, Int32(0))
+    return Seen(query, entries, logged, keys, end == tile.key_tiles)
+
+
+@cute.jit
+def range_kept(prepared: Prepared, query: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
+    """(first row, number of rows) of a query of the tile, from the lane that scores for it."""
+    lane, start, length = query % QUERY_GROUP, prepared.starts[0], prepared.lengths[0]
+    if cutlass.const_expr(plan.groups == 2):
+        if query >= QUERY_GROUP:
+            start, length = prepared.starts[1], prepared.lengths[1]
+    return cute.arch.shuffle_sync(start, lane), cute.arch.shuffle_sync(length, lane)
+
+
+@cute.jit
+def select_segment(
+    ctx: SelectContext,
+    team: Team,
+    tile: Tile,
+    seen: Seen,
+    begin: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """The best of the team's query among the key tiles of a segment, of which `begin` is the first;
+    those before it were chosen from already. Starts and ends synced."""
+    query = seen.query
+    if tile.first_query + query < ctx.ranges.num_queries:
+        # They come while the bin is looked for.
+        ahead = load_ahead(team, seen.entries, first_chunk(team, seen, plan), plan)
+        topk = ctx.ranges.topk
+        histogram = part(team.arena, "histogram", query, plan.bins)
+        cut = find_bin(histogram, plan.bins, topk, team.lane).bin
+        bounds = bounds_of(team.arena, query, cut, plan)
+        bounds = Bounds(bounds.maybe, bounds.sure, bounds.known and seen.keys > topk)
+        rows = ctx.workspace + query * plan.row_words
+        source = Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
+        if seen.is_last:
+            mark_best(team, seen, bounds, ahead, topk, plan)
+            to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
+            if cutlass.const_expr(plan.with_scores):
+                scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
+            # Nothing is counted before the query's bins are cleared, so that places may lie there.
+            stage, best = address_of(histogram), cutlass.min(seen.keys, topk)
+            write_rows(team, source, stage, to, scores, best, topk, plan)
+        else:
+            keep = mark_kept(team, source, seen, bounds, ahead, topk, plan)
+            total = append(team, source, keep, plan)
+            logs = part(team.arena, "logged", Int32(0), plan.tile_queries)
+            if team.member == 0 and team.lane == 0:
+                logs[query] = total
+    if seen.is_last:
+        # The next tile's scores are counted behind a barrier of all warps that score.
+        team_sync(team, plan)
+        clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins, plan)
+
+
+@cute.jit
+def first_chunk(team: Team, seen: Seen, plan: cutlass.Constexpr) -> Int32:
+    """The first one that this warp votes on: of log and segment, or of a segment that goes to the
+    log."""
+    begin = seen.entries.logged
+    if seen.is_last:
+        begin = Int32(0)
+    first, _ = share_of(team, begin, seen.entries.count, plan)
+    return first
 
 
 def chunks_of(entries: Int32) -> Int32:
@@ -138,19 +180,14 @@ def chunks_of(entries: Int32) -> Int32:
 
 @cute.jit
 def mark_best(
-    team: Team,
-    entries: Entries,
-    bounds: Bounds,
-    known: cutlass.Boolean,
-    seen: Int32,
-    topk: Int32,
-    plan: cutlass.Constexpr,
+    team: Team, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Masks of the best of log and segment. Starts and ends synced."""
-    right, range_, wanted = known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
-    if known:
+    entries = seen.entries
+    right, range_, wanted = bounds.known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
+    if bounds.known:
         first, end = share_of(team, Int32(0), entries.count, plan)
-        mark_chunks(team, entries, bounds, first, end, True, plan)
+        mark_chunks(team, entries, bounds, first, end, ahead, True, plan)
         collect(team, first, end)
         team_sync(team, plan)
         listed, sure = team.scratch[SCRATCH_COUNT], team.scratch[SCRATCH_SURE]
@@ -163,7 +200,7 @@ def mark_best(
             mark_candidates(team, listed, wanted, plan)
             team_sync(team, plan)
     if not right:
-        mark_exactly(team, entries, range_, wanted, seen > topk, plan)
+        mark_exactly(team, entries, range_, wanted, seen.keys > topk, plan)
 
 
 @cute.jit
@@ -179,35 +216,35 @@ def keys_between(bounds: Bounds) -> KeyRange:
 def mark_kept(
     team: Team,
     source: Source,
+    seen: Seen,
     bounds: Bounds,
-    known: cutlass.Boolean,
-    logged: Int32,
-    seen: Int32,
+    ahead: Any,
     topk: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
     """Masks of what of the segment goes to the log, for which there is room then; how many of the
     log stay. Starts and ends synced."""
-    entries = source.entries
+    entries, logged = source.entries, seen.logged
     keep, fits = logged, cutlass.Boolean(False)
-    if known:
+    if bounds.known:
         first, end = share_of(team, entries.logged, entries.count, plan)
-        mark_floor(team, entries, bounds.maybe, first, end, plan)
+        mark_floor(team, entries, bounds.maybe, first, end, ahead, plan)
         team_sync(team, plan)
         fresh = number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
         fits = logged + fresh <= plan.log
         if not fits:
             first, end = share_of(team, Int32(0), entries.logged, plan)
-            mark_floor(team, entries, bounds.maybe, first, end, plan)
+            of_log = load_ahead(team, entries, first, plan)
+            mark_floor(team, entries, bounds.maybe, first, end, of_log, plan)
             team_sync(team, plan)
-            of_log = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
-            if of_log + fresh <= plan.log:
+            left = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
+            if left + fresh <= plan.log:
                 fits = cutlass.Boolean(True)
                 compact(team, source)
-                keep = of_log
+                keep = left
     if not fits:
         all_keys = KeyRange(Int32(LOWEST), Int32(MAGNITUDE))
-        mark_exactly(team, entries, all_keys, topk, seen > topk, plan)
+        mark_exactly(team, entries, all_keys, topk, seen.keys > topk, plan)
         keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
         compact(team, source)
     team_sync(team, plan)
