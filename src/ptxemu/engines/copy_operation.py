@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,8 +173,7 @@ def holds(operation: AsyncOperation, held: Bytes, data: Bytes) -> bool:
     return operation.cta.machine.observer is not None and np.array_equal(held, data)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRange:
+class SharedRange(NamedTuple):
     """`size` bytes of a CTA's shared memory."""
 
     cta: Cta
@@ -211,8 +210,7 @@ class SharedRange:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalRange:
+class GlobalRange(NamedTuple):
     """`size` bytes of global memory; with `byte_mask` only some of every 16 are written."""
 
     address: int

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,8 +86,7 @@ def report_map_read(operation: AsyncOperation, address: int) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalTile:
+class GlobalTile(NamedTuple):
     """The box of a tensor at some coordinates, or with `gathered` four rows of a matrix.
 
     Attributes:
@@ -291,8 +289,7 @@ def rounded_tf32(data: Bytes) -> Bytes:
     return bits.view(np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedTile:
+class SharedTile(NamedTuple):
     """Rows of a tile in a CTA's shared memory, swizzled by the bits of their addresses."""
 
     cta: Cta

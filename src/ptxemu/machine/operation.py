@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ptxemu.machine.sleepers import Sleepers
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 
-@dataclass(frozen=True, slots=True)
-class Ordering:
+class Ordering(NamedTuple):
     """The operations that one comes behind, those included that have completed since.
 
     A checker takes its verdicts from it: what is in none of the three is not ordered by the issue.
