@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ptxemu.check.undetermined import adds_floats
 from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, Knowledge
-from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.shadow import State
@@ -23,8 +23,9 @@ COMMIT = "tcgen05.commit"
 MMA = "tcgen05.mma"
 ARRIVAL = "cp.async.mbarrier.arrive"
 """The operation that completes when a thread's cp.async have; waiting for it waits for them."""
-EventKey: TypeAlias = tuple[int, AccessKind, Proxy, int, bool]
-"""id of the instruction, kind, proxy, reach, is silent."""
+EventKey: TypeAlias = tuple[int, int]
+"""id of the instruction; kind, proxy, reach and whether it is silent as bits of a number."""
+_SLOT_BITS, _SPACE_BITS, _PROXY_BITS = 16, 3, 2
 _NO_EVENTS: dict[EventKey, Event] = {}
 _NO_INITS: set[Event] = set()
 
@@ -82,8 +83,9 @@ class Event:
         self.since = actor.since
         """Its warp's clock, or its operation's issuer's: what that knew then, it knows; -1 if some
         lanes of the warp know less."""
-        self.followers: dict[tuple[Actor, Space, Proxy], int] | None = None
-        """By warp the clock since which its accesses, and those of what it issues, may follow."""
+        self.followers: dict[int, int] | None = None
+        """By warp, space and proxy (`follower`) the clock since which accesses of the warp, and of
+        what it issues, may follow."""
 
     def cover(self, access: Access) -> None:
         """Note the columns of TMEM that the event is of."""
@@ -101,6 +103,12 @@ class Event:
         if access.space is Space.TMEM:
             own.cover(access)
         return own
+
+    def follower(self, space: Space) -> int:
+        """Whose access it is, and of what kind, for `followers`."""
+        origin = self.actor.origin
+        bits = space.number << _PROXY_BITS | self.proxy.number
+        return (origin.home << _SLOT_BITS | origin.slot) << _SPACE_BITS + _PROXY_BITS | bits
 
     def is_strong_with(self, other: Event) -> bool:
         """Whether the two are morally strong: each is in the scope of the other."""
@@ -176,7 +184,8 @@ class Actor:
 
     def event(self, access: Access, reach: int, time: int) -> Event:
         """The event that `access` is, or belongs to."""
-        key = (id(access.instruction), access.kind, access.proxy, reach, access.is_silent)
+        what = access.kind.number << 5 | access.proxy.number << 3 | reach << 1 | access.is_silent
+        key = id(access.instruction), what
         event = self.events.get(key)
         if event is None or event.clock != self.clock:
             event = self.events[key] = Event(self, access, reach, time)

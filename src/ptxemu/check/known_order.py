@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""
-Limits: TypeAlias = "dict[tuple[Actor, Proxy, AccessKind], int]"
-"""By agent, proxy and kind of earlier accesses the clock up to which an access may follow them."""
+Limits: TypeAlias = "dict[tuple[Actor, int], int]"
+"""By warp, and proxy and kind as bits, of earlier accesses the clock up to which an access may
+follow them."""
 
 
 def after(state: State, event: Event, space: Space, limits: Limits) -> State | None:
@@ -41,6 +42,18 @@ def after(state: State, event: Event, space: Space, limits: Limits) -> State | N
     return None
 
 
+def may_read(state: State, whose: int, since: int) -> bool:
+    """Whether a weak read in general memory comes behind an operation that was judged before.
+
+    Args:
+        whose, since: of the read (`Event.follower`, `Event.since`).
+    """
+    if state.hidden or state.suspects or len(state.writes) != 1:
+        return False
+    followers = state.writes[0].followers
+    return followers is not None and followers.get(whose, sys.maxsize) <= since
+
+
 def _after_read(state: State, event: Event, space: Space, limits: Limits) -> State | None:
     if not state.initialised or event.is_non_coherent:
         return None
@@ -51,10 +64,10 @@ def _after_read(state: State, event: Event, space: Space, limits: Limits) -> Sta
         write = writes[0]
         if write.is_mbarrier or not _may_follow(write, event, space, limits):
             return None
-    return _read_too(state, event)
+    return read_too(state, event)
 
 
-def _read_too(state: State, event: Event) -> State:
+def read_too(state: State, event: Event) -> State:
     """The state behind a weak read that may come here."""
     reads = state.reads
     if len(reads) == 1:
@@ -100,7 +113,7 @@ def _after_in_tmem(state: State, event: Event) -> State | None:
         if operation.in_practice >> before.slot & 1:
             return None
     if is_read:
-        return _read_too(state, event)
+        return read_too(state, event)
     if writes and not reads and writes[-1].columns != event.columns:
         return None
     if event.write_state is None:
@@ -112,13 +125,13 @@ def _may_follow(first: Event, event: Event, space: Space, limits: Limits) -> boo
     """Whether `first` is known to happen before `event`, and for its proxy too."""
     before = first.actor
     if before.is_warp and event.proxy is not Proxy.TENSORMAP:
-        key = before, first.proxy, first.kind
+        key = before, first.proxy.number << 2 | first.kind.number
         limit = limits.get(key)
         if limit is None:
             limit = limits[key] = _known_clock(first, event, space)
         return first.clock <= limit
     # What a warp knows of an operation, the operations that it issues later know too.
-    whose = event.actor.origin, space, event.proxy
+    whose = event.follower(space)
     followers = first.followers
     if followers is not None and followers.get(whose, sys.maxsize) <= event.since:
         return True

@@ -12,7 +12,7 @@ from ptxemu.check import known_order
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.scans import MachineScans, NumPyScans
 from ptxemu.check.shadow import ShadowRegion, States
-from ptxemu.events import Access, Space
+from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.actors import Event
@@ -78,16 +78,21 @@ class ShadowMemory:
         """Judge an event against the states `old` of some granules, and keep what it changes."""
         space, _, page, index = spot
         states, table, after = self._states, self._states.table, known_order.after
+        is_read = event.kind is AccessKind.READ and not event.reach and space is not Space.TMEM
+        is_read = is_read and len(old) > 1 and not event.is_non_coherent
+        whose, since = event.follower(space) if is_read else 0, event.since
         new = []
         for number in old:
             state = table[number]
-            if state.next_event is not event:
+            following = state.next_state if state.next_event is event else None
+            if following is None:
                 # What nothing stands in the way of is told quickly.
-                following = after(state, event, space, limits)
-                state.next_state = following or self._races.judge(state, event, spot)
-                state.next_event = event
-            assert state.next_state is not None
-            following = state.next_state
+                if is_read and known_order.may_read(state, whose, since):
+                    following = known_order.read_too(state, event)
+                else:
+                    following = after(state, event, space, limits)
+                    following = following or self._races.judge(state, event, spot)
+                state.next_event, state.next_state = event, following
             new.append(following.id if following.id >= 0 else states.number(following))
         if new != old:
             if new.count(new[0]) == len(new):

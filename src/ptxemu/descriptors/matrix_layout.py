@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
+from ptxemu.events import with_quick_members
 
 CHUNK = 16
 """Bytes that stay together under every swizzle."""
 _PIECES_WORTH_MERGING = 2
 
 
+@with_quick_members
 class Major(Enum):
     """Along which dimension neighbours lie next to each other."""
 

@@ -12,6 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.events import with_quick_members
+
 LANES = 128
 COLUMNS = 512
 LANE_BYTES = COLUMNS * 4
@@ -26,6 +28,7 @@ def split_address(address: int) -> tuple[int, int]:
     return address >> 16 & 0xFFFF, address & 0xFFFF
 
 
+@with_quick_members
 class DataPath(Enum):
     """How the rows of D and A lie on lanes (PTX ISA, "Data Path Layout Organization")."""
 
