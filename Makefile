@@ -44,7 +44,7 @@ fmt: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-kernels: $(READY)  ## Compile the GPU kernels into src/flashdsa/_kernels/ (a minute; needs gcc)
+kernels: $(READY)  ## Compile the GPU kernels into src/flashdsa/_kernels/ (some ten minutes; needs gcc)
 	$(BIN)/python tools/build_kernels.py
 
 wheel: kernels  ## A wheel with the compiled kernels, for machines without a compiler; dist/*.whl

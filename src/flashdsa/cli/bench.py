@@ -35,7 +35,7 @@ _MIB = 1 << 20
 
 
 @click.command()
-@click.argument("target", type=click.Choice(TARGETS), default="all")
+@click.argument("target", metavar="[TARGET]", type=click.Choice(TARGETS), default="all")
 @click.option("--s", "s", type=_SIZE, default=16, show_default=True, help="Queries (batch rows).")
 @click.option("--s-kv", "s_kv", type=_SIZE, default=8192, show_default=True, help="Keys.")
 @click.option("--h", "h", type=_SIZE, default=128, show_default=True, help="Attention heads.")
@@ -74,7 +74,8 @@ def bench(
 ) -> None:
     """Measure speed and memory; write JSON and a chart (PNG) beside it.
 
-    TARGET is one operation, "memory", or "all" (the default).
+    TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk, memory or
+    all (the default). A backend that lacks one says so.
 
     Each operation is timed in turns with a ceiling: what the same machine reaches in the same run
     on the plainest code of its kind. For attention and the indexer that is torch.matmul of
@@ -82,7 +83,7 @@ def bench(
 
     On a Hopper GPU `bench indexer --backend sm90` times fixed shapes, ragged batches and
     adversarial scores, checks every result, and compares with DeepGEMM + a top-k of cuDNN Frontend
-    or torch where they are installed. It prints which of the project's lines are met.
+    or torch where they are installed. It prints which of the project's targets are met.
     `bench sparse_mla_fwd --backend sm90` times prefills of 4,096 queries, in bursts and back to
     back, judges O, and compares with FlashMLA where sgl-flash-mla is installed.
     `bench indexer_training --backend sm90` times and judges what trains the indexer: the target,

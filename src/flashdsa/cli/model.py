@@ -26,7 +26,7 @@ SUBJECTS = (
 
 
 @click.command()
-@click.argument("what", type=click.Choice(SUBJECTS), default="mla_bwd")
+@click.argument("what", metavar="[WHAT]", type=click.Choice(SUBJECTS), default="mla_bwd")
 @click.option("--queries", type=click.IntRange(1), default=4096, show_default=True, help="S.")
 @click.option(
     "--topk", type=click.IntRange(1), default=2048, show_default=True, help="Keys a query."
