@@ -21,7 +21,6 @@ class Device:
     max_cluster: int = 8
     """Largest portable cluster; 16 where the kernel allows non-portable sizes."""
     max_nonportable_cluster: int = 16
-    has_tmem: bool = False
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     """CTAs along x, y and z."""
     max_block: tuple[int, int, int] = (1024, 1024, 64)
@@ -29,7 +28,7 @@ class Device:
 
 
 SM_90A = Device("sm_90a", (9, 0), num_sms=132, shared_bytes_per_cta=232448)
-SM_100A = Device("sm_100a", (10, 0), num_sms=148, shared_bytes_per_cta=232448, has_tmem=True)
+SM_100A = Device("sm_100a", (10, 0), num_sms=148, shared_bytes_per_cta=232448)
 
 _DEVICES = {
     "sm_90": SM_90A,

@@ -65,11 +65,6 @@ def count_lanes(mask: Mask) -> int:
     return WARP_SIZE if mask is FULL else mask.tobytes().count(1)
 
 
-def has_lanes(mask: Mask) -> bool:
-    """Whether there is a lane in `mask`."""
-    return b"\1" in mask.tobytes()
-
-
 def held_lanes(mask: Mask, predicate: Mask, *, negated: bool) -> Mask:
     """The lanes of `mask` where `predicate` holds, or with `negated` does not.
 

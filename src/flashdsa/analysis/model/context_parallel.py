@@ -25,8 +25,6 @@ from flashdsa.problem import (
     PAGE_SIZE,
 )
 
-LAYOUTS = ("zigzag", "contiguous")
-GRAD_WIRES = ("fp32", "bf16")
 MOST_RANKS = 8192
 ENOUGH = 0.8
 """The efficiency below which more ranks do not pay."""
