@@ -29,6 +29,7 @@ from sanitize_cases import DONE, Fused, launch
 from sanitize_decode import Decode, FewHeads
 from sanitize_forward import Forward, without_wait
 from sanitize_index_backward import IndexBackward
+from sanitize_order import Order, lanes_do_not_wait
 from sanitize_prefill import Prefill
 
 SHARED = Fused((700,), (1, 2, 1), num_heads=16, topk=512)
@@ -44,6 +45,7 @@ RIGHT_FORWARD = "right forward"
 RIGHT_DECODE = "right decode"
 RIGHT_FEW_HEADS = "right few heads"
 RIGHT_PREFILL = "right prefill"
+RIGHT_ORDER = "right order"
 """The controls that are no mutants: nothing may be reported of them."""
 
 
@@ -57,14 +59,16 @@ class Control:
         wait: that is left out: a function of the kernel, and for which mbarrier.
         early: makes a context manager, in which the kernel is compiled with an early read.
         unseen: why racecheck reports nothing of it, which ptxemu does.
+        unheard: why ptxemu reports nothing of it, which racecheck does.
     """
 
     what: str
-    case: Fused | Forward | Decode | Backward | IndexBackward | Prefill
+    case: Fused | Forward | Decode | Backward | IndexBackward | Prefill | Order
     barrier: tuple[str, int] | None = None
     wait: tuple[str, str] | None = None
     early: Callable[[], AbstractContextManager[None]] | None = None
     unseen: str = ""
+    unheard: str = ""
 
     def mutate(self) -> AbstractContextManager[None]:
         """In it the mutant is compiled."""
@@ -79,7 +83,7 @@ class Control:
         """The control of the kernel as it is; "" where that is the installed one."""
         rights = {
             Fused: RIGHT, Forward: RIGHT_FORWARD, Decode: RIGHT_DECODE,
-            FewHeads: RIGHT_FEW_HEADS, Prefill: RIGHT_PREFILL,
+            FewHeads: RIGHT_FEW_HEADS, Prefill: RIGHT_PREFILL, Order: RIGHT_ORDER,
         }  # fmt: skip
         return rights.get(type(self.case), "")
 
@@ -239,6 +243,13 @@ CONTROLS = {
         "shared keys: scales are read before the copy is complete",
         Prefill(),
         wait=("score_segment", "key_full"),
+    ),
+    RIGHT_ORDER: Control("nothing", Order()),
+    "order": Control(
+        "by score: lanes read words before others have stored them",
+        Order(),
+        early=lanes_do_not_wait,
+        unheard="takes a warp as one agent",
     ),
     RIGHT_FORWARD: Control("nothing", Forward()),
     "left P": Control(
