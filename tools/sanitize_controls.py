@@ -27,6 +27,7 @@ from unittest.mock import patch
 from sanitize_backward import Backward
 from sanitize_cases import DONE, Fused, launch
 from sanitize_decode import Decode, FewHeads
+from sanitize_early import counts_read_early, weights_read_early
 from sanitize_forward import Forward, without_wait
 from sanitize_index_backward import IndexBackward
 from sanitize_order import Order, lanes_do_not_wait
@@ -38,8 +39,6 @@ COMPACTED = Fused((8300,), (1, 1, 1), num_heads=16, topk=512)
 """One CTA compacts its list, and sorts the winners by their bits in a bitmap."""
 GUARD = 1 << 22
 """Ids before and behind a mutant's output."""
-NO_WORD = -12345678
-"""Neither a count nor a weight."""
 RIGHT = "right"
 RIGHT_FORWARD = "right forward"
 RIGHT_DECODE = "right decode"
@@ -159,51 +158,6 @@ def without_barrier(function: str, number: int) -> Iterator[None]:
         yield
     if number >= len(lines):
         raise LookupError(f"{function} has {len(lines)} barriers, none of number {number}")
-
-
-def early_read() -> Callable[[Any], None]:
-    """A function that reads an array's first words; they are never what it compares them with, but
-    who compiles it cannot know."""
-    from cutlass import cute
-
-    @cute.jit  # type: ignore[untyped-decorator]
-    def read(words: Any) -> None:
-        lane = cute.arch.lane_idx()
-        if words[lane] == words.element_type(NO_WORD):
-            words[lane] = words.element_type(0)
-
-    return read  # type: ignore[no-any-return]
-
-
-@contextmanager
-def counts_read_early() -> Iterator[None]:
-    """Read counts before their barrier says that the other CTAs' messages (st.async) are there."""
-    from flashdsa.kernels.indexer.select import exchange, threshold
-
-    read = early_read()
-
-    def early(select: Any, cluster: Any, *others: Any) -> Any:
-        read(cluster.coarse)
-        return exchange.find_kth(select, cluster, *others)
-
-    with patch.object(threshold, "find_kth", early):
-        yield
-
-
-@contextmanager
-def weights_read_early() -> Iterator[None]:
-    """Read weights before the barrier says that the copy engine has brought them."""
-    from flashdsa.kernels.indexer.schedule import work_tile
-    from flashdsa.kernels.indexer.select import select_rows
-
-    read = early_read()
-
-    def early(inputs: Any, *others: Any) -> Any:
-        read(inputs.weights)
-        return work_tile.wait_for_tile(inputs, *others)
-
-    with patch.object(select_rows, "wait_for_tile", early):
-        yield
 
 
 CONTROLS = {
