@@ -64,6 +64,8 @@ SCHEDULES = (
     Policy(asynchronous="late", warps="random", seed=1, timeouts=1.0),
 )
 """In the last two warps have to wait and give up again and again, and reach what comes then."""
+APART = (*POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
+"""For a kernel whose order is that of a warp's lanes."""
 _BEFORE_THE_TREE = re.compile(
     r"/\S*/(?:(?=src/flashdsa/|examples/python/)|(?:site-packages|peers)/)"
 )
@@ -97,7 +99,8 @@ class Campaign:
         replays = [Replay(load_launch(path), scratch, ALL[name].ignored) for path in paths]
         self._first, *self._others = replays
         function = self._first.module.syntax.functions[self._first.kernel]
-        self.mutations = mutations_of(function)
+        self._lanes_apart = ALL[name].lanes_apart
+        self.mutations = mutations_of(function, warp_syncs=self._lanes_apart)
         self.ptx = fingerprint(function)
         self._equivalents = argued(name)
 
@@ -125,7 +128,7 @@ class Campaign:
                 self._first,
                 also=self._others,
                 jobs=jobs,
-                policies=SCHEDULES,
+                policies=APART if self._lanes_apart else SCHEDULES,
                 notes=True,
                 equivalents=self._equivalents,
                 known=known,

@@ -59,6 +59,43 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class PrefillOrder:
+    """The lists of `dsa_topk_prefill(sorted=True)` on Hopper: one that is full, a third, none.
+
+    Attributes:
+        close: scores that the sorted words' bits do not tell apart.
+    """
+
+    topk: int = 300
+    close: bool = False
+    sms: int = 1
+
+    def __call__(self) -> None:
+        """Launch it."""
+        import torch
+
+        from flashdsa.backends.emulated.runner import sm90
+        from flashdsa.kernels.catalog import PREFILL_ORDER
+        from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
+        from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID
+
+        draw = torch.Generator().manual_seed(0)
+        scores = torch.randn(3, self.topk, generator=draw)
+        if self.close:
+            steps = torch.randint(0, 4000, scores.shape, generator=draw)
+            scores = 1 + steps * torch.finfo(torch.float32).eps
+            scores[:, :2] = torch.tensor([1e9, -1e9])
+        counts = torch.tensor([self.topk, self.topk // 3, 0])
+        valid = torch.arange(self.topk) < counts[:, None]
+        rows = torch.where(valid, torch.arange(3 * self.topk).view(3, -1) * 5, -1).int()
+        words = torch.where(valid, scores.view(torch.int32), INVALID).int()
+        runner = sm90(torch.device("cpu"))
+        function = runner.function(PREFILL_ORDER, OrderPlan(512))
+        with runner.launching():
+            function(rows, words)
+
+
+@dataclass(frozen=True)
 class HeadSums:
     """`attention_target`, or with `scores` `indexer_scores`, on Hopper."""
 

@@ -19,7 +19,7 @@ from mutation_calls import (
     GroupedForward,
     record,
 )
-from mutation_indexer_calls import FusedIndexer, HeadSums, IndexBackward, Prefill
+from mutation_indexer_calls import FusedIndexer, HeadSums, IndexBackward, Prefill, PrefillOrder
 from mutation_peers import PEERS
 from mutation_scripts import ROOT, Launches, Script, scripted
 
@@ -69,6 +69,7 @@ def _prefill(dtype: str) -> tuple[Call, ...]:
         Prefill(queries=5, keys=3000, topk=100, dtype=dtype, plateaus=True),
         Prefill(queries=5, keys=60, topk=20, dtype=dtype),  # no keys for a warpgroup
         Prefill(queries=5, keys=1500, topk=300, dtype=dtype, wide=True),  # many candidates
+        Prefill(queries=5, keys=1000, topk=300, dtype=dtype),  # warps read places of others
     )
 
 
@@ -138,6 +139,12 @@ KERNELS = {
             Prefill(num_heads=16, queries=5, keys=1500, topk=300, wide=True),
             Prefill(num_heads=16, queries=33, keys=60, topk=20),  # a ring of tiles goes round
         ),
+    ),
+    "prefill-order-sm_90a": Launches(
+        # One warp a CTA.
+        "order_kernel",
+        (PrefillOrder(topk=40), PrefillOrder(close=True)),
+        lanes_apart=True,
     ),
     "attention-target-sm_90a": Launches(
         "head_sums_kernel",

@@ -56,12 +56,14 @@ class Launches:
         scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
             them.
         ignored: codes of findings that come and go with the schedule in the original, too.
+        lanes_apart: a warp's lanes go apart, and bar.warp.sync is broken, too.
     """
 
     entry: str
     origins: tuple[Script | Call, ...]
     scratch: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("unordered-float-additions",)
+    lanes_apart: bool = False
 
     @property
     def command(self) -> str:

@@ -221,6 +221,7 @@ CAMPAIGNS = {
     "our prefill indexer `sm_90a`": "prefill-sm_90a",
     "our prefill indexer `sm_90a`, bf16": "prefill-bf16-sm_90a",
     "our prefill indexer `sm_90a`, 16 heads": "prefill-heads16-sm_90a",
+    "our prefill's order of lists `sm_90a`": "prefill-order-sm_90a",
     "our attention target `sm_90a`": "attention-target-sm_90a",
     "our index scores `sm_90a`": "indexer-scores-sm_90a",
     "our index backward `sm_90a`, groups of 2": "indexer-bwd-sm_90a",
@@ -286,6 +287,7 @@ def test_the_mutation_table_is_that_of_the_results() -> None:
                 "prefill-sm_90a",
                 "prefill-bf16-sm_90a",
                 "prefill-heads16-sm_90a",
+                "prefill-order-sm_90a",
             ],
         ),
         (

@@ -124,15 +124,15 @@ class TmemAllocator:
 
     def dealloc(
         self, address: int, columns: int, cta_group: int, agent: Agent, instruction: Instruction
-    ) -> None:
-        """tcgen05.dealloc of this CTA's columns.
+    ) -> bool:
+        """tcgen05.dealloc of this CTA's columns; False if another warp has just freed them so.
 
         With .cta_group::2 the instruction may block for the peer; here it does not.
         """
         lane, start = split_address(address)
         if lane or self.allocations.get(start) != (columns, cta_group):
             if self._is_the_same_again(start, agent, instruction):
-                return
+                return False
             known = ", ".join(
                 f"{count} columns at {first} (cta_group::{group})"
                 for first, (count, group) in sorted(self.allocations.items())
@@ -144,11 +144,12 @@ class TmemAllocator:
                 agent,
                 instruction,
             )
-            return
+            return True
         del self.allocations[start]
         self._owned[start : start + columns] = False
         self._freed_by[start] = (agent.agent_id, instruction.pc)
         self._cta.machine.progress += 1
+        return True
 
     def _is_the_same_again(self, start: int, agent: Agent, instruction: Instruction) -> bool:
         """Whether another warp has just freed these columns with the same instruction.

@@ -78,7 +78,8 @@ def tcgen05_dealloc(instruction: Instruction) -> Step:
         allocator = tmem_allocator(warp.cta)
         allocator.check_count(freed, instruction)
         machine = warp.cta.machine
-        if machine.observer is not None:
+        frees = allocator.dealloc(where, freed, cta_group, warp, instruction)
+        if machine.observer is not None and frees:
             first = split_address(where)[1]
             starts = np.arange(LANES, dtype=np.int64) * LANE_BYTES + first * 4
             owners = [warp.cta]
@@ -97,7 +98,6 @@ def tcgen05_dealloc(instruction: Instruction) -> Step:
                     instruction,
                 )
             machine.observer.released(warp, ("tmem", warp.cta.index), "cta")
-        allocator.dealloc(where, freed, cta_group, warp, instruction)
 
     return step
 

@@ -13,6 +13,7 @@ from ptxemu.events import Agent, Observer
 from ptxemu.machine.cta import Cluster, Cta
 from ptxemu.machine.device import Device
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask, first_lane
+from ptxemu.machine.lanes_apart import LanesApart
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.pending import PendingOperations
@@ -82,6 +83,8 @@ class Machine:
         stand still while warps run knows that they only spin."""
         self.step_share = LOOP_ROUNDS
         """What a visible instruction takes of a warp's turn, of LOOP_ROUNDS."""
+        self.lanes_apart: LanesApart | None = None
+        """Which lanes of a warp go first, where they need not go in step."""
         self.naps = 0
         """Grows with every nanosleep: the warp expects to wait."""
         self.warp_instructions = 0

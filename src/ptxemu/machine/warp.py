@@ -94,8 +94,7 @@ class Warp:
 
     def special(self, name: str) -> Lanes:
         """The value of a special register in every lane."""
-        value = self._special.get(name)
-        if value is not None:
+        if (value := self._special.get(name)) is not None:
             return value
         value = constant_special(self.cta, self.index, name)
         if value is None:
@@ -202,42 +201,43 @@ class Warp:
         return expired
 
     def _runnable(self) -> Group | None:
+        if self.cta.machine.lanes_apart is not None:
+            return self.cta.machine.lanes_apart.runnable(self)
         if len(self.groups) == 1:
             only = self.groups[0]
             if only.blocked is None and only.awaited is None:
                 return only
-        best: Group | None = None
-        for group in self.groups:
-            blocked = group.blocked
-            if blocked is not None:
-                if not blocked.ready():
-                    continue
-                self.group = group
-                group.blocked = None
-                if blocked.resume is not None:
-                    blocked.resume()
-                self._tell_unblocked(group)
-            if group.awaited is not None and not self._gathered(group):
-                continue
-            if best is None or (group.is_tired, group.pc) < (best.is_tired, best.pc):
-                best = group
+        able = filter(self.can_run, self.groups)
+        best = min(able, key=lambda group: (group.is_tired, group.pc), default=None)
         if best is None and self.groups and all(g.blocked is None for g in self.groups):
-            best = self._diverged()
+            best = self.diverged()
         if best is not None:
             if best.is_tired:  # all are: they take turns again
                 for group in self.groups:
                     group.is_tired, group.loops = False, 0
             best.awaited = None
             if len(self.groups) > 1:
-                self._merge(best)
+                self.merge(best)
         return best
+
+    def can_run(self, group: Group) -> bool:
+        """Whether what it waits for is there; it goes on behind that."""
+        if (blocked := group.blocked) is not None:
+            if not blocked.ready():
+                return False
+            self.group = group
+            group.blocked = None
+            if blocked.resume is not None:
+                blocked.resume()
+            self._tell_unblocked(group)
+        return group.awaited is None or self._gathered(group)
 
     def _tell_unblocked(self, group: Group) -> None:
         observer = self.cta.machine.observer
         if observer is not None:
             observer.unblocked(self, self.program.function.instructions[group.pc - 1])
 
-    def _merge(self, group: Group) -> None:
+    def merge(self, group: Group) -> None:
         """Reconverge: groups that can run at the same pc become one."""
         for other in [g for g in self.groups if g is not group]:
             if other.pc == group.pc and other.blocked is None:
@@ -254,7 +254,7 @@ class Warp:
                 missing = missing & ~other.mask
         return not missing.any()
 
-    def _diverged(self) -> Group:
+    def diverged(self) -> Group:
         """All groups await lanes that wait elsewhere: the first one goes on without."""
         first = min(self.groups, key=lambda g: g.pc)
         joins = [g for g in self.groups if self._joins_elsewhere(g)]

@@ -41,9 +41,10 @@ class Mutation:
         return replace(module, functions={**module.functions, kernel: mutant})
 
 
-def mutations_of(function: Function) -> list[Mutation]:
-    """All mutants of a kernel, in program order."""
-    return [m for site in find_sites(function) for m in _of_site(site, len(function.registers))]
+def mutations_of(function: Function, *, warp_syncs: bool = False) -> list[Mutation]:
+    """All mutants of a kernel, in program order; `warp_syncs`: those of bar.warp.sync, too."""
+    sites, new_slot = find_sites(function, warp_syncs=warp_syncs), len(function.registers)
+    return [mutation for site in sites for mutation in _of_site(site, new_slot)]
 
 
 def _of_site(site: Site, new_slot: int) -> Iterator[Mutation]:

@@ -178,6 +178,7 @@ def mutate(
         only: categories (`sites.CATEGORIES`); all by default.
         limit: at most so many mutants, spread evenly over the kernel.
         jobs: processes.
+        policies: if lanes of a warp go apart in one of them, bar.warp.sync is tried, too.
         notes: a new note is enough to catch a mutant: for a kernel that is to have none.
         known: results that stand, by names of site and mutation: these are not tried.
         on_result: called with (done, all, result).
@@ -191,7 +192,9 @@ def mutate(
         if (other.kernel, other.module.text) != (subject.kernel, subject.module.text):
             raise LaunchError("the launches are not of one kernel: their PTX differs")
     function = subject.module.syntax.functions[subject.kernel]
-    chosen = [m for m in mutations_of(function) if not only or m.site.category in only]
+    are_apart = any(policy.lanes_apart for policy in policies)
+    every = mutations_of(function, warp_syncs=are_apart)
+    chosen = [mutation for mutation in every if not only or mutation.site.category in only]
     if limit is not None and limit < len(chosen):
         chosen = [chosen[k * len(chosen) // limit] for k in range(limit)]
     runs = [(one, policy) for one in subjects for policy in policies]

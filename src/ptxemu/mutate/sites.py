@@ -1,7 +1,8 @@
 """Where a kernel synchronises: the instructions that can be removed or weakened, by category.
 
-Left alone: griddepcontrol (it orders grids, and one grid runs here), bar.warp.sync (the lanes of a
-warp run in step here), barrier.red (its result would have to be invented).
+Left alone: griddepcontrol (it orders grids, and one grid runs here), barrier.red (its result would
+have to be invented), and bar.warp.sync unless it is asked for (without `Policy.lanes_apart` the
+lanes of a warp run in step here).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ CATEGORIES = {
     "expect-tx": "byte counts of expect_tx",
     "order": ".acquire, .release and .acq_rel of accesses, arrivals and waits",
 }
-"""Every category of mutants, with what it is about."""
+"""The categories of mutants, with what each is about."""
+WARP_SYNC = "warp-sync"
+"""bar.warp.sync; a category of its own, for kernels whose warps' lanes are run apart."""
 ORDERS = ("acquire", "release", "acq_rel")
 
 
@@ -51,12 +54,18 @@ class Site:
         return self.instruction.span.ptx_line
 
 
-def find_sites(function: Function) -> list[Site]:
-    """The sites of a kernel in program order; an arrive.expect_tx is a site of two categories."""
+def find_sites(function: Function, *, warp_syncs: bool = False) -> list[Site]:
+    """The sites of a kernel in program order; an arrive.expect_tx is a site of two categories.
+
+    `warp_syncs`: WARP_SYNC, too.
+    """
     sites: list[Site] = []
     counts: Counter[str] = Counter()
     for instruction in function.instructions:
-        for category in categories_of(instruction):
+        categories = categories_of(instruction)
+        if warp_syncs and instruction.modifiers[:2] in (("bar", "warp"), ("barrier", "warp")):
+            categories = [WARP_SYNC]
+        for category in categories:
             counts[category] += 1
             sites.append(Site(category, instruction, counts[category]))
     return sites

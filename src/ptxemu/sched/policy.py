@@ -21,6 +21,8 @@ class Policy:
         probability: with "random", that an asynchronous step is taken after a warp's step.
         timeouts: that after a warp's step some warp's wait with a time limit
             (mbarrier.try_wait) gives up, as it may at any time; without, only where all wait.
+        lanes_apart: that lanes of a warp part in front of an instruction; they meet again where
+            one waits for them (bar.warp.sync, shfl.sync). Without, they go in step.
         fill: the byte that shared memory and TMEM hold at first; a result that depends on it
             depends on memory that nobody wrote.
         limit: warp instructions after which the run is stopped with a StepLimitError.
@@ -34,6 +36,7 @@ class Policy:
     seed: int = 0
     probability: float = 0.2
     timeouts: float = 0.0
+    lanes_apart: float = 0.0
     limit: int = DEFAULT_LIMIT
     fill: int = 0
     processes: int = 1

@@ -11,6 +11,7 @@ from ptxemu.events import LaunchProgress, OnProgress
 from ptxemu.machine.convergence import lane_names
 from ptxemu.machine.cta import Cluster
 from ptxemu.machine.grid import Machine
+from ptxemu.machine.lanes_apart import LanesApart
 from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.warp import BLOCKED, EXITED, LOOP_ROUNDS, Warp
@@ -45,6 +46,8 @@ class Scheduler:
         self._policy = policy
         if machine.observer is None and policy.asynchronous != "eager":
             machine.step_share = LOOP_ROUNDS // STEPS_A_TURN
+        if policy.lanes_apart:
+            machine.lanes_apart = LanesApart(policy.lanes_apart, policy.seed)
         self._random = random.Random(policy.seed)
         self._on_progress = on_progress
         self._warps = ResidentWarps(machine.woken)

@@ -133,6 +133,8 @@ def test_a_dealloc_that_every_warp_executes_is_a_warning() -> None:
     assert [(level, code) for level, code, _ in recorder.complaints] == [
         ("warning", "tmem-dealloc-again")
     ]
+    # The second frees nothing, and is no race with the first.
+    assert sum("dealloc" in access.instruction.opcode for access in recorder.accesses) == 1
 
 
 def test_columns_that_are_not_allocated_must_not_be_used() -> None:
