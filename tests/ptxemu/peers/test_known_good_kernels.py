@@ -1,5 +1,6 @@
-"""Kernels that nobody here wrote, compiled by their own code: right results, nothing that would be
-wrong on hardware. Against the ISA's letter some of them use registers of tcgen05.ld early.
+"""Kernels that nobody here wrote, compiled by their own code: right results, and nothing that would
+be wrong on hardware but what is named here. Against the ISA's letter some of them use registers of
+tcgen05.ld early.
 
 They come from the registry (`make test-peers` installs them) and are not copied. Each script runs
 through `ptxemu exec` as a user would run it, and asserts its own result.
@@ -45,12 +46,18 @@ CASES = [
     ("triton", "sm_100a", "triton_kernels.py"),
     ("cupy", "sm_90a", "cupy_kernels.py"),
 ]
+KNOWN = {
+    # Its last commits arrive at barriers of the other CTA of the pair, where nobody waits for them
+    # before it exits. The source has the waits commented out: "currently it hangs if we have this".
+    ("flash_attn", "sm_100a", "flash_attention.py", "backward", "128"): ["signal-after-exit"] * 3,
+}
+"""By case, the codes of findings that are faults of the kernel."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_result_is_right_and_nothing_is_found(case: tuple[str, ...], tmp_path: Path) -> None:
+def test_result_is_right_and_only_known_is_found(case: tuple[str, ...], tmp_path: Path) -> None:
     package, arch, script, *arguments = case
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: make test-peers installs it")
@@ -63,7 +70,9 @@ def test_result_is_right_and_nothing_is_found(case: tuple[str, ...], tmp_path: P
         text=True,
         check=False,
     )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    known = KNOWN.get(case, [])
+    assert run.returncode == bool(known), run.stdout[-2000:] + run.stderr[-4000:]
     document = json.loads(report.read_text())
     assert document["launches"], "no kernel was launched"
-    assert [f["message"] for f in document["findings"] if f["kind"] == "hardware"] == []
+    found = [f for f in document["findings"] if f["kind"] == "hardware"]
+    assert [f["code"] for f in found] == known, [f["message"] for f in found]
