@@ -92,25 +92,10 @@ class MachineScans(NumPyScans):
         if not place:
             place = page.place = page.ids.ctypes.data
             page.count = len(page.ids)
-        if type(index) is slice:
-            first = index.start
-            found = self._scan_rows(
-                place, page.count, first, 0, 0, 1, index.stop - first, self._work
-            )
-        elif type(index) is Pieces:
-            starts = index.starts
-            found = self._scan_pieces(
-                place,
-                page.count,
-                starts.tobytes(),
-                index.base,
-                index.shift,
-                len(starts),
-                index.length,
-                self._work,
-            )
-        elif type(index) is tuple:
+        if type(index) is slice or type(index) is tuple:
             found = self._scan_rows(place, page.count, *_rows(page, index), self._work)
+        elif type(index) is Pieces:
+            found = self._scan_pieces(place, page.count, *_pieces(index), self._work)
         else:
             return super().states(page, index, count)
         if found >= 0:
@@ -124,17 +109,7 @@ class MachineScans(NumPyScans):
         if type(index) is slice:
             page.ids[index] = number
         elif type(index) is Pieces:
-            starts = index.starts
-            self._put_pieces(
-                page.place,
-                number,
-                starts.tobytes(),
-                index.base,
-                index.shift,
-                len(starts),
-                index.length,
-                self._work,
-            )
+            self._put_pieces(page.place, number, *_pieces(index), self._work)
         else:
             super().fill(page, index, number)
 
@@ -143,29 +118,27 @@ class MachineScans(NumPyScans):
         follower = self._follower
         for number, following in zip(old, new, strict=True):
             follower[number] = following
-        if type(index) is slice:
-            first = index.start
-            self._put_rows(page.place, -1, first, 0, 0, 1, index.stop - first, self._work)
-        elif type(index) is Pieces and index.are_disjoint:  # else some would be replaced twice
-            starts = index.starts
-            self._put_pieces(
-                page.place,
-                -1,
-                starts.tobytes(),
-                index.base,
-                index.shift,
-                len(starts),
-                index.length,
-                self._work,
-            )
-        elif type(index) is tuple:
+        if type(index) is slice or type(index) is tuple:
             self._put_rows(page.place, -1, *_rows(page, index), self._work)
+        elif type(index) is Pieces and index.are_disjoint:  # else some would be replaced twice
+            self._put_pieces(page.place, -1, *_pieces(index), self._work)
         else:
             super().replace(page, index, old, new)
 
 
-def _rows(page: Page | TmemPage, index: tuple[slice, slice]) -> tuple[int, int, int, int, int]:
-    """Of lanes and columns the first granule, the distance of rows, 0, rows and their length."""
+def _pieces(index: Pieces) -> tuple[bytes, int, int, int, int]:
+    """Of pieces their first bytes, the page's first byte, log2 of a granule, pieces and length."""
+    starts = index.starts
+    return starts.tobytes(), index.base, index.shift, len(starts), index.length
+
+
+def _rows(
+    page: Page | TmemPage, index: slice | tuple[slice, slice]
+) -> tuple[int, int, int, int, int]:
+    """The first granule, the distance of rows, 0, rows and their length: of a run, which is one
+    row, or of lanes and columns."""
+    if isinstance(index, slice):
+        return index.start, 0, 0, 1, index.stop - index.start
     assert isinstance(page, TmemPage)
     lanes, columns = index
     width = page.width
