@@ -21,7 +21,7 @@ USUAL_CLUSTER = 13
 132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
 SPLITS_BY_SIZE = 2
 """Splits of a row, at most, by the CTAs of each: what they publish has room in one's lists."""
-NARROW_PAGES = 128
+NARROW_PAGES = 64
 """Pages of a block table's row up to which more than NARROW_CLUSTER CTAs gain a row nothing."""
 NARROW_CLUSTER = 8
 
