@@ -24,8 +24,8 @@ makes the routines once, and of the kernel."""
 
 
 NUMPY_PRODUCTS, NUMPY_COPIES, NUMPY_SCANS = 500, 1000, 5000
-"""Products, checks and copies of a cp.async, and accesses whose shadow memory is scanned, that
-NumPy does in a process before there is machine code for them."""
+"""Products, checks and copies of a cp.async, and accesses that the check judges, that Python and
+NumPy do in a process before there is machine code for them."""
 
 
 class _Executed:
@@ -115,17 +115,20 @@ _may_be_code: EngineState[Cta, bool] = EngineState(
 """Of a CTA's engines; the environment takes long to ask."""
 
 
-def shadow_scans(more: int) -> ModuleType | None:
-    """`ptxemu.compiled.shadow_code` behind `more` scans; None where NumPy is to go on."""
+def judge(more: int) -> ModuleType | None:
+    """`ptxemu.compiled.judge_code` behind `more` accesses; None where Python is to go on."""
     if os.environ.get("PTXEMU_CORE", "") == "numpy":
         return None
     _Executed.scans += more
-    return None if _Executed.scans <= NUMPY_SCANS else _compiled_scans()
+    return None if _Executed.scans <= NUMPY_SCANS else _compiled_judge()
 
 
 @cache
-def _compiled_scans() -> ModuleType | None:
-    return None if _compiled() is None else import_module("ptxemu.compiled.shadow_code")
+def _compiled_judge() -> ModuleType | None:
+    if _compiled() is None:
+        return None
+    code = import_module("ptxemu.compiled.judge_code")
+    return None if code.judge() is None else code
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Agents as the check sees them, and their events: accesses at a point of an agent's own order."""
+"""Agents as the check sees them: warps and asynchronous operations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.undetermined import adds_floats
+from ptxemu.check.event import Event
 from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, Knowledge
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.shadow import State
     from ptxemu.syntax.ast import Instruction
 
-CTA, CLUSTER, GPU = 1, 2, 3
-"""How far a scope reaches."""
-TMEM_ROW_BYTES = 2048
 COMMIT = "tcgen05.commit"
 """The operation that completes when those before it have; a commit includes the one before it."""
 MMA = "tcgen05.mma"
@@ -25,105 +21,8 @@ ARRIVAL = "cp.async.mbarrier.arrive"
 """The operation that completes when a thread's cp.async have; waiting for it waits for them."""
 EventKey: TypeAlias = tuple[int, int]
 """id of the instruction; kind, proxy, reach and whether it is silent as bits of a number."""
-_SLOT_BITS, _SPACE_BITS, _PROXY_BITS = 16, 3, 2
 _NO_EVENTS: dict[EventKey, Event] = {}
 _NO_INITS: set[Event] = set()
-
-
-class Event:
-    """One access of an agent. Accesses of one instruction between two ticks are one event."""
-
-    __slots__ = (
-        "actor",
-        "adds_floats",
-        "clock",
-        "columns",
-        "followers",
-        "instruction",
-        "is_behind_sc",
-        "is_mbarrier",
-        "is_non_coherent",
-        "is_silent",
-        "kind",
-        "proxy",
-        "reach",
-        "reads_with",
-        "since",
-        "time",
-        "write_state",
-    )
-
-    def __init__(self, actor: Actor, access: Access, reach: int, time: int) -> None:
-        self.actor = actor
-        self.clock = actor.clock
-        self.instruction: Instruction = access.instruction
-        self.kind = access.kind
-        self.proxy = access.proxy
-        self.reach = reach
-        """How far the scope of an atomic, or of an access with a memory order, reaches
-        (`check.flags`); 0 of a weak access."""
-        self.time = time
-        """Its place in the run, to tell which of two unordered accesses came first here."""
-        self.is_silent = access.is_silent
-        """It wrote what was there already."""
-        self.is_non_coherent = "nc" in access.instruction.modifiers
-        """It reads through the path that sees no write of the same kernel."""
-        self.is_mbarrier = False
-        """It initialised an mbarrier in these bytes."""
-        self.is_behind_sc = actor.has_fenced_sc
-        """Its agent has executed a fence.sc."""
-        self.adds_floats = access.kind is AccessKind.ATOMIC and adds_floats(access)
-        """It adds to floating-point numbers: in which order decides their last bits."""
-        self.write_state: State | None = None
-        """The state of bytes that this event was the last to write and nobody read since."""
-        self.reads_with: dict[tuple[Event, ...], tuple[Event, ...]] = {}
-        """Of an operation's read: by the reads that there were, those to remember now."""
-        self.columns: tuple[int, int] | None = None
-        """In TMEM: the first column and the one behind the last."""
-        self.since = actor.since
-        """Its warp's clock, or its operation's issuer's: what that knew then, it knows; -1 if some
-        lanes of the warp know less."""
-        self.followers: dict[int, int] | None = None
-        """By warp, space and proxy (`follower`) the clock since which accesses of the warp, and of
-        what it issues, may follow."""
-
-    def cover(self, access: Access) -> None:
-        """Note the columns of TMEM that the event is of."""
-        # An access is of the same columns in all its lanes.
-        byte = int(access.starts[0]) % TMEM_ROW_BYTES
-        first, end = byte >> 2, byte + access.size >> 2
-        if self.columns is not None:
-            first, end = min(first, self.columns[0]), max(end, self.columns[1])
-        self.columns = first, end
-
-    def of_lanes(self, access: Access) -> Event:
-        """The same of lanes that know less than their warp: not to be taken for judged before."""
-        own = Event(self.actor, access, self.reach, self.time)
-        own.since = -1
-        if access.space is Space.TMEM:
-            own.cover(access)
-        return own
-
-    def follower(self, space: Space) -> int:
-        """Whose access it is, and of what kind, for `followers`."""
-        origin = self.actor.origin
-        bits = space.number << _PROXY_BITS | self.proxy.number
-        return (origin.home << _SLOT_BITS | origin.slot) << _SPACE_BITS + _PROXY_BITS | bits
-
-    def is_strong_with(self, other: Event) -> bool:
-        """Whether the two are morally strong: each is in the scope of the other."""
-        reach = min(self.reach, other.reach)
-        if reach == CTA:
-            return self.actor.cta == other.actor.cta
-        return reach == GPU or (reach == CLUSTER and self.actor.home == other.actor.home)
-
-    @property
-    def action(self) -> str:
-        """For people: "generic write", "async read"..."""
-        if self.is_mbarrier:
-            return "mbarrier.init"
-        kind = "atomic access" if self.kind is AccessKind.ATOMIC else self.kind.value
-        return f"{self.proxy.value} {kind}"
 
 
 class Actor:
@@ -138,6 +37,7 @@ class Actor:
         "inits",
         "instruction",
         "know",
+        "number",
         "origin",
         "since",
         "slot",
@@ -148,11 +48,22 @@ class Actor:
     is_warp = False
     clock = 0
     """Of a warp; an operation's events all happen at once."""
+    in_practice = 0
+    """Of an operation: those that hardware, but not the ISA, completes before this one."""
+    number: int
+    """The agent's."""
     since: int
     """The clock of the warp, or of the operation's issuer when it was issued."""
 
     def __init__(
-        self, home: int, cta: int, ctaid: tuple[int, ...], warp: int, know: Knowledge, slot: int
+        self,
+        number: int,
+        home: int,
+        cta: int,
+        ctaid: tuple[int, ...],
+        warp: int,
+        know: Knowledge,
+        slot: int,
     ) -> None:
         self.home = home
         """Index of its cluster."""
@@ -162,6 +73,7 @@ class Actor:
         self.warp = warp
         """Warp number in the CTA; for an operation that of the warp which issued it."""
         self.know = know
+        self.number = number
         self.slot = slot
         """A warp's column in its cluster's clocks; an operation's bit."""
         self.instruction: Instruction | None = None
@@ -246,9 +158,16 @@ class WarpActor(Actor):
     is_warp = True
 
     def __init__(
-        self, home: int, cta: int, ctaid: tuple[int, ...], warp: int, slot: int, width: int
+        self,
+        number: int,
+        home: int,
+        cta: int,
+        ctaid: tuple[int, ...],
+        warp: int,
+        slot: int,
+        width: int,
     ) -> None:
-        super().__init__(home, cta, ctaid, warp, Knowledge(), slot)
+        super().__init__(number, home, cta, ctaid, warp, Knowledge(), slot)
         self._label = f"cta ({','.join(map(str, ctaid))}) warp {warp}"
         self.clock = 0
         self.released_by_fence: tuple[Knowledge, str] | None = None
@@ -291,7 +210,6 @@ class OperationActor(Actor):
     __slots__ = (
         "_known_clocks",
         "_past",
-        "agent_id",
         "done_at_issue",
         "in_practice",
         "issued_at",
@@ -314,9 +232,8 @@ class OperationActor(Actor):
         issued_at: int,
     ) -> None:
         super().__init__(
-            issuer.home, issuer.cta, issuer.ctaid, issuer.warp, issuer.know.copy(), bit
+            agent_id, issuer.home, issuer.cta, issuer.ctaid, issuer.warp, issuer.know.copy(), bit
         )
-        self.agent_id = agent_id
         self.kind = kind
         self.issuer_label = issuer.label
         self.issued_at = issued_at
@@ -329,7 +246,6 @@ class OperationActor(Actor):
         self._known_clocks: NDArray[np.int32] | None = None
         """Of a product that has completed: the warps' clocks that it knew."""
         self.in_practice = 0
-        """Operations that hardware, but not the ISA, completes before this one."""
         self.joined = self.joined_reads = False
         """A warp has waited for it, or for its having read its sources."""
         self.issuer_slot, self.issuer_clock = issuer.slot, issuer.clock
@@ -344,7 +260,7 @@ class OperationActor(Actor):
     @property
     def label(self) -> str:
         """For people: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
-        return f"{self.kind} #{self.agent_id} issued by {self.issuer_label}"
+        return f"{self.kind} #{self.number} issued by {self.issuer_label}"
 
     def complete_after(self, other: Actor) -> None:
         """`other` is done before this operation acts: the ISA executes the two in order."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
-from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
+from ptxemu.check.actors import Actor, OperationActor, WarpActor
+from ptxemu.check.event import Event
 from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lifetime import Lifetimes
@@ -93,7 +94,7 @@ class Checker(Observer):
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
             self._actors[warp.agent_id] = WarpActor(
-                home, cta.index, cta.ctaid, warp.index, first + warp.index, width
+                warp.agent_id, home, cta.index, cta.ctaid, warp.index, first + warp.index, width
             )
 
     def cta_exited(self, cta: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ptxemu.errors import Span
 
@@ -165,7 +165,9 @@ class Finding:
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
+    """A finding as it is collected."""
+
     level: str
     code: str
     message: str
@@ -174,7 +176,14 @@ class _Entry:
     instance: int
     count: int = 1
 
+    def happened(self, instance: int) -> None:
+        """Count it once more, unless it was of the same access; -1 counts always."""
+        if instance < 0 or instance != self.instance:
+            self.count += 1
+            self.instance = instance
 
+
+_Key: TypeAlias = tuple[str, int, int, str]
 Place = tuple["Actor | None", "Instruction | None", str]
 """Who did it, with which instruction, and what it was (Event.action)."""
 
@@ -185,7 +194,9 @@ class Findings:
 
     def __init__(self, kernel: str) -> None:
         self._kernel = kernel
-        self._entries: dict[tuple[str, int, int, str], _Entry] = {}
+        self._entries: dict[_Key, Entry] = {}
+        self._keys: dict[tuple[str, int, int, str], _Key] = {}
+        """By code, ids of both instructions, and what else tells findings apart."""
         self.changes = 0
         """Times that a finding was new, or more severe than before."""
 
@@ -207,27 +218,41 @@ class Findings:
             about: tells findings apart that have the same code and instructions.
             instance: the access that it is about, which counts once; -1 counts always.
         """
-        pcs = _pc(first), _pc(second)
-        family = code
-        if code in UNORDERED:
-            family, pcs = "unordered", (min(pcs), max(pcs))
-        if code in BY_LINES:
-            about, pcs = "; ".join(sorted({_line(first), _line(second)})), (-1, -1)
-        key = (family, *pcs, about)
+        key = self._key(code, first and first[1], second and second[1], about)
         level = level if level is not None else LEVELS[code]
         entry = self._entries.get(key)
         count = 1
         if entry is not None:
-            if instance < 0 or instance != entry.instance:
-                entry.count += 1
-                entry.instance = instance
+            entry.happened(instance)
             if SEVERITY[level] <= SEVERITY[entry.level]:
                 return
             count = entry.count
         sites = self._site(first), self._site(second)
         text = f"{code}: kernel {self._kernel}: {message(*sites)}"
         self.changes += 1
-        self._entries[key] = _Entry(level, code, text, *sites, instance, count)
+        self._entries[key] = Entry(level, code, text, *sites, instance, count)
+
+    def known(
+        self, code: str, first: Instruction | None, second: Instruction | None
+    ) -> Entry | None:
+        """The finding of two instructions, if there is one; it need only be counted."""
+        return self._entries.get(self._key(code, first, second, ""))
+
+    def _key(
+        self, code: str, first: Instruction | None, second: Instruction | None, about: str
+    ) -> _Key:
+        """What is one finding, however often it happens."""
+        quick = code, id(first), id(second), about
+        key = self._keys.get(quick)
+        if key is None:
+            pcs = _pc(first), _pc(second)
+            family = code
+            if code in UNORDERED:
+                family, pcs = "unordered", (min(pcs), max(pcs))
+            if code in BY_LINES:
+                about, pcs = "; ".join(sorted({_line(first), _line(second)})), (-1, -1)
+            key = self._keys[quick] = (family, *pcs, about)
+        return key
 
     def explain(self, explanation: Callable[[str, Site, Site], str]) -> None:
         """Add what `explanation` says of the code and both sites to each finding of a missing
@@ -262,12 +287,12 @@ class Findings:
         )
 
 
-def _line(place: Place | None) -> str:
-    if place is None or place[1] is None:
+def _line(instruction: Instruction | None) -> str:
+    if instruction is None:
         return ""
-    span = place[1].span
+    span = instruction.span
     return f"{span.source_file}:{span.source_line or span.ptx_line}"
 
 
-def _pc(place: Place | None) -> int:
-    return -1 if place is None or place[1] is None else place[1].pc
+def _pc(instruction: Instruction | None) -> int:
+    return -1 if instruction is None else instruction.pc

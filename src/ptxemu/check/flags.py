@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ptxemu.check.actors import CLUSTER, CTA, GPU
+from ptxemu.check.event import CLUSTER, CTA, GPU
 from ptxemu.check.vector_clock import GENERIC, SC_RELEASED, SC_SEEN, Knowledge
 from ptxemu.events import Access, AccessKind, Space
 

@@ -16,7 +16,8 @@ from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor, Event
+    from ptxemu.check.actors import Actor
+    from ptxemu.check.event import Event
 
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""

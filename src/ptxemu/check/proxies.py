@@ -18,7 +18,8 @@ from ptxemu.check.vector_clock import (
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor, Event, WarpActor
+    from ptxemu.check.actors import Actor, WarpActor
+    from ptxemu.check.event import Event
 
 ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
 """What is ordered for the async proxy too."""

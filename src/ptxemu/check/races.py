@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
-from ptxemu.check.actors import Actor, Event, OperationActor, WarpActor
+from ptxemu.check.actors import Actor, OperationActor, WarpActor
+from ptxemu.check.event import Event
 from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.granules import Index
 from ptxemu.check.shadow import Page, ShadowRegion, State
@@ -167,6 +168,17 @@ class Races:
             first, second = second, first
         code, edge = _unordered(first, second, spot.space)
         self._report(code, first, second, edge, state, spot)
+
+    def tell_again(self, firsts: list[Event], event: Event) -> bool:
+        """Count additions in no order with `event`; False, and nothing is done, if one of them is
+        none of the findings yet."""
+        code, known = self.undetermined.UNORDERED_ADDITIONS, self._findings.known
+        found = [known(code, first.instruction, event.instruction) for first in firsts]
+        for first, finding in zip(firsts, found, strict=True):
+            if finding is None or None in found:
+                return False
+            finding.happened(max(first.time, event.time))
+        return True
 
     def _report(
         self, code: str, first: Event, second: Event, edge: str, state: State, spot: Spot

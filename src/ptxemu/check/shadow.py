@@ -1,7 +1,8 @@
 """Shadow memory: for every word, an interned state of who wrote it last and who read it since.
 
 A shadow array holds numbers of states; states are few compared with words, so that an access is a
-scan (`check.scans`), one judgement a distinct state, and a scatter. Bytes that sub-word accesses
+scan, one judgement a distinct state, and a scatter: by `check.quick_judge` where machine code can
+do it, else by `check.scans` and `check.races`. Bytes that sub-word accesses
 touch are tracked one by one: their page becomes finer when that happens.
 """
 
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.actors import Event
+from ptxemu.check.event import Event
 from ptxemu.check.granules import Ids, Index, Pieces
 from ptxemu.check.tmem_page import TmemPage
+from ptxemu.events import Space
 
 WORD_SHIFT = 2
 """log2 of the bytes of a granule, unless the page has been refined."""
@@ -74,6 +76,28 @@ class States:
             self.table.append(state)
         return state.id
 
+    def __len__(self) -> int:
+        """How many states there are."""
+        return len(self.table)
+
+    def state(self, number: int) -> State:
+        """The state with a number."""
+        return self.table[number]
+
+    def following(self, number: int, event: Event) -> int:
+        """The number of the state that followed one behind the event that was last applied to it;
+        -1 if that was another event."""
+        state = self.table[number]
+        if state.next_event is not event or state.next_state is None:
+            return -1
+        return self.number(state.next_state)
+
+    def follow(self, number: int, event: Event, following: State) -> int:
+        """Note what follows a state behind an event; gives its number."""
+        state = self.table[number]
+        state.next_event, state.next_state = event, following
+        return self.number(following)
+
     def compact(self, pages: list[Page | TmemPage]) -> None:
         """Renumber the states that `pages` still hold and forget the others."""
         old, kept = self.table, {0, 1}
@@ -130,10 +154,11 @@ FEW_PIECES = 4
 class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
-    __slots__ = ("_bits", "_initial", "_is_one_page", "_tmem", "name", "pages")
+    __slots__ = ("_bits", "_initial", "_is_one_page", "name", "pages", "space", "tmem")
 
     def __init__(
         self,
+        space: Space,
         name: str,
         page_bits: int,
         initial: int,
@@ -142,15 +167,16 @@ class ShadowRegion:
         is_tmem: bool = False,
     ) -> None:
         """`is_one_page`: all addresses are below 2**page_bits."""
+        self.space = space
         self.name = name
         """For people: "shared memory of cta (0,0,0)"."""
         self._bits = page_bits
         self._is_one_page = is_one_page
         self._initial = initial
         self.pages: dict[int, Page | TmemPage] = {}
-        self._tmem: TmemPage | None = None
+        self.tmem: TmemPage | None = None
         if is_tmem:
-            self._tmem = self.pages[0] = TmemPage(initial)
+            self.tmem = self.pages[0] = TmemPage(initial)
 
     def page(self, number: int) -> Page:
         """The page with that number; memory that nobody touched has none yet."""
@@ -161,20 +187,13 @@ class ShadowRegion:
         assert isinstance(page, Page)
         return page
 
-    def guess(
-        self, starts: NDArray[np.int64], size: int, *, distinct: bool
-    ) -> list[tuple[Page | TmemPage, Index]]:
-        """As `select` for a scan that says if granules are not in the page: of the first piece.
+    def first_page(self, starts: NDArray[np.int64]) -> Page:
+        """The page of the first byte of pieces."""
+        return self.page(0 if self._is_one_page else starts.item(0) >> self._bits)
 
-        Pieces are not made one run where they could be.
-        """
-        count = len(starts)
-        if self._tmem is not None or count == 1 or (distinct and count <= FEW_PIECES):
-            return self.select(starts, size, distinct=distinct)
-        page = self.page(0 if self._is_one_page else starts.item(0) >> self._bits)
-        if size & 3:
-            page.refine(0 if size & 1 else 1)
-        return [(page, Pieces(starts, size, page.base, page.shift, are_disjoint=distinct))]
+    def pages_of(self, starts: NDArray[np.int64]) -> list[Page]:
+        """The pages in which pieces start, in order."""
+        return [self.page(number) for number in sorted({s >> self._bits for s in starts.tolist()})]
 
     def select(
         self, starts: NDArray[np.int64], size: int, *, distinct: bool
@@ -185,8 +204,8 @@ class ShadowRegion:
             starts, size: pieces (see `events.Access`).
             distinct: no byte is in two pieces, so that pieces without gaps are one range.
         """
-        if self._tmem is not None:
-            tmem = self._tmem
+        if self.tmem is not None:
+            tmem = self.tmem
             return [(tmem, index) for index in tmem.select(starts, size)]
         count = len(starts)
         if count == 1:

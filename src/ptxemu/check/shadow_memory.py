@@ -9,13 +9,15 @@ import numpy as np
 
 from ptxemu import machine_code
 from ptxemu.check import known_order
+from ptxemu.check.quick_judge import QuickJudge
 from ptxemu.check.races import Races, Spot
-from ptxemu.check.scans import MachineScans, NumPyScans
+from ptxemu.check.rows import RowStates
+from ptxemu.check.scans import Scans
 from ptxemu.check.shadow import ShadowRegion, States
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Event
+    from ptxemu.check.event import Event
     from ptxemu.check.known_order import Limits
 
 GLOBAL_PAGE_BITS = 16
@@ -23,7 +25,7 @@ SHARED_PAGE_BITS = 18
 TMEM_BITS = 18
 STATES_BEFORE_COMPACTION = 200_000
 ACCESSES_AT_ONCE = 500
-"""Accesses after which it is asked whether machine code is to scan."""
+"""Accesses after which it is asked whether machine code is to judge."""
 
 
 class ShadowMemory:
@@ -37,10 +39,11 @@ class ShadowMemory:
     def __init__(self, races: Races, name: Callable[[int], str]) -> None:
         self._races = races
         self._name = name
-        self._states = States()
+        self._states: States = States()
         self._compact_at = STATES_BEFORE_COMPACTION
         self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
-        self._scans = NumPyScans()
+        self._scans = Scans()
+        self._quick: QuickJudge | None = None
         self._until_asked = ACCESSES_AT_ONCE
         """Accesses until machine code is asked for; negative if there is."""
 
@@ -49,51 +52,50 @@ class ShadowMemory:
         space = access.space
         region = self._regions.get((space, access.owner)) or self._region(space, access.owner)
         starts, size, is_disjoint = access.starts, access.size, not event.actor.is_warp
-        scans, table = self._scans, self._states.table
-        choose = region.guess if scans.finds_outside else region.select
-        limits: Limits = {}
-        for page, index in choose(starts, size, distinct=is_disjoint):
-            old = scans.states(page, index, len(table))
-            if old:
+        if self._quick is not None:
+            parts = self._quick.left(event, region, starts, size)
+        else:
+            parts = region.select(starts, size, distinct=is_disjoint)
+        if parts:
+            limits: Limits = {}
+            for page, index in parts:
+                old = self._scans.states(page, index)
                 self._enter(event, Spot(space, region, page, index), old, limits)
-                continue
-            for inside, part in region.select(starts, size, distinct=is_disjoint):
-                old = scans.states(inside, part, len(table))
-                self._enter(event, Spot(space, region, inside, part), old, limits)
-        if len(table) > self._compact_at:
+        if len(self._states) > self._compact_at:
             self._states.compact([p for r in self._regions.values() for p in r.pages.values()])
-            self._compact_at = 2 * len(self._states.table) + STATES_BEFORE_COMPACTION
+            self._compact_at = 2 * len(self._states) + STATES_BEFORE_COMPACTION
         self._until_asked -= 1
         if not self._until_asked:
             self._ask_for_code()
 
     def _ask_for_code(self) -> None:
-        """Machine code scans from here on, if accesses are many enough."""
-        code = machine_code.shadow_scans(ACCESSES_AT_ONCE - self._until_asked)
+        """Machine code judges from here on, if accesses are many enough."""
+        code = machine_code.judge(ACCESSES_AT_ONCE - self._until_asked)
         self._until_asked = ACCESSES_AT_ONCE
         if code is not None:
-            self._scans, self._until_asked = MachineScans(code), -1
+            self._states = rows = RowStates(code.layout, self._states)
+            self._quick, self._until_asked = QuickJudge(code, rows, self._races), -1
 
     def _enter(self, event: Event, spot: Spot, old: list[int], limits: Limits) -> None:
         """Judge an event against the states `old` of some granules, and keep what it changes."""
         space, _, page, index = spot
-        states, table, after = self._states, self._states.table, known_order.after
+        states, after = self._states, known_order.after
         is_read = event.kind is AccessKind.READ and not event.reach and space is not Space.TMEM
         is_read = is_read and len(old) > 1 and not event.is_non_coherent
         whose, since = event.follower(space) if is_read else 0, event.since
         new = []
         for number in old:
-            state = table[number]
-            following = state.next_state if state.next_event is event else None
-            if following is None:
+            following = states.following(number, event)
+            if following < 0:
+                state = states.state(number)
                 # What nothing stands in the way of is told quickly.
                 if is_read and known_order.may_read(state, whose, since):
-                    following = known_order.read_too(state, event)
+                    behind = known_order.read_too(state, event)
                 else:
-                    following = after(state, event, space, limits)
-                    following = following or self._races.judge(state, event, spot)
-                state.next_event, state.next_state = event, following
-            new.append(following.id if following.id >= 0 else states.number(following))
+                    known = after(state, event, space, limits)
+                    behind = known or self._races.judge(state, event, spot)
+                following = states.follow(number, event, behind)
+            new.append(following)
         if new != old:
             if new.count(new[0]) == len(new):
                 self._scans.fill(page, index, new[0])
@@ -104,15 +106,17 @@ class ShadowMemory:
         """A region that nobody has accessed yet."""
         nobody = self._states.uninitialised.id
         if space is Space.GLOBAL:
-            region = ShadowRegion("global memory", GLOBAL_PAGE_BITS, self._states.initialised.id)
+            region = ShadowRegion(
+                space, "global memory", GLOBAL_PAGE_BITS, self._states.initialised.id
+            )
         else:
             assert owner is not None
             name = self._name(owner)
             if space is Space.SHARED:
                 label = f"shared memory of {name}"
-                region = ShadowRegion(label, SHARED_PAGE_BITS, nobody, is_one_page=True)
+                region = ShadowRegion(space, label, SHARED_PAGE_BITS, nobody, is_one_page=True)
             else:
-                region = ShadowRegion(f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
+                region = ShadowRegion(space, f"TMEM of {name}", TMEM_BITS, nobody, is_tmem=True)
         self._regions[space, owner] = region
         return region
 
@@ -124,7 +128,7 @@ class ShadowMemory:
         for page in region.pages.values():
             spot = Spot(space, region, page, slice(0, len(page.ids)))
             for number in np.unique(page.ids).tolist():
-                self._races.forget(self._states.table[number], spot)
+                self._races.forget(self._states.state(number), spot)
 
     def drop_all(self) -> None:
         """The run is over."""

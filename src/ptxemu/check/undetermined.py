@@ -13,7 +13,7 @@ from ptxemu.check.flag_reads import data_reads
 from ptxemu.events import Access, AccessKind
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Event
+    from ptxemu.check.event import Event
     from ptxemu.check.findings import Findings, Site
 
 _FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
@@ -30,6 +30,8 @@ def adds_floats(access: Access) -> bool:
 
 class Undetermined:
     """Judges strong accesses that nothing orders."""
+
+    UNORDERED_ADDITIONS = "unordered-float-additions"
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -48,7 +50,7 @@ class Undetermined:
         if first.adds_floats and second.adds_floats:
             if second.actor.knows(first):
                 return None
-            return "unordered-float-additions", (
+            return self.UNORDERED_ADDITIONS, (
                 "the order of these additions is not fixed, and with it the last bits of the sum: "
                 "for the same bits every time it needs a release and an acquire"
             )
@@ -78,4 +80,4 @@ class Undetermined:
             )
 
         place = event.actor, event.instruction, event.action
-        self._findings.add("unordered-float-additions", place, None, message)
+        self._findings.add(self.UNORDERED_ADDITIONS, place, None, message)

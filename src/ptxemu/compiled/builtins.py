@@ -34,13 +34,16 @@ def make_builtin(
     write: Callable[[Any, Sequence[Any]], None],
     *,
     buffers: Collection[int] = (),
+    objects: Collection[int] = (),
 ) -> Callable[..., int]:
     """A function of 64-bit words that gives a word.
 
     Args:
         write: writes the body with a builder and the arguments, `ret` included.
         buffers: positions of arguments that are `bytes`; the code gets their address, and may read
-            there until it returns. The others are integers, of which the lowest 64 bits count.
+            there until it returns.
+        objects: positions of arguments of which the code gets the address of the object itself. The
+            others are integers, of which the lowest 64 bits count.
     """
     module = ir.Module(name=name)
     body = ir.Function(module, ir.FunctionType(I64, [I64] * num_arguments), name=f"{name}_body")
@@ -59,6 +62,8 @@ def make_builtin(
             address = b.call(_imported(module, "PyBytes_AsString", _OBJECT, _OBJECT), [argument])
             words.append(b.ptrtoint(address, I64))
             require(b, b.icmp_unsigned("!=", words[-1], constant(0)), refused)
+        elif position in objects:
+            words.append(b.ptrtoint(argument, I64))
         else:
             function = _imported(module, "PyLong_AsUnsignedLongLongMask", I64, _OBJECT)
             words.append(b.call(function, [argument]))

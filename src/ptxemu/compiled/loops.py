@@ -32,6 +32,12 @@ def counted(b: Any, end: Any, step: int = 1) -> Iterator[Any]:
     b.position_at_end(out)
 
 
+def local(b: Any, type_: Any) -> Any:
+    """A variable of the function; a loop around this makes no more of them."""
+    with b.goto_entry_block():
+        return b.alloca(type_)
+
+
 def at(b: Any, address: Any, type_: Any, index: Any = 0) -> Any:
     """A pointer to the element `index` of an array of `type_` at `address`."""
     pointer = b.inttoptr(address, type_.as_pointer())

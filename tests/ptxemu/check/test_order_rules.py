@@ -271,4 +271,4 @@ def test_findings_stay_the_same_when_unused_states_are_dropped(
     run.read(b, 0x900)
     run.write(a, 0x900)
     assert run.codes == ["race"]
-    assert len(run.checker._memory._states.table) < 40
+    assert len(run.checker._memory._states) < 40

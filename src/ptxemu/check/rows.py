@@ -1,0 +1,282 @@
+"""States and events as rows of numbers, so that machine code can judge them.
+
+What is kept of a granule is what `shadow.State` says; of states that are simple, a row says all of
+it, and the object is made only where Python needs it. `compiled.judge_rows` has the layout.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxemu.check.actors import OperationActor
+from ptxemu.check.event import GPU
+from ptxemu.check.shadow import Page, State, States
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ptxemu.check.event import Event
+    from ptxemu.check.tmem_page import TmemPage
+
+_FIRST_CAPACITY = 4096
+_EVENTS_OF_A_STATE = 8
+"""Room in the pool for each state, at first."""
+_COPIES = ("tcgen05.ld", "tcgen05.st")
+_WARP_BITS = 5
+
+
+class RowStates(States):
+    """The states of a launch as rows.
+
+    Args:
+        layout: `ptxemu.compiled.judge_rows`.
+        states: those that there are; these go on in their place.
+    """
+
+    def __init__(self, layout: ModuleType, states: States) -> None:
+        self._layout = layout
+        self._row = struct.Struct(f"{layout.ROW_FIELDS}i")
+        self._objects: list[State | None] = []
+        """By number the state's object, where there is one."""
+        self.events: list[Event | None] = []
+        """By number."""
+        self._free: list[int] = []
+        """Numbers of events that no state has any more."""
+        self._tables: dict[int, NDArray[np.int32]] = {}
+        self._words = np.zeros(len(layout.Work), dtype=np.int64)
+        self.words = self._words.data
+        """`Work`."""
+        self.address = int(self._words.ctypes.data)
+        work = layout.Work
+        self._hold(work.FOUND, layout.MOST_STATES)
+        self._hold(work.UNORDERED, layout.MOST_STATES * layout.MOST_WRITES)
+        self._hold(work.EVENTS, _FIRST_CAPACITY * layout.ROW_FIELDS)
+        self._hold(work.STATES, _FIRST_CAPACITY * layout.ROW_FIELDS)
+        self._hold(work.POOL, _FIRST_CAPACITY * _EVENTS_OF_A_STATE)
+        for state in states.table:
+            self._add(state)
+        for number, state in enumerate(states.table):
+            if state.next_event is not None and state.next_state is not None:
+                self.follow(number, state.next_event, state.next_state)
+            state.next_event = state.next_state = None
+        self.uninitialised, self.initialised = states.uninitialised, states.initialised
+
+    def _hold(self, which: int, count: int) -> None:
+        """Have room for so many numbers in a table, and keep what is there."""
+        layout, old = self._layout, self._tables.get(which)
+        table = np.zeros(count, dtype=np.int32)
+        if old is not None:
+            table[: len(old)] = old
+        self._tables[which] = table
+        self._words[which] = table.ctypes.data
+        if which == layout.Work.STATES:
+            self._states = table.data
+            self._words[layout.Work.STATES_END] = count // layout.ROW_FIELDS
+        elif which == layout.Work.EVENTS:
+            self._events = table.data
+        elif which == layout.Work.POOL:
+            self._pool = table.data
+            self._words[layout.Work.POOL_END] = count
+
+    def make_room(self) -> None:
+        """For many more states."""
+        for which in (self._layout.Work.STATES, self._layout.Work.POOL):
+            self._hold(which, 2 * len(self._tables[which]))
+
+    def __len__(self) -> int:
+        """How many states there are."""
+        return int(self.words[self._layout.Work.NUM_STATES])
+
+    def unordered(self) -> list[Event]:
+        """Additions that the access just judged is in no order with."""
+        work = self._layout.Work
+        numbers = self._tables[work.UNORDERED][: self.words[work.NUM_UNORDERED]]
+        return [self._event(number) for number in numbers.tolist()]
+
+    def state(self, number: int) -> State:
+        """The object of a state."""
+        self._objects.extend([None] * (number + 1 - len(self._objects)))
+        state = self._objects[number]
+        if state is None:
+            at, writes, reads = self._row_of_state(number)
+            events = [self._event(one) for one in self._pool[at : at + writes + reads]]
+            state = State(tuple(events[:writes]), tuple(events[writes:]))
+            state.id = number
+            self._objects[number] = state
+        return state
+
+    def _row_of_state(self, number: int) -> tuple[int, int, int]:
+        """Where its events are, how many writes and how many reads."""
+        of = self._layout.OfState
+        first = number * self._layout.ROW_FIELDS
+        row = self._states[first : first + self._layout.ROW_FIELDS]
+        return row[of.AT], row[of.WRITES], row[of.READS]
+
+    def _event(self, number: int) -> Event:
+        event = self.events[number]
+        assert event is not None
+        return event
+
+    def following(self, number: int, event: Event) -> int:
+        """What followed a state behind the event that was last applied to it; -1 if another was."""
+        of = self._layout.OfState
+        first = number * self._layout.ROW_FIELDS
+        if event.number < 0 or self._states[first + of.NEXT_EVENT] != event.number:
+            return -1
+        return int(self._states[first + of.NEXT_STATE])
+
+    def follow(self, number: int, event: Event, following: State) -> int:
+        """Note what follows a state behind an event; gives its number."""
+        of = self._layout.OfState
+        own = self.number_of(event)
+        new = following.id
+        if new < 0:
+            is_write = following.writes == (event,) and self._is_simple(following)
+            place = own * self._layout.ROW_FIELDS + self._layout.OfEvent.WRITE_STATE
+            is_own = is_write and not following.reads
+            new = self._events[place] if is_own else -1
+            if new < 0:
+                new = self.number(following)
+                if is_own:
+                    self._events[place] = new
+        first = number * self._layout.ROW_FIELDS
+        self._states[first + of.NEXT_EVENT], self._states[first + of.NEXT_STATE] = own, new
+        return new
+
+    @staticmethod
+    def _is_simple(state: State) -> bool:
+        return state.initialised and not state.hidden and not state.suspects
+
+    def number(self, state: State) -> int:
+        """The state's number; it gets one, and a row, if it has none."""
+        if state.id < 0:
+            state.id = len(self)
+            self._add(state)
+        return state.id
+
+    def _add(self, state: State) -> None:
+        """A state behind the last one."""
+        layout, work = self._layout, self._layout.Work
+        events = (*state.writes, *state.reads)
+        used, new = self.words[work.POOL_USED], len(self)
+        if new >= self.words[work.STATES_END] or used + len(events) > self.words[work.POOL_END]:
+            self.make_room()
+        writes, reads = len(state.writes), len(state.reads)
+        if not self._is_simple(state):
+            is_untouched = not (events or state.hidden or state.suspects)
+            writes = layout.UNTOUCHED if is_untouched else layout.BY_PYTHON
+            reads, events = 0, ()
+        for place, event in enumerate(events, used):
+            self._pool[place] = self.number_of(event)
+        self._put_row(new, used, writes, reads)
+        self.words[work.POOL_USED] += len(events)
+        self.words[work.NUM_STATES] = new + 1
+        self._objects.extend([None] * (new + 1 - len(self._objects)))
+        self._objects[new] = state
+
+    def _put_row(self, number: int, at: int, writes: int, reads: int) -> None:
+        row = (at, writes, reads, -1, -1, 0, 0, 0)
+        self._row.pack_into(self._states, number * self._row.size, *row)
+
+    def number_of(self, event: Event) -> int:
+        """The event's number; it gets one, and a row, if it has none."""
+        if event.number >= 0:
+            return event.number
+        if self._free:
+            number = self._free.pop()
+            self.events[number] = event
+        else:
+            number = len(self.events)
+            self.events.append(event)
+            if len(self.events) * self._layout.ROW_FIELDS > len(self._events):
+                self._hold(self._layout.Work.EVENTS, 2 * len(self._events))
+        event.number = number
+        actor = event.actor
+        origin = actor.origin
+        row = (
+            actor.number,
+            actor.home,
+            actor.slot,
+            event.clock,
+            self._what(event),
+            -1 if event.write_state is None else event.write_state.id,
+            origin.number,
+            _columns(event),
+        )
+        self._row.pack_into(self._events, number * self._row.size, *row)
+        return number
+
+    def _what(self, event: Event) -> int:
+        layout, actor = self._layout, event.actor
+        what = layout.What
+        bits: int = event.kind.number << layout.KIND | event.proxy.number << layout.PROXY
+        if actor.is_warp:
+            bits |= what.WARP
+        elif isinstance(actor, OperationActor) and actor.kind in _COPIES:
+            bits |= what.TMEM_COPY
+        if event.is_mbarrier:
+            bits |= what.MBARRIER
+        if event.reach:
+            bits |= what.STRONG
+        if event.reach == GPU:
+            bits |= what.DEVICE
+        if event.adds_floats:
+            bits |= what.ADDS_FLOATS
+        return bits
+
+    def cover(self, event: Event) -> None:
+        """The event's columns may have become more."""
+        place = event.number * self._layout.ROW_FIELDS + self._layout.OfEvent.COLUMNS
+        self._events[place] = _columns(event)
+
+    def compact(self, pages: list[Page | TmemPage]) -> None:
+        """See `States`; events that no state has any more give their numbers back."""
+        layout, work = self._layout, self._layout.Work
+        kept = sorted({0, 1, *(n for page in pages for n in np.unique(page.ids).tolist())})
+        renumbered = np.full(len(self), -1, dtype=np.int32)
+        renumbered[kept] = np.arange(len(kept))
+        pool = self._tables[work.POOL].copy()
+        objects = self._objects + [None] * (len(self) - len(self._objects))
+        self._objects = [None] * len(kept)
+        held: set[int] = set()
+        used = 0
+        for new, old in enumerate(kept):
+            at, writes, reads = self._row_of_state(old)
+            numbers = pool[at : at + max(writes, 0) + reads]
+            self._tables[work.POOL][used : used + len(numbers)] = numbers
+            self._put_row(new, used, writes, reads)
+            used += len(numbers)
+            held.update(numbers.tolist())
+            state, objects[old] = objects[old], None
+            if state is not None:
+                state.id, self._objects[new] = new, state
+                its = (*state.writes, *state.reads, *state.suspects, *state.hidden)
+                held.update(event.number for event in its)
+        for state in objects:
+            if state is not None:
+                state.id = -1
+        self.words[work.NUM_STATES], self.words[work.POOL_USED] = len(kept), used
+        events = self._tables[work.EVENTS].reshape(-1, layout.ROW_FIELDS)
+        own = events[:, layout.OfEvent.WRITE_STATE]
+        own[:] = np.where(own >= 0, renumbered[np.minimum(own, len(renumbered) - 1)], -1)
+        self._free_events(held)
+        for page in pages:
+            page.ids[:] = renumbered[page.ids]
+
+    def _free_events(self, held: set[int]) -> None:
+        for number, event in enumerate(self.events):
+            if event is not None and number not in held:
+                event.number, self.events[number] = -1, None
+                self._free.append(number)
+
+
+def _columns(event: Event) -> int:
+    """First and last column of tensor memory as one number."""
+    if event.columns is None:
+        return -1
+    first, end = event.columns
+    return first << 16 | end

@@ -1,0 +1,65 @@
+"""What machine code reads of Python's own objects: bits of an integer, the data of an array.
+
+Both stand at fixed places in CPython and NumPy; `is_layout_known` tries whether they do here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from ptxemu.compiled.loops import I64, at, constant, word_at
+
+_SIZE, _DIGITS = 16, 24
+"""Where an integer has its number of digits, and the digits of 30 bits, the lowest first."""
+_DATA, _STRIDES = 16, 40
+"""Where an array has the addresses of its data and of its strides."""
+_DIGIT_BITS = 30
+_SIZE_SHIFT = 3 if sys.version_info >= (3, 12) else 0
+"""Lowest bits of the size that say something else."""
+_I32 = ir.IntType(32)
+
+
+def bit_of(b: Any, integer: Any, number: Any) -> Any:
+    """A bit of an integer object that is not negative; both are 64-bit words."""
+    digit, bit = b.udiv(number, constant(_DIGIT_BITS)), b.urem(number, constant(_DIGIT_BITS))
+    digits = b.lshr(word_at(b, b.add(integer, constant(_SIZE))), constant(_SIZE_SHIFT))
+    is_there = b.icmp_unsigned("<", digit, digits)
+    # Every integer has a place for a first digit.
+    place = at(b, b.add(integer, constant(_DIGITS)), _I32, b.select(is_there, digit, constant(0)))
+    shifted = b.lshr(b.zext(b.load(place), I64), bit)
+    return b.and_(b.trunc(shifted, ir.IntType(1)), is_there)
+
+
+def data_of(b: Any, array: Any) -> Any:
+    """The address of an array's data."""
+    return word_at(b, b.add(array, constant(_DATA)))
+
+
+def row_bytes_of(b: Any, array: Any) -> Any:
+    """Bytes between the rows of an array of two dimensions."""
+    return word_at(b, word_at(b, b.add(array, constant(_STRIDES))))
+
+
+@cache
+def is_layout_known() -> bool:
+    """Whether objects are laid out as machine code takes them to be."""
+    if sys.implementation.name != "cpython" or sys.int_info.bits_per_digit != _DIGIT_BITS:
+        return False
+    word, half = ctypes.c_int64.from_address, ctypes.c_uint32.from_address
+    for number in (0, 1, 1 << 29, (1 << 30) + 5, (7 << 900) + (3 << 31) + 1):
+        place, digits = id(number), -(-number.bit_length() // _DIGIT_BITS)
+        if word(place + _SIZE).value >> _SIZE_SHIFT != digits:
+            return False
+        found = [half(place + _DIGITS + 4 * k).value for k in range(digits)]
+        if sum(digit << _DIGIT_BITS * k for k, digit in enumerate(found)) != number:
+            return False
+    array = np.zeros((3, 5), dtype=np.int32)
+    if word(id(array) + _DATA).value != array.ctypes.data:
+        return False
+    return word(word(id(array) + _STRIDES).value).value == array.strides[0]
