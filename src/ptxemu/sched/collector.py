@@ -32,4 +32,5 @@ def rare_collections() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         if is_mine:
+            gc.collect()  # of what is made inside; unfrozen it would be old, and stay for long
             gc.unfreeze()

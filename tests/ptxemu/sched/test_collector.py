@@ -1,6 +1,7 @@
 """During a run Python's collector looks rarely, and afterwards it is as it was."""
 
 import gc
+import weakref
 
 import pytest
 
@@ -16,6 +17,26 @@ def test_thresholds_and_generations_come_back():
             assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() > frozen
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, frozen)
+
+
+class Knot:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_made_inside_and_forgotten_is_gone_behind_it():
+    """And is not left among the old objects, which are looked through rarely."""
+
+    @rare_collections()
+    def make():
+        return weakref.ref(Knot())
+
+    older = weakref.ref(Knot())
+    assert make()() is None
+    gc.collect()
+    assert older() is None  # what is older was only passed over
 
 
 def test_an_error_brings_them_back_too():
