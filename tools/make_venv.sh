@@ -35,5 +35,7 @@ if [ -x "$venv/bin/python" ] && ! supported "$venv/bin/python"; then
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "Installing the pinned packages into $venv (a minute or two with packages cached)..."
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint constraints.txt --editable '.[dev]'
+# As pip would, but on all cores; some packages carry files of another Python.
+"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true

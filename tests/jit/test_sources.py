@@ -13,9 +13,23 @@ import pytest
 from flashdsa.jit import sources
 from flashdsa.jit.sources import PACKAGE, source_files, source_hash
 from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
-from flashdsa.plan.kernel_spec import Variant
+from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
 Hashes = Callable[[], dict[str, str]]
+EACH_ALONE = """
+import importlib, os, sys
+import cutlass.cute.runtime, cutlass.pipeline
+
+assert not any(name.startswith("flashdsa") for name in sys.modules)
+for module in sys.argv[1:]:
+    if os.fork() == 0:
+        importlib.import_module(module)
+        files = (m.__file__ for n, m in sys.modules.items() if n.startswith("flashdsa."))
+        print(module, *files, flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, module
+"""
+"""Imports each module in a process of its own, behind an import of CuTe DSL that all share."""
 
 
 @pytest.fixture
@@ -74,19 +88,27 @@ def test_a_plan_that_changes_recompiles_itself_alone() -> None:
     assert source_hash([first]) == source_hash([Variant(INDEXER, INDEXER.plans[0])])
 
 
-@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
-def test_what_is_found_is_what_python_imports(spec: object) -> None:
-    """But for the package's front door, and what only type checkers read."""
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[Path]]:
+    """Of each kernel's module, the files of the package that Python imports for it."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
-    assert spec in KERNELS
-    module = next(one.build for one in KERNELS if one is spec).partition(":")[0]
-    code = (
-        "import sys\n"
-        f"import {module}\n"
-        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('flashdsa.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(map(Path, done.stdout.split())) == source_files(module)
+    command = [sys.executable, "-c", EACH_ALONE, *sorted(map(module_of, KERNELS))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return {module: sorted(map(Path, files)) for module, *files in lines}
+
+
+def module_of(spec: KernelSpec) -> str:
+    """The module that compiles it."""
+    return spec.build.partition(":")[0]
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
+def test_what_is_found_is_what_python_imports(
+    spec: KernelSpec, imported: dict[str, list[Path]]
+) -> None:
+    """But for the package's front door, and what only type checkers read."""
+    assert imported[module_of(spec)] == source_files(module_of(spec))
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
@@ -112,7 +134,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
 
 
 def test_the_backwards_sources_are_its_own() -> None:
-    module = MLA_BWD.build.partition(":")[0]
+    module = module_of(MLA_BWD)
     kernels = PACKAGE / "kernels"
     own = {path for path in source_files(module) if path.is_relative_to(kernels)}
     assert all(path.name == "__init__.py" or "sparse_mla" in path.parts for path in own)
