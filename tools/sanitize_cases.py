@@ -38,7 +38,8 @@ class Fused:
     Attributes:
         lengths: tokens of each row. clusters: their number, CTAs of each, clusters of a long row.
         values: as `make_inputs` has them. bad_pages: every third page id is outside the cache.
-        next_n: neighbouring rows that share a row of the table.
+        next_n: neighbouring rows that share a row of the table. pairs: two of them are scored
+            together, over the pages of the second one.
     """
 
     lengths: tuple[int, ...]
@@ -49,12 +50,13 @@ class Fused:
     values: str = "random"
     bad_pages: bool = False
     next_n: int = 1
+    pairs: bool = False
 
     def __call__(self) -> None:
         """Launch once, and compare."""
         from flashdsa.jit.loader import load
         from flashdsa.kernels.catalog import INDEXER
-        from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+        from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
 
         scheduled = self.by_score or self.clusters[0] < len(self.lengths)
         plan = IndexerPlan(
@@ -64,6 +66,8 @@ class Fused:
             splits=self.clusters[2] > 1 or (scheduled and not self.by_score),
             scheduled=scheduled,
         )
+        if self.pairs:
+            plan = pairs_plan()
         inputs = self.inputs()
         ids = inputs.output(self.topk).to("cuda")
         launch(load(INDEXER, plan), plan, inputs.to("cuda"), ids, self.clusters)
@@ -100,9 +104,9 @@ def launch(
 
     how: tuple[Any, ...] = clusters[:2]
     if plan.splits:
-        num_ctas = clusters[0] * clusters[1]
-        slots = torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device=ids.device)
-        counters = torch.zeros(num_ctas * ROW_COUNTERS, dtype=torch.int32, device=ids.device)
+        selecting = clusters[0] * clusters[1] * plan.teams
+        slots = torch.empty(selecting, plan.slot_words, dtype=torch.int32, device=ids.device)
+        counters = torch.zeros(selecting * ROW_COUNTERS, dtype=torch.int32, device=ids.device)
         how = (counters, slots, *clusters)
     function(*inputs, ids, *how)
 
@@ -178,6 +182,7 @@ CASES: dict[str, Callable[[], None]] = {
     "row splits": Fused((66_000,), (2, 16, 2)),
     "ragged": Fused((66_000, 2049, 2100, 3000, 2600), (4, 2, 1)),
     "requests": Fused((2100, 2101, 9000, 9001), (2, 2, 1), next_n=2),
+    "pairs": Fused((2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2, pairs=True),
     "compaction": Fused((9000,), (1, 1, 1)),
     "sorted": Fused((3000, 100), (1, 2, 1), by_score=True),
     "16 heads": Fused((1400, 600), (1, 2, 1), num_heads=16, topk=512),

@@ -48,3 +48,8 @@ def store_words(address: Any, words: Sequence[Any]) -> None:
 def store_float(address: Any, value: Any) -> None:
     """One fp32 to shared memory."""
     prims.store_ext(Float32(value), shared_pointer(address))
+
+
+def load_float(address: Any) -> Any:
+    """One fp32 of shared memory."""
+    return prims.load_ext(shared_pointer(address), dtype=Float32)

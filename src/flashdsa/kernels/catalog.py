@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 from flashdsa.hw import SM90, SM100
-from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK
+from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
@@ -43,17 +42,6 @@ _SELECT_FILES = (
 )  # fmt: skip
 """Not row_schedule.py: rows are put in order before the warps part into roles."""
 _FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
-_FUSED: tuple[dict[str, Any], ...] = (
-    {},
-    {"scheduled": True, "splits": True},
-    {"splits": True},
-    {"sorted": True, "scheduled": True},
-)
-_POSITIONS = tuple(
-    {"num_heads": num_heads, "positions": True, **kind}
-    for num_heads, kind in product((64, 32), _FUSED)
-)
-"""Variants that write positions, of the sizes of DeepSeek-V3.2 and GLM-5."""
 _OTHER_STAGES = (1, 4)
 """Pages of a stage, of variants beside the ones with two: one of each kernel, to compare."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
@@ -65,13 +53,14 @@ INDEXER = KernelSpec(
     plans=(
         *(
             IndexerPlan(num_heads, topk, **kind)
-            for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
+            for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)
         ),
-        *(IndexerPlan(**choices) for choices in _POSITIONS),
+        *(IndexerPlan(**choices) for choices in POSITIONS),
+        *(pairs_plan(positions=positions) for positions in (False, True)),
     ),
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
-    sources={"load": _LOAD_FILES, "select": _SELECT_FILES},
+    sources={"load": _LOAD_FILES, "select": (*_SELECT_FILES, "teams.py", "score_pairs.py")},
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
@@ -92,9 +81,9 @@ INDEXER_SM100 = KernelSpec(
     plans=(
         *(
             sm100.IndexerPlan(num_heads, topk, **kind)
-            for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), _FUSED)
+            for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)
         ),
-        *(sm100.IndexerPlan(**choices) for choices in _POSITIONS),
+        *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
     ),
     build=f"{_SM100_BUILD}:compile_indexer",

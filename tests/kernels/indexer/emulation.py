@@ -66,9 +66,10 @@ def emulate_indexer(
     number, size, splits = clusters
     assert splits == 1 or plan.splits
     how: tuple[Any, ...] = (number, size)
-    arrivals = torch.zeros(max(len(operands.seq_lens), number * size * ROW_COUNTERS)).int()
+    selecting = number * size * plan.teams
+    arrivals = torch.zeros(max(len(operands.seq_lens), selecting * ROW_COUNTERS)).int()
     if plan.splits:
-        slots = runner.empty(number * size, plan.slot_words, dtype=torch.int32)
+        slots = runner.empty(selecting, plan.slot_words, dtype=torch.int32)
         assert (slots.view(torch.uint8) == POISON).all()
         how = (arrivals, slots, *clusters)
         runner.workspaces[0] = (arrivals, slots)

@@ -91,6 +91,34 @@ def test_queries_of_a_request_share_its_row_of_the_table(longest: int, next_n: i
     assert torch.equal(ids.flatten(0, 1), expected_ids(rows, 2048))
 
 
+@pytest.mark.parametrize("count", [60, 61, 66, 67, 128, 133, 300])
+@pytest.mark.parametrize("longest", [4000, 40_000])
+def test_two_queries_of_many_requests_are_exact(count: int, longest: int) -> None:
+    """From 61 requests on both are scored together; their lengths differ, and some are long."""
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(1, 3000, (count, 2), generator=generator)
+    lengths[::17] = longest
+    lengths[:, 0] = (lengths[:, 1] - torch.randint(0, 3, (count,), generator=generator)).clamp(0)
+    inputs = make_inputs(lengths.flatten().tolist(), seed=count)
+    inputs = inputs._replace(block_table=inputs.block_table[1::2].contiguous()).to("cuda")
+    ids = inputs.output(2048)
+    q, weights, seq_lens, of_requests = (
+        x.unflatten(0, (count, 2))
+        for x in (inputs.q_index_fp8, inputs.weights, inputs.seq_lens, ids)
+    )
+    flashdsa.dsa_topk_indexer(
+        q,
+        inputs.k_index_cache_fp8,
+        weights,
+        seq_lens,
+        inputs.block_table,
+        of_requests,
+        backend="sm90",
+    )
+    of_rows = inputs._replace(block_table=inputs.block_table.repeat_interleave(2, 0))
+    assert torch.equal(ids, expected_ids(of_rows, 2048))
+
+
 @pytest.mark.parametrize(
     "rows", [2, 7, 8, 9, 15, 17, 22, 30, 39, 40, 60, 61, 66, 67, 119, 132, 133, 400]
 )

@@ -36,8 +36,9 @@ class RowSplits:
         self._split: Callable[..., Any] | None
         self._unsplit = runner.function(spec, unsplit) if unsplit else None
         self._least_pages = least_pages if unsplit else 0
+        self._num_slots = runner.num_sms * plan.teams
         self._workspace = partial(
-            runner.workspace, plan.slot_words, self._allocate, runner.num_sms * ROW_COUNTERS
+            runner.workspace, plan.slot_words, self._allocate, self._num_slots * ROW_COUNTERS
         )
         self._split = None if unsplit else runner.function(spec, plan)
 
@@ -68,5 +69,5 @@ class RowSplits:
 
     def _allocate(self, runner: Runner) -> tuple[Tensor]:
         """Slots behind the counters: see `launch_splits`. Where rows are counted, there are no more
-        of them than CTAs."""
-        return (runner.empty(runner.num_sms, self._plan.slot_words, dtype=torch.int32),)
+        of them than CTAs, or than rows in which they select at once."""
+        return (runner.empty(self._num_slots, self._plan.slot_words, dtype=torch.int32),)

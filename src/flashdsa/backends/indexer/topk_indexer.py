@@ -21,6 +21,10 @@ UNEVEN_PAGES = 88
 may pay that the lengths decide who gets which row."""
 
 
+MOST_CTAS_OF_A_PAIR = 2
+"""Of a cluster of two rows that are scored together; with more, rows on their own are faster."""
+
+
 def topk_indexer(
     spec: KernelSpec,
     runner: Runner,
@@ -51,7 +55,9 @@ def topk_indexer(
         topk_indices.fill_(-1)
         return
     num_heads, topk, rows = q_index_fp8.shape[1], topk_indices.shape[1], seq_lens.numel()
-    function, *numbers = launch_config(spec, runner, num_heads, topk, sorted, positions, rows)
+    function, *numbers = launch_config(
+        spec, runner, num_heads, topk, sorted, positions, rows, block_table.shape[0]
+    )
     with runner.launching():
         function(
             q_index_fp8,
@@ -85,9 +91,14 @@ def launch_config(
     sorted: bool,
     positions: bool,
     rows: int,
+    requests: int = 0,
 ) -> LaunchConfig:
-    """How calls of these sizes are launched, at least one row; compiles or loads the kernel."""
-    key = spec, num_heads, topk, sorted, positions, rows
+    """How calls of these sizes are launched, at least one row; compiles or loads the kernel.
+
+    Args:
+        requests: that the rows are of, 1 to 4 neighbouring ones each; 0: as many as rows.
+    """
+    key = spec, num_heads, topk, sorted, positions, rows, requests
     found: LaunchConfig | None = runner.launches.get(key)
     if found is None:
         # Sorting takes so long that one kernel serves all batches.
@@ -99,8 +110,26 @@ def launch_config(
             scheduled=sorted,
             positions=positions,
         )
-        found = runner.launches[key] = _choose(spec, runner, plan, rows)
+        if rows == 2 * requests:
+            found = _choose_pairs(spec, runner, plan, requests)
+        found = runner.launches[key] = found or _choose(spec, runner, plan, rows)
     return found
+
+
+def _choose_pairs(
+    spec: KernelSpec, runner: Runner, plan: SelectPlan, requests: int
+) -> LaunchConfig | None:
+    """How two rows of each request are scored together; None: they are not, as there is no such
+    kernel or so few requests that more than two CTAs share one."""
+    choices = plan.num_heads, plan.topk, plan.sorted, plan.positions
+    for pairs in spec.plans:
+        if pairs.pairs and choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions):
+            clusters = clusters_for(runner, pairs, requests)
+            if clusters.size <= MOST_CTAS_OF_A_PAIR:
+                launch = RowSplits(runner, spec, pairs, None, 0).launch
+                number = clusters_at_once(runner, pairs)[clusters.size]
+                return LaunchConfig(launch, number, clusters.size)
+    return None
 
 
 def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> LaunchConfig:

@@ -10,12 +10,17 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.smem_views import SCRATCH_WARP_SUMS, SelectBuffers
 
 CONSUMER_BARRIER = 1
-"""The named barrier among the consumers."""
+"""The named barrier among the consumers; those of the teams come behind it."""
 
 
 def consumer_sync(plan: Any) -> None:
-    """All consumers wait for each other; their shared memory accesses are ordered by it."""
-    cute.arch.barrier(barrier_id=CONSUMER_BARRIER, number_of_threads=plan.consumer_threads)
+    """All consumers of the plan wait for each other, those of a team where it is one's; their
+    shared memory accesses are ordered by it."""
+    barrier: Any = CONSUMER_BARRIER
+    if plan.is_team:
+        thread, _, _ = cute.arch.thread_idx()
+        barrier = CONSUMER_BARRIER + 1 + thread // plan.consumer_threads
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=plan.consumer_threads)
 
 
 @cute.jit

@@ -15,6 +15,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.score_batch import score_batch
 from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
 from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers, input_buffers_in
+from flashdsa.kernels.indexer.teams import select_in_teams
 
 
 class Caller(NamedTuple):
@@ -110,5 +111,9 @@ def consume(
     )
     inputs = input_buffers_in(arena, plan, arena.consumer)
     place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
+    pages = page_source(arena, caller.thread, plan)
     ctx = SelectContext(inputs, select, cluster, place, output, operands.published)
-    select_rows(ctx, page_source(arena, caller.thread, plan), score_batch, caller.thread, plan)
+    if const_expr(plan.pairs):
+        select_in_teams(ctx, arena, pages, caller.thread, caller.num_ctas, coord.ordered, plan)
+    else:
+        select_rows(ctx, pages, score_batch, caller.thread, plan)

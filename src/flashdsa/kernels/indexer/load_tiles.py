@@ -71,13 +71,13 @@ def load_query(ctx: Any, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> N
     load_box(
         ctx.inputs.queries + stage * plan.query_bytes,
         ctx.queries_map,
-        [Int32(0), row * plan.num_heads],
+        [Int32(0), row * plan.tile_heads],
         full,
         EVICT_LAST,
     )
     load_bytes(
-        ctx.inputs.weights.iterator + stage * plan.num_heads,
-        ctx.weights.iterator + Int64(row) * plan.num_heads,
+        ctx.inputs.weights.iterator + stage * plan.tile_heads,
+        ctx.weights.iterator + Int64(row) * plan.tile_heads,
         plan.weight_bytes,
         full,
     )

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from itertools import product
+from typing import Any, ClassVar
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.sizes import DEPTH_STEPS, ENTRY_WORDS, FILLS, SLOT_HEADER_WORDS
+from flashdsa.kernels.indexer.sizes import (
+    DEPTH_STEPS,
+    ENTRY_WORDS,
+    FILLS,
+    LISTED_SLOTS,
+    MAX_CLUSTER,
+    PAIRS_CLUSTER,
+    SLOT_HEADER_WORDS,
+)
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
 """What kernels are compiled for."""
+FUSED_KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"scheduled": True, "splits": True},
+    {"splits": True},
+    {"sorted": True, "scheduled": True},
+)
+"""The fused kernels of each size."""
+POSITIONS = tuple(
+    {"num_heads": num_heads, "positions": True, **kind}
+    for num_heads, kind in product((64, 32), FUSED_KINDS)
+)
+"""Those that write positions, of the sizes of DeepSeek-V3.2 and GLM-5."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +67,10 @@ class SelectPlan:
             each has at least `settling_pages`.
         count_polls: how often such a CTA looks whether all others have counted their
             parts, before it goes on without them; a look takes some 0.5 us.
+        pairs: two neighbouring rows, a request's, are scored together: what is called a row of the
+            schedule is such a pair. Half of the consumers, a team, ranks each of them (see
+            teams.py). With `splits` and `scheduled` only.
+        is_team: of what one team runs; see `of_team`.
     """
 
     num_heads: int = 64
@@ -68,6 +93,8 @@ class SelectPlan:
     settling_ctas: int = 12
     settling_pages: int = 40
     count_polls: int = 8
+    pairs: bool = False
+    is_team: bool = False
 
     arch: ClassVar[ArchSpec]
 
@@ -79,8 +106,12 @@ class SelectPlan:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.splits and self.sorted:
             raise ValueError("splits: a kernel that sorts splits no rows")
+        if self.pairs and not self.splits_to_ctas:
+            raise ValueError("pairs: only with splits and scheduled")
         if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
             raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
+        if self.splits_to_ctas and self.list_capacity < 2 * self.topk + self.max_candidates:
+            raise ValueError("list_capacity: no room for what a CTA publishes beside the best")
         first = self.first_fill_pages * PAGE_SIZE
         most = first + (FILLS - 1) * self.fill_step_pages * PAGE_SIZE
         if not self.topk <= first <= most <= self.list_capacity:
@@ -100,15 +131,44 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """In the exported name: what tells the plans of one kernel apart."""
-        names = ("sorted", "splits", "scheduled", "positions")
+        names = ("sorted", "splits", "scheduled", "pairs", "positions")
         kinds = [name for name in names if getattr(self, name)]
         return "_".join((f"h{self.num_heads}", f"k{self.topk}", *kinds))
 
     @property
+    def teams(self) -> int:
+        """Rows that are scored together, and parts of the consumers that rank one each."""
+        return 2 if self.pairs else 1
+
+    @property
+    def of_team(self) -> SelectPlan:
+        """The plan as a team sees it, whose consumers are the team's; itself where there is one."""
+        if not self.pairs or self.is_team:
+            return self
+        groups = self.consumer_warpgroups // self.teams
+        return replace(self, consumer_warpgroups=groups, is_team=True)
+
+    @property
     def max_candidates(self) -> int:
         """Entries that are taken out of the lists to find the threshold among them; at most one a
-        consumer."""
-        return self.consumer_threads
+        consumer of the row."""
+        return self.of_team.consumer_threads
+
+    @property
+    def compacted_together(self) -> int:
+        """Entries of a thread in registers while a list is rewritten."""
+        return 4 * self.teams
+
+    @property
+    def candidate_words(self) -> int:
+        """32-bit words for a row's own candidates, or for the places of what was published."""
+        places = 3 * LISTED_SLOTS + self.list_capacity // WARP_SIZE
+        return max(ENTRY_WORDS * self.max_candidates, -(-places // WARP_SIZE) * WARP_SIZE)
+
+    @property
+    def largest_cluster(self) -> int:
+        """CTAs that may share a row in a cluster."""
+        return PAIRS_CLUSTER if self.pairs else MAX_CLUSTER
 
     @property
     def unscored_length(self) -> int:
@@ -166,18 +226,23 @@ class SelectPlan:
         return self.refill_pages * PAGE_SIZE
 
     @property
+    def tile_heads(self) -> int:
+        """Heads of the rows that are scored together."""
+        return self.num_heads * self.teams
+
+    @property
     def query_bytes(self) -> int:
-        """e4m3 queries of one row."""
-        return self.num_heads * INDEX_HEAD_DIM
+        """e4m3 queries of the rows that are scored together."""
+        return self.tile_heads * INDEX_HEAD_DIM
 
     @property
     def weight_bytes(self) -> int:
-        """fp32 weights of one row."""
-        return self.num_heads * 4
+        """fp32 weights of the rows that are scored together."""
+        return self.tile_heads * 4
 
     @property
     def received_bytes(self) -> int:
-        """Candidates of one CTA, or of all CTAs of a row."""
+        """Candidates of all CTAs of a row."""
         return self.max_candidates * ENTRY_WORDS * 4
 
     @property

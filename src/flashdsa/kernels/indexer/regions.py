@@ -13,6 +13,7 @@ from flashdsa.kernels.indexer.sizes import (
     MAX_OWN_ROWS,
     NUM_BINS,
     ORDERED_ROWS,
+    SCRATCH_WORDS,
 )
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 
@@ -21,28 +22,51 @@ WORD_BYTES = 4
 
 def select_regions(plan: Any) -> list[SmemRegion]:
     """The list, its histogram, and what the CTAs that share a row send each other."""
+    team = _team_regions(plan)
+    others = [
+        SmemRegion("other_team", sum(region.bytes for region in team), 64, "the same of its row")
+    ]
     return [
-        SmemRegion("keys", plan.list_capacity * WORD_BYTES, 16, "list: sortable scores"),
-        SmemRegion("positions", plan.list_capacity * WORD_BYTES, 16, "list: token positions"),
-        SmemRegion("histogram", NUM_BINS * WORD_BYTES, 16, "bins, or the winners' bitmap"),
-        SmemRegion("candidates", plan.received_bytes, 16, "own entries of the cut-off bin"),
-        SmemRegion("fine", MAX_CLUSTER * BIN_GROUP * WORD_BYTES, 16, "received: bins of a group"),
-        SmemRegion("received", plan.received_bytes, 16, "received: candidates"),
-        SmemRegion("coarse", MAX_CLUSTER * BIN_GROUPS * WORD_BYTES, 16, "received: groups of bins"),
-        SmemRegion("above", MAX_CLUSTER * WORD_BYTES, 16, "received: entries above the last bin"),
-        SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
+        *team,
+        *(others if plan.pairs else []),
         *_schedule_regions(plan),
         *_sorting_regions(plan),
         *_split_regions(plan),
     ]
 
 
-def select_barrier_regions() -> list[SmemRegion]:
-    """One mbarrier each for the messages of every row."""
+def _team_regions(plan: Any) -> list[SmemRegion]:
+    """Of one row: of a team where there are two."""
+    ctas = plan.largest_cluster
+    regions = [
+        SmemRegion("keys", plan.list_capacity * WORD_BYTES, 16, "list: sortable scores"),
+        SmemRegion("positions", plan.list_capacity * WORD_BYTES, 16, "list: token positions"),
+        SmemRegion("histogram", NUM_BINS * WORD_BYTES, 16, "bins, or the winners' bitmap"),
+        SmemRegion(
+            "candidates", plan.candidate_words * WORD_BYTES, 16, "own entries of the cut-off bin"
+        ),
+        SmemRegion("fine", ctas * BIN_GROUP * WORD_BYTES, 16, "received: bins of a group"),
+        SmemRegion("received", plan.received_bytes, 16, "received: candidates"),
+        SmemRegion("coarse", ctas * BIN_GROUPS * WORD_BYTES, 16, "received: groups of bins"),
+        SmemRegion("above", MAX_CLUSTER * WORD_BYTES, 16, "received: entries above the last bin"),
+        SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
+    ]
+    # Where there are two teams, each has its own scratch.
+    return [*regions, scratch_region()] if plan.pairs else regions
+
+
+def scratch_region() -> SmemRegion:
+    """Words of those that select in a row."""
+    return SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers")
+
+
+def select_barrier_regions(plan: Any) -> list[SmemRegion]:
+    """One mbarrier of each team for each of the messages of every row."""
+    size = plan.teams * MBARRIER_BYTES
     return [
-        SmemRegion("coarse_full", MBARRIER_BYTES, 8, "mbarrier: counts of groups are there"),
-        SmemRegion("fine_full", MBARRIER_BYTES, 8, "mbarrier: counts of bins are there"),
-        SmemRegion("received_full", MBARRIER_BYTES, 8, "mbarrier: candidates are there"),
+        SmemRegion("coarse_full", size, 8, "mbarrier: counts of groups are there"),
+        SmemRegion("fine_full", size, 8, "mbarrier: counts of bins are there"),
+        SmemRegion("received_full", size, 8, "mbarrier: candidates are there"),
     ]
 
 
@@ -79,17 +103,24 @@ def _split_regions(plan: Any) -> list[SmemRegion]:
 def select_barriers(plan: Any, select: Role) -> tuple[Barrier, ...]:
     """The events among consumers; those without a region are not in the plan."""
     one = Arrives.ONE_THREAD
-    coarse_bytes = MAX_CLUSTER * BIN_GROUPS * WORD_BYTES
-    fine_bytes = MAX_CLUSTER * BIN_GROUP * WORD_BYTES
+    teams, ctas = plan.teams, plan.largest_cluster
+    coarse_bytes = ctas * BIN_GROUPS * WORD_BYTES
+    fine_bytes = ctas * BIN_GROUP * WORD_BYTES
     received_bytes = plan.received_bytes + MAX_CLUSTER * WORD_BYTES
     ticket_bytes = MAX_CLUSTER * WORD_BYTES
     winner_bytes = plan.topk * ENTRY_WORDS * WORD_BYTES
     every_cta = Arrives.EVERY_CTA
     return (
-        Barrier("coarse_full", 1, select, one, select, coarse_bytes, "groups' counts"),
-        Barrier("fine_full", 1, select, one, select, fine_bytes, "bins' counts"),
+        Barrier("coarse_full", teams, select, one, select, coarse_bytes, "groups' counts"),
+        Barrier("fine_full", teams, select, one, select, fine_bytes, "bins' counts"),
         Barrier(
-            "received_full", 1, select, one, select, received_bytes, "candidates, counts above them"
+            "received_full",
+            teams,
+            select,
+            one,
+            select,
+            received_bytes,
+            "candidates, counts above them",
         ),
         Barrier("tickets_full", 1, select, every_cta, select, ticket_bytes, "who published last"),
         Barrier("winners_full", 1, select, one, select, winner_bytes, "winners to sort"),

@@ -1,6 +1,6 @@
 """Sizes of the cache, the selection and the schedule that no architecture changes."""
 
-from flashdsa.hw import MAX_CLUSTER_SIZE
+from flashdsa.hw import MAX_CLUSTER_SIZE, WARP_SIZE
 from flashdsa.problem import PAGE_BYTES
 
 NUM_BINS = 4096
@@ -26,6 +26,10 @@ TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
+PAIRS_CLUSTER = 4
+"""The same where rows are scored in pairs, which takes more shared memory for other things."""
+LISTED_SLOTS = 5 * WARP_SIZE
+"""Slots of a split row whose headers are read at once (see select/cta_splits.py)."""
 ORDERED_ROWS = 512
 """The lengths decide who gets which row in batches of at most this many rows (see
 schedule/row_schedule.py)."""

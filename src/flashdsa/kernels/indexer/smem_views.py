@@ -28,7 +28,7 @@ class SelectBuffers(NamedTuple):
     keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     histogram: cute.Tensor  # (NUM_BINS,) Int32
-    candidates: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: keys and positions
+    candidates: cute.Tensor  # (candidate_words,) Int32: keys and positions
     bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
     own_rows: Any  # (MAX_OWN_ROWS,) Int32: the group's rows, in their order; None: never ordered
     lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows; None: never weighed
@@ -48,6 +48,8 @@ SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select
 SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
 SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
 SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
+SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see teams.py
+SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
 
 
 class ClusterBuffers(NamedTuple):
@@ -58,9 +60,9 @@ class ClusterBuffers(NamedTuple):
     of this CTA came.
     """
 
-    coarse: cute.Tensor  # (MAX_CLUSTER * BIN_GROUPS,) Int32
+    coarse: cute.Tensor  # (largest_cluster * BIN_GROUPS,) Int32
     own_coarse: cute.Tensor  # (BIN_GROUPS,) Int32
-    fine: cute.Tensor  # (MAX_CLUSTER * BIN_GROUP,) Int32
+    fine: cute.Tensor  # (largest_cluster * BIN_GROUP,) Int32
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
     tickets: Any  # (MAX_CLUSTER,) Int32: see select/row_splits.py; None: rows are not split
@@ -77,8 +79,9 @@ class InputBuffers(NamedTuple):
 
     pages: Any  # pointer to bytes, stage s at + s * stage_bytes
     queries: Any  # pointer to bytes, stage s at + s * query_bytes
-    weights: Any  # (tile_stages * num_heads,) Float32
+    weights: Any  # (tile_stages * tile_heads,) Float32
     tiles: cute.Tensor  # (tile_stages * TILE_WORDS,) Int32: descriptions of work tiles
+    halves: Any  # (tile_heads,) Float32: see sm90/score_pairs.py; None: rows are scored alone
     page_valid: Any  # (ring_stages * pages_per_stage,) Int32: 1: the page id is in the cache
     page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: there are none
     tile_ring: Any  # RingProducer or RingConsumer
@@ -90,7 +93,7 @@ def select_buffers_in(arena: Arena, plan: Any) -> SelectBuffers:
         keys=arena.array("keys", Int32, plan.list_capacity),
         positions=arena.array("positions", Int32, plan.list_capacity),
         histogram=arena.array("histogram", Int32, NUM_BINS),
-        candidates=arena.array("candidates", Int32, plan.max_candidates * ENTRY_WORDS),
+        candidates=arena.array("candidates", Int32, plan.candidate_words),
         bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
         own_rows=arena.array("own_rows", Int32, MAX_OWN_ROWS) if plan.scheduled else None,
         lengths=arena.array("lengths", Int32, ORDERED_ROWS) if plan.scheduled else None,
@@ -101,9 +104,9 @@ def select_buffers_in(arena: Arena, plan: Any) -> SelectBuffers:
 def cluster_buffers_in(arena: Arena, plan: Any) -> ClusterBuffers:
     """Views of what other CTAs write to."""
     return ClusterBuffers(
-        coarse=arena.array("coarse", Int32, MAX_CLUSTER * BIN_GROUPS),
+        coarse=arena.array("coarse", Int32, plan.largest_cluster * BIN_GROUPS),
         own_coarse=arena.array("own_coarse", Int32, BIN_GROUPS),
-        fine=arena.array("fine", Int32, MAX_CLUSTER * BIN_GROUP),
+        fine=arena.array("fine", Int32, plan.largest_cluster * BIN_GROUP),
         received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
         above=arena.array("above", Int32, MAX_CLUSTER),
         tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.splits_to_clusters else None,
@@ -121,7 +124,8 @@ def input_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
     return tile_buffers_in(arena, plan, end)._replace(
         pages=arena.bytes("pages"),
         queries=arena.bytes("queries"),
-        weights=arena.array("weights", Float32, plan.tile_stages * plan.num_heads),
+        weights=arena.array("weights", Float32, plan.tile_stages * plan.tile_heads),
+        halves=arena.array("halves", Float32, plan.tile_heads) if plan.pairs else None,
         page_valid=arena.array("page_valid", Int32, plan.ring_stages * plan.pages_per_stage),
         page_ring=end("page_full", "page_empty"),
     )
@@ -133,6 +137,7 @@ def tile_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
         pages=None,
         queries=None,
         weights=None,
+        halves=None,
         tiles=arena.array("work_tiles", Int32, plan.tile_stages * TILE_WORDS),
         page_valid=None,
         page_ring=None,

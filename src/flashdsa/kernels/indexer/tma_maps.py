@@ -28,6 +28,6 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
             cache_rows, box_dims=(plan.page_box_rows, CACHE_ROW_BYTES), swizzle=swizzle
         ),
         tensor_map.create_tensor_map_tiled_from_view(
-            query_rows, box_dims=(plan.num_heads, INDEX_HEAD_DIM), swizzle=swizzle
+            query_rows, box_dims=(plan.tile_heads, INDEX_HEAD_DIM), swizzle=swizzle
         ),
     )

@@ -11,10 +11,10 @@ from flashdsa.problem import MAX_NEXT_N, PAGE_SIZE
 
 
 class Rows(NamedTuple):
-    """Where lengths come from."""
+    """Where lengths come from. Where rows are scored in pairs, the schedule's rows are pairs."""
 
-    seq_lens: Any  # (B,) int32, device memory
-    count: Int32  # B
+    seq_lens: Any  # (B,) int32, device memory; of pairs (B / 2, 2)
+    count: Int32  # of rows, or of pairs
     max_length: Int32  # tokens that the block table has room for
     requests: Any = None  # Int32: rows of the block table, B / next_n of them; None: B
 
@@ -24,6 +24,14 @@ def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor) -> Rows:
     requests, pages = block_table.shape
     room = cutlass.min(requests, 1) * pages * PAGE_SIZE  # none in a table without rows
     return Rows(seq_lens, seq_lens.shape[0], room, requests)
+
+
+@cute.jit
+def pairs_of(rows: Rows) -> Rows:
+    """Two neighbouring rows as one, as long as the longer of them."""
+    count = rows.count // 2
+    lengths = cute.make_tensor(rows.seq_lens.iterator, cute.make_layout((count, 2), stride=(2, 1)))
+    return Rows(lengths, count, rows.max_length)
 
 
 class WorkTile(NamedTuple):
@@ -66,7 +74,10 @@ def raw_length(rows: Rows, row: Int32) -> Int32:
     """What is in memory for the row; 0 beyond the last one."""
     length = Int32(0)
     if row < rows.count:
-        length = rows.seq_lens[row]
+        if const_expr(len(rows.seq_lens.shape) == 2):
+            length = cutlass.max(rows.seq_lens[row, 0], rows.seq_lens[row, 1])
+        else:
+            length = rows.seq_lens[row]
     return length
 
 

@@ -14,9 +14,6 @@ from flashdsa.kernels.indexer.select.bins import NO_POSITION, accepts, bin_of
 from flashdsa.kernels.indexer.sizes import NUM_BINS
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, SelectBuffers
 
-COMPACTED_TOGETHER = 4
-"""Entries of a thread in registers while the list is rewritten."""
-
 
 def key_at(select: SelectBuffers, index: Int32) -> Uint32:
     """Key of the list's entry."""
@@ -103,12 +100,12 @@ def compact(
     clear_histogram(select, thread, plan)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
-    block = COMPACTED_TOGETHER * plan.consumer_threads
+    block = plan.compacted_together * plan.consumer_threads
     for first in cutlass.range(0, count, block, unroll=1):
-        keys = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
-        positions = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
-        kept = cute.make_rmem_tensor(COMPACTED_TOGETHER, Int32)
-        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
+        keys = cute.make_rmem_tensor(plan.compacted_together, Uint32)
+        positions = cute.make_rmem_tensor(plan.compacted_together, Uint32)
+        kept = cute.make_rmem_tensor(plan.compacted_together, Int32)
+        for i in cutlass.range_constexpr(plan.compacted_together):
             index = first + thread + i * plan.consumer_threads
             keys[i] = Uint32(0)
             positions[i] = Uint32(0)
@@ -119,7 +116,7 @@ def compact(
                 kept[i] = Int32(accepts(keys[i], positions[i], at_key, at_position))
         # All consumers: the block is in registers, so that its memory may be overwritten.
         consumer_sync(plan)
-        append_all(select, keys, positions, kept, COMPACTED_TOGETHER)
+        append_all(select, keys, positions, kept, plan.compacted_together)
     # All consumers: every kept entry is in the list, and counted.
     consumer_sync(plan)
     entries = select.scratch[SCRATCH_COUNT]

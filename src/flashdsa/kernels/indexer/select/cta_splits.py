@@ -28,6 +28,7 @@ from flashdsa.kernels.indexer.select.row_splits import Published, load_entry, sl
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
     LAST_POSITION,
+    LISTED_SLOTS,
     ROW_COUNTERS,
     SLOT_HEADER_WORDS,
 )
@@ -41,9 +42,8 @@ from flashdsa.kernels.indexer.smem_views import (
     SelectBuffers,
 )
 
-SLOTS_A_LANE = 5
+SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
 """Slots whose headers a lane reads at once."""
-LISTED_SLOTS = SLOTS_A_LANE * WARP_SIZE
 CHUNK_ENDS, CHUNK_PLACES = LISTED_SLOTS, 2 * LISTED_SLOTS
 """In the candidates' memory, behind the slots' entries: chunks up to the end of each slot, and the
 place of each chunk."""
@@ -252,17 +252,19 @@ def find_places(
     select: SelectBuffers, chunks: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Consumers: of each chunk its slot, and which of the slot's chunks it is, to the candidates'
-    memory. A thread searches for one, among the chunks up to the end of each slot."""
+    memory. A thread searches for one or two, among the chunks up to the end of each slot."""
     most = plan.list_capacity // WARP_SIZE + LISTED_SLOTS
-    assert const_expr(most <= min(plan.consumer_threads, 2 * plan.max_candidates - CHUNK_PLACES))
-    if thread < chunks:
-        slot = Int32(0)  # so many slots end before the chunk
-        for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
-            other = slot + (1 << bit)
-            if other <= LISTED_SLOTS:
-                if select.candidates[CHUNK_ENDS + other - 1] <= thread:
-                    slot = other
-        start = Int32(0)
-        if slot > 0:
-            start = select.candidates[CHUNK_ENDS + slot - 1]
-        select.candidates[CHUNK_PLACES + thread] = slot | (thread - start) << SLOT_BITS
+    assert const_expr(CHUNK_PLACES + most <= plan.candidate_words)
+    for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
+        chunk = thread + first
+        if chunk < chunks:
+            slot = Int32(0)  # so many slots end before the chunk
+            for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
+                other = slot + (1 << bit)
+                if other <= LISTED_SLOTS:
+                    if select.candidates[CHUNK_ENDS + other - 1] <= chunk:
+                        slot = other
+            start = Int32(0)
+            if slot > 0:
+                start = select.candidates[CHUNK_ENDS + slot - 1]
+            select.candidates[CHUNK_PLACES + chunk] = slot | (chunk - start) << SLOT_BITS

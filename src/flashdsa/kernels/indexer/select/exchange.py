@@ -46,9 +46,11 @@ class Found(NamedTuple):
 
 
 @cute.jit
-def sum_groups(select: SelectBuffers, cluster: ClusterBuffers, thread: Int32) -> None:
+def sum_groups(
+    select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
+) -> None:
     """The histogram's groups of bins into `own_coarse`; the caller syncs."""
-    vectors = 2  # of a thread
+    vectors = NUM_BINS // VECTOR // plan.consumer_threads  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
         four = load4(select.histogram, vectors * thread + i)
@@ -179,11 +181,11 @@ def find_kth(
 
     The histogram is complete and synced, and keeps its counts.
     """
-    assert const_expr(plan.consumer_threads * VECTOR * 2 == NUM_BINS)
+    assert const_expr(NUM_BINS % (plan.consumer_threads * VECTOR) == 0)
     if shared and thread == 0:
         for barrier, counts in ((cluster.coarse_full, BIN_GROUPS), (cluster.fine_full, BIN_GROUP)):
             barrier.arrive_and_expect_tx(coord.num_parts * (counts * WORD))
-    sum_groups(select, cluster, thread)
+    sum_groups(select, cluster, thread, plan)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
     if shared:

@@ -80,7 +80,7 @@ def contribute(
         floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
         settles: the part is complete, and the row's floor is found, too, for `raise_threshold`.
     """
-    sum_groups(select, cluster, thread)
+    sum_groups(select, cluster, thread, plan)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
     if thread < BIN_GROUPS:
@@ -162,7 +162,7 @@ def keep_contributed(
 
     What is kept lies where the counts of other CTAs come, if they share a row in another way.
     """
-    sum_groups(select, cluster, thread)
+    sum_groups(select, cluster, thread, plan)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
     if thread < BIN_GROUPS:

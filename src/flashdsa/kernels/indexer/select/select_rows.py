@@ -16,7 +16,7 @@ from flashdsa.kernels.indexer.emit.by_bitmap import emit_by_position
 from flashdsa.kernels.indexer.emit.by_score import emit_sorted
 from flashdsa.kernels.indexer.emit.in_order import WarpSpan, emit_in_order, own_span
 from flashdsa.kernels.indexer.emit.output import Output
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, wait_for_tile
 from flashdsa.kernels.indexer.select.candidate_list import compact, reset
 from flashdsa.kernels.indexer.select.cta_splits import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.exchange import EVENTS
@@ -34,7 +34,12 @@ from flashdsa.kernels.indexer.select.row_splits import (
     publish,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
-from flashdsa.kernels.indexer.smem_views import ClusterBuffers, InputBuffers, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_FULLEST,
+    ClusterBuffers,
+    InputBuffers,
+    SelectBuffers,
+)
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -47,6 +52,7 @@ class SelectContext(NamedTuple):
     coord: Any  # Coord or PackedCoord
     output: Output
     published: Any  # Published; None: a row is one cluster's
+    team: Any = None  # Int32: the caller's, of which each selects in a row; None: there is one
 
 
 @cute.jit
@@ -62,6 +68,8 @@ def select_rows(
         source: of scores, what `fill` takes.
         fill: (ctx, source, batch, entries, floor, thread, plan) lists scores as long as there is
             room; returns (entries of the list, the tile's first page that is not listed).
+        plan: of a team, if there are several: each selects in its own row of a tile, and all
+            compact their lists behind the same pages.
     """
     lane = thread % WARP_SIZE
     phases = PackedPhases(Int32(0), Static(EVENTS))  # and the number of the tile
@@ -69,7 +77,7 @@ def select_rows(
     # The cluster's barrier: every CTA of it has initialised its mbarriers, so that messages may be
     # sent to them.
     cute.arch.cluster_wait()
-    tile = wait_for_tile(ctx.inputs, Int32(0), plan)
+    tile = next_tile(ctx, Int32(0), thread, plan)
     while tile.row >= 0:
         entries, done = Int32(0), Int32(0)  # of the list; pages listed
         floor = Uint32(0)  # keys below it cannot win any more
@@ -85,13 +93,14 @@ def select_rows(
             else:
                 batch = Batch(tile, stage, done)
                 entries, done = fill(ctx, source, batch, entries, floor, thread, plan)
-                part = part_of(tile, entries)
+                part = part_of(tile, entries, plan)
             scored = done == last
             if scored and not merges and lane == 0:
                 # tile_empty[stage]: this warp has read queries, weights and description for the
                 # last time; `fill` has ended with a sync of all consumers.
                 ctx.inputs.tile_ring.release(tile_stage(ctx, phases))
-            full = merges or plan.list_capacity - entries < plan.refill_entries
+            fullest = ctx.select.scratch[SCRATCH_FULLEST] if const_expr(plan.pairs) else entries
+            full = merges or plan.list_capacity - fullest < plan.refill_entries
             # floor 0 says that the list is in the order of positions; a compaction ends that.
             if scored or full or floor == 0:
                 publishes, in_order = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -114,12 +123,14 @@ def select_rows(
                         contribute(
                             ctx.select, ctx.cluster, ctx.published, floor, settles, thread, plan
                         )
+                # Where a list is cut down, at least topk entries stay; those of the last bin, too.
+                to_bin = (publishes or not scored) if const_expr(plan.pairs) else publishes
                 threshold, phases = find_threshold(
                     ctx.select,
                     ctx.cluster,
                     here.coord,
                     shared,
-                    publishes,
+                    to_bin,
                     part,
                     phases,
                     thread,
@@ -149,13 +160,27 @@ def select_rows(
                         if const_expr(plan.splits_to_ctas):
                             done, floor = Int32(0), Uint32(0)
                 else:
-                    phases = emit_row(
-                        here, tile.row, part, in_order, span, threshold, phases, thread, plan
-                    )
+                    if has_output(tile, plan):
+                        phases = emit_row(
+                            here, tile.row, part, in_order, span, threshold, phases, thread, plan
+                        )
                     selected = cutlass.Boolean(True)
         reset(ctx.select, thread, plan)
         phases = phases.next_number()
-        tile = wait_for_tile(ctx.inputs, phases.number, plan)
+        tile = next_tile(ctx, phases.number, thread, plan)
+
+
+@cute.jit
+def next_tile(
+    ctx: SelectContext, number: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> WorkTile:
+    """The CTA's tile of that number; of a pair of rows what concerns the caller's one."""
+    tile = wait_for_tile(ctx.inputs, number, plan)
+    if const_expr(plan.pairs):
+        if tile.row >= 0:
+            row = 2 * tile.row + ctx.team
+            tile = tile._replace(row=row, length=row_length(ctx.output.rows, row))
+    return tile
 
 
 def at_selection(ctx: SelectContext, plan: Any) -> SelectContext:
@@ -168,6 +193,12 @@ def tile_stage(ctx: SelectContext, phases: PackedPhases) -> Int32:
     a register through the loops that score, it would make the compiler spill others."""
     number = phases._replace(bits=opaque(phases.bits)).number
     return ctx.inputs.tile_ring.state(number).stage
+
+
+def has_output(tile: WorkTile, plan: Any) -> Any:
+    """False of a row that needed no scores, and was scored because the other one of its pair did:
+    its ids are written (see emit_unscored_rows)."""
+    return tile.length > plan.unscored_length if plan.pairs else True
 
 
 @cute.jit
@@ -238,8 +269,10 @@ def merge(
     return merged_part(ctx.select, entries), done, done
 
 
-def part_of(tile: WorkTile, entries: Int32) -> Part:
-    """The caller's part of the row."""
+def part_of(tile: WorkTile, entries: Int32, plan: Any) -> Part:
+    """The caller's part of the row; of a pair the shorter one may have none of it."""
     first = tile.first_page * PAGE_SIZE
     end = cutlass.min(first + tile.num_pages * PAGE_SIZE, tile.length)
+    if plan.pairs:
+        end = cutlass.max(first, end)
     return Part(first, end, entries)

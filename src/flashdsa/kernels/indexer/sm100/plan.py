@@ -148,7 +148,7 @@ class IndexerPlan(SelectPlan):
             SmemRegion("score_empty", groups * 8, 8, "mbarriers: 4 warps -> mma"),
             SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> mma and consumers"),
             SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: mma and consumers -> load"),
-            *select_barrier_regions(),
+            *select_barrier_regions(self),
             SmemRegion("tmem_start", 4, 4, "address of tensor memory"),
         ]
 

@@ -30,12 +30,13 @@ from flashdsa.kernels.indexer.fused import (
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
-from flashdsa.kernels.indexer.schedule.work_tile import rows_of
+from flashdsa.kernels.indexer.schedule.work_tile import pairs_of, rows_of
 from flashdsa.kernels.indexer.select.row_splits import Published
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
+from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
 from flashdsa.kernels.indexer.smem_views import (
     cluster_buffers_in,
     input_buffers_in,
@@ -64,6 +65,8 @@ def indexer_kernel(
     select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = rows_of(seq_lens, block_table)
     operands = Operands(weights, block_table, topk_indices, published, num_pages, rows)
+    if const_expr(plan.pairs):
+        rows = pairs_of(rows)
     coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
     # Asked for before anything else: the way to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
@@ -73,7 +76,8 @@ def indexer_kernel(
     load, role = plan.roles
     if caller.consumes:
         cute.arch.setmaxregister_increase(role.registers)
-        consume(caller, arena, select, cluster, coord, operands, page_source, plan)
+        source = pair_source if const_expr(plan.pairs) else page_source
+        consume(caller, arena, select, cluster, coord, operands, source, plan)
     else:
         cute.arch.setmaxregister_decrease(load.registers)
         load_ctx = LoadContext(

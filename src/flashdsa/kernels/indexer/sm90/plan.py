@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.regions import select_barrier_regions, select_barriers, select_regions
-from flashdsa.kernels.indexer.sizes import PAGE_ROWS, SCRATCH_WORDS, TILE_WORDS
+from flashdsa.kernels.indexer.regions import (
+    scratch_region,
+    select_barrier_regions,
+    select_barriers,
+    select_regions,
+)
+from flashdsa.kernels.indexer.sizes import PAGE_ROWS, TILE_WORDS
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import PAGE_BYTES
 
@@ -75,6 +80,11 @@ class IndexerPlan(SelectPlan):
         return -(-PAGE_BYTES // 1024) * 1024
 
     @property
+    def halves_region(self) -> SmemRegion:
+        """Weights of a pair of rows, of which the consumers have no room for all in registers."""
+        return SmemRegion("halves", self.weight_bytes, 128, "halved weights, in the order of lanes")
+
+    @property
     def regions(self) -> list[SmemRegion]:
         """What shared memory holds, in its order."""
         pages, tiles = self.ring_stages, self.tile_stages
@@ -82,15 +92,16 @@ class IndexerPlan(SelectPlan):
             SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
+            *([self.halves_region] if self.pairs else []),
             *select_regions(self),
             SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
             SmemRegion("page_valid", pages * 4, 16, "1 where the page id is in the cache"),
-            SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers"),
+            *([] if self.pairs else [scratch_region()]),
             SmemRegion("page_full", pages * 8, 8, "mbarriers: TMA -> a warpgroup"),
             SmemRegion("page_empty", pages * 8, 8, "mbarriers: 4 warps -> load"),
             SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> consumers"),
             SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: consumers -> load"),
-            *select_barrier_regions(),
+            *select_barrier_regions(self),
         ]
 
     @property
@@ -128,3 +139,18 @@ class IndexerPlan(SelectPlan):
         )
         present = {region.name for region in self.regions}
         return tuple(barrier for barrier in every if barrier.name in present)
+
+
+def pairs_plan(**choices: Any) -> IndexerPlan:
+    """The plan of rows that are scored in pairs: shared memory for two lists, so fewer stages."""
+    usual = {
+        "splits": True,
+        "scheduled": True,
+        "pairs": True,
+        "stages": 8,
+        "list_capacity": 5568,
+        "tile_stages": 1,
+        "first_fill_pages": 59,
+        "fill_step_pages": 4,
+    }
+    return IndexerPlan(**{**usual, **choices})

@@ -320,13 +320,20 @@ def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlas
 
 @cute.jit
 def load_scale(scorer: Scorer, stage: Int32, token: Int32, plan: cutlass.Constexpr) -> Float32:
-    """The token's scale: the 128-byte swizzle exchanges neighbouring 16 bytes in the second row."""
+    """The token's scale."""
+    return scale_of(scorer, stage, token, plan).load()
+
+
+@cute.jit
+def scale_of(scorer: Any, stage: Int32, token: Int32, plan: cutlass.Constexpr) -> Any:
+    """Pointer to the token's scale: the 128-byte swizzle exchanges neighbouring 16 bytes in the
+    second row."""
     words_of_row = 32
     word = token
     if token >= words_of_row:
         word = token ^ 4
     offset = stage * (plan.stage_bytes // 4) + PAGE_KEY_BYTES // 4 + word
-    return (cute.recast_ptr(scorer.pages, dtype=Float32) + offset).load()
+    return cute.recast_ptr(scorer.pages, dtype=Float32) + offset
 
 
 SCORING = PageScoring(prepare, score_pages)

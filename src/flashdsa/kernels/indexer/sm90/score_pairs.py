@@ -1,0 +1,189 @@
+"""Scores of pages for the two rows of a request at once: one product of 64 tokens with both rows'
+heads, the columns of the first row in front.
+
+Each row's sums have the order that they have in score.py, so that the scores are the same numbers.
+A warp's 16 tokens have 32 scores, one a lane: in each four lanes, 0 and 1 end up with the first
+row's, 2 and 3 with the second one's.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import advanced
+from flashdsa.dsl.smem import load4, load_float
+from flashdsa.dsl.static import Static
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.relu import doubled_relu
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
+from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.score import (
+    MMA_K,
+    Sums,
+    finish_pair,
+    nothing_when_loaded,
+    scale_of,
+)
+from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+
+OPCODE = "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3"
+
+
+class PairScorer(NamedTuple):
+    """What a consumer needs to score pages for two rows."""
+
+    keys: Int32  # low word of the descriptor of the first stage
+    queries: Int32  # likewise
+    pages: Any  # pointer to the pages' bytes
+
+
+@cute.jit
+def halve_weights(
+    inputs: InputBuffers, tile_stage: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Half the weights of both rows, in an order in which a lane gets four of its columns at a
+    time. The caller syncs, before and behind."""
+    if thread < plan.tile_heads:
+        # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
+        place = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
+        weight = inputs.weights[tile_stage * plan.tile_heads + thread]
+        inputs.halves[place] = weight * Float32(0.5)
+
+
+@cute.jit
+def load_weights(
+    mine: cute.Tensor, inputs: InputBuffers, row: int, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Half the weights of a row's heads whose columns this lane holds, as in score.py."""
+    for i in cutlass.range_constexpr(plan.num_heads // 16):
+        four = load4(inputs.halves, (row * plan.num_heads // 4 + 4 * i) + lane % 4)
+        for k in cutlass.range_constexpr(4):
+            mine[4 * i + k] = four[k]
+
+
+def multiply(accumulator: cute.Tensor, keys: Int32, queries: Int32, plan: Any) -> None:
+    """Start the product of a page's keys with all heads of both rows."""
+    count = plan.tile_heads // 2
+    warpgroup.fence()
+    for k in range(INDEX_HEAD_DIM // MMA_K):
+        values = mma_async(
+            OPCODE.format(plan.tile_heads),
+            [accumulator[i] for i in range(count)],
+            descriptor_behind(keys, k * MMA_K),
+            descriptor_behind(queries, k * MMA_K),
+            accumulate=k > 0,
+            transposes=(),
+        )
+        for i in range(count):
+            accumulator[i] = values[i]
+    warpgroup.commit_group()
+
+
+@cute.jit
+def sum_row(
+    accumulator: cute.Tensor, weights: cute.Tensor, first: cutlass.Constexpr, plan: Any
+) -> tuple[Float32, Float32]:
+    """As score.py's sum_heads, from the accumulator's register `first` on."""
+    upper, upper_odd = Float32(0.0), Float32(0.0)
+    lower, lower_odd = Float32(0.0), Float32(0.0)
+    for c in cutlass.range_constexpr(plan.num_heads // 8):
+        even, odd = weights[2 * c], weights[2 * c + 1]
+        upper += even * doubled_relu(accumulator[first + 4 * c])
+        upper_odd += odd * doubled_relu(accumulator[first + 4 * c + 1])
+        lower += even * doubled_relu(accumulator[first + 4 * c + 2])
+        lower_odd += odd * doubled_relu(accumulator[first + 4 * c + 3])
+    return upper + upper_odd, lower + lower_odd
+
+
+class Prepared(NamedTuple):
+    """What a consumer keeps of a tile while it scores some of its pages."""
+
+    weights: cute.Tensor  # registers, of the first row
+    group: Int32  # the calling warpgroup
+
+
+@cute.jit
+def prepare(
+    inputs: InputBuffers,
+    scorer: PairScorer,
+    tile_stage: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Prepared:
+    """The first row's weights into registers. Starts and ends synced."""
+    halve_weights(inputs, tile_stage, thread, plan)
+    # All consumers of the CTA: both rows' halved weights are there.
+    consumer_sync(plan)
+    weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
+    load_weights(weights, inputs, 0, thread % WARP_SIZE, plan)
+    return Prepared(weights, cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE))
+
+
+@cute.jit
+def score_pages(
+    inputs: InputBuffers,
+    scorer: PairScorer,
+    prepared: Prepared,
+    pages: PageRange,
+    thread: Int32,
+    store: cutlass.Constexpr,
+    sink: Any,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
+    the row of teams.py's `row_of_lane`."""
+    groups = plan.consumer_warpgroups
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
+    token = warp % 4 * 16 + lane // 4 + lane % 2 * 8
+    position = (pages.first_page + begin) * PAGE_SIZE + token
+    scales = opaque(Int32(scale_of(scorer, Int32(0), token, plan).toint()))
+    ring = inputs.page_ring
+    state = ring.state(pages.first_number + begin)
+    accumulator = cute.make_rmem_tensor(plan.tile_heads // 2, Float32)
+    # The second row's, in registers that the first one's sums leave: all would be too many.
+    weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
+    queries = scorer.queries + pages.tile_stage * (plan.query_bytes >> 4)
+    for _ in cutlass.range(begin, pages.end, groups, unroll=1):
+        stage = cute.arch.make_warp_uniform(state.stage)
+        # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says
+        # that none came. All may be read until this warp arrives at page_empty[stage].
+        ring.wait(state._replace(stage=stage))
+        multiply(accumulator, scorer.keys + stage * (plan.stage_bytes >> 4), queries, plan)
+        scale = load_float(scales + stage * plan.stage_bytes)
+        valid = inputs.page_valid[stage]
+        warpgroup.wait_group(0)
+        # page_empty[stage]: the product has read the keys, and all lanes of this warp the rest. The
+        # fourth warp's arrival completes the phase, and TMA may write.
+        cute.arch.sync_warp()
+        if lane == 0:
+            ring.release(stage + nothing_when_loaded(scale, valid))
+        upper, lower = sum_row(accumulator, prepared.weights, 0, plan)
+        first = Sums(upper, lower, scale, valid)
+        load_weights(weights, inputs, 1, lane, plan)
+        upper, lower = sum_row(accumulator, weights, plan.num_heads // 2, plan)
+        score, is_valid = finish_pair(first, Sums(upper, lower, scale, valid), lane)
+        store(sink, score, position, is_valid, cutlass.Boolean(True))
+        state = advanced(state, groups, ring.stages)
+        position += groups * PAGE_SIZE
+
+
+SCORING = PageScoring(prepare, score_pages)
+"""See score_batch.py."""
+
+
+def page_source(arena: Arena, thread: Int32, plan: IndexerPlan) -> PageSource:
+    """What a consumer scores pages with."""
+    inputs = input_buffers_in(arena, plan, arena.consumer)
+    scorer = PairScorer(
+        along_k(arena.address("pages")), along_k(arena.address("queries")), inputs.pages
+    )
+    return PageSource(scorer, Static(SCORING))

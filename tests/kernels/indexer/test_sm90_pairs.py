@@ -1,0 +1,125 @@
+"""Two rows of a request scored together, on ptxemu: the CPU backend's ids, bit for bit, no errors.
+
+Scores are exact in any order of additions (see exact_inputs.py), so the ids must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa.backends.emulated import devices
+from flashdsa.backends.emulated.runner import POISON, emulation
+from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
+from tests.kernels.indexer.emulation import assert_as_the_cpu
+from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+
+# Selecting takes next to no time, so that small batches are split as large ones are.
+PLAN = pairs_plan(num_heads=16, topk=512, select_pages=1, merge_pages=3)
+TIGHT = replace(PLAN, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
+# A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
+OF_BAD_PAGES = {
+    ("uninitialised-async-read", "kernel.py"),
+    ("uninitialised-read", "score_pairs.py"),
+}
+# Lists are read four entries at a time, and what lies behind the last one is passed over.
+BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
+UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
+
+
+def requests(lengths: list[int], *, num_heads: int = 16, values: str = "random") -> Inputs:
+    """Two neighbouring rows a request, over the pages of the longer one."""
+    rows = make_inputs(lengths, num_heads=num_heads, values=values)
+    pairs = rows.seq_lens.view(-1, 2)
+    longer = 2 * torch.arange(len(pairs)) + pairs.argmax(1)
+    return rows._replace(block_table=rows.block_table[longer].contiguous())
+
+
+@pytest.mark.parametrize("values", ["random", "two", "nan"])
+@pytest.mark.parametrize("cluster_size", [1, 2])
+def test_rows_of_a_pair_of_one_or_two_ctas(values: str, cluster_size: int) -> None:
+    inputs = requests([1300, 1301], values=values)
+    assert_as_the_cpu(PLAN, inputs, 1, cluster_size)
+
+
+def test_pairs_of_all_lengths() -> None:
+    """Both short, one of them, empty rows, the longer one first or second; in turns."""
+    lengths = [0, 0, 5, 513, 600, 512, 900, 3, 64, 65, 511, 512, 700, 650, 0, 530]
+    assert_as_the_cpu(PLAN, requests(lengths), 2, 2)
+
+
+@pytest.mark.parametrize("values", ["random", "two", "ascending", "descending"])
+def test_lists_are_cut_down_together(values: str) -> None:
+    """The shorter row ends before the lists are full for the second time."""
+    inputs = requests([5000, 3900], values=values)
+    assert 2 * TIGHT.list_capacity < 5000
+    assert_as_the_cpu(TIGHT, inputs, 1, 1, seed=1, warnings=BEHIND_THE_LIST)
+
+
+@pytest.mark.parametrize("values", ["random", "equal"])
+def test_a_long_pair_is_split_among_ctas(values: str) -> None:
+    """Each team publishes and merges alone; the second row of the long pair needs no scores."""
+    for second in (8999, 5):
+        inputs = requests([530, 529, 9000, second, 513, 514], values=values)
+        launch = assert_as_the_cpu(TIGHT, inputs, 3, 2, warnings=BEHIND_THE_LIST)
+        published = launch.workspaces[0][1][:, 0] != UNTOUCHED
+        first_teams, second_teams = published.view(2, -1).sum(1).tolist()
+        assert first_teams == second_teams >= 2
+
+
+def test_bad_pages_are_passed_over() -> None:
+    inputs = requests([1300, 1290, 700, 701])
+    inputs.block_table[0, 3] = inputs.block_table[1, 0] = -1
+    inputs.block_table[1, 5] = 1 << 30
+    assert_as_the_cpu(PLAN, inputs, 2, 1, warnings=OF_BAD_PAGES)
+
+
+def test_ids_are_positions() -> None:
+    plan = replace(PLAN, positions=True)
+    assert_as_the_cpu(plan, requests([700, 701, 90, 600]), 1, 2)
+
+
+def test_the_public_operation_scores_pairs_of_full_sizes() -> None:
+    inputs = requests([2100, 2101, 5, 0, 2049, 2300], num_heads=64)
+    q, cache, weights, seq_lens, table = inputs
+    of_requests = (
+        q.unflatten(0, (3, 2)),
+        cache,
+        weights.unflatten(0, (3, 2)),
+        seq_lens.view(3, 2),
+        table,
+    )
+    ids = [inputs.output(2048).view(3, 2, 2048) for _ in range(2)]
+    flashdsa.dsa_topk_indexer(*of_requests, ids[0], backend="cpu")
+    with emulation(devices.SMALL) as emulator:
+        flashdsa.dsa_topk_indexer(*of_requests, ids[1], backend="emulate-sm90")
+    assert torch.equal(*ids)
+    ((arrivals, slots),) = emulator.workspaces.values()
+    assert len(slots) == 2 * devices.SMALL.num_sms
+    assert len(arrivals) == 2 * devices.SMALL.num_sms * ROW_COUNTERS and not arrivals.any()
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (lambda: IndexerPlan(pairs=True), "pairs: only with splits and scheduled"),
+        (lambda: pairs_plan(list_capacity=4096), "no room for what a CTA publishes"),
+    ],
+    ids=["alone", "short list"],
+)
+def test_plans_that_cannot_work_are_refused(plan: Callable[[], IndexerPlan], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan()
+
+
+def test_the_lists_of_a_pair_lie_in_different_banks() -> None:
+    """A warp stores 16 neighbouring words to each of the two lists at once."""
+    smem = pairs_plan().smem
+    assert (smem.offset("other_team") - smem.offset("keys")) % 128 == 64
