@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from mutation_launches import ALL, KERNELS, ROOT, path_of_launch, save
+from mutation_tables import read_table, write_table
 
 from ptxemu.mutate import (
     Equivalents,
@@ -142,18 +143,15 @@ class Campaign:
         return not (report.survivors or strangers)
 
     def _write(self, report: Report) -> None:
-        """The report as the other files of mutation results have it: a line for each mutant."""
+        """The report as the other files of mutation results have it."""
         document: dict[str, Any] = {
             "launch": ALL[self.name].command,
             "equivalent": f"equivalent/{self.name}.txt",
             "ptx": self.ptx,
             **report.to_json_dict(),
         }
-        mutants = [json.dumps(short(fact)) for fact in document.pop("mutants")]
-        head = json.dumps(document, indent=2).removesuffix("\n}")
-        self.results.write_text(
-            head + ',\n  "mutants": [\n    ' + ",\n    ".join(mutants) + "\n  ]\n}\n"
-        )
+        document["mutants"] = [short(fact) for fact in document["mutants"]]
+        write_table(self.results, document)
 
     def _of_the_results(self) -> Known:
         """What they say of mutants that are not to be tried again.
@@ -161,7 +159,7 @@ class Campaign:
         Raises:
             SystemExit: they are of another kernel, or of launches that are no more.
         """
-        document = json.loads(self.results.read_text())
+        document = read_table(self.results)
         command = ALL[self.name].command
         if not command.startswith(document["launch"]):
             sys.exit(f"{self.name}: other launches than those of the results: {document['launch']}")
@@ -214,7 +212,7 @@ def is_stale(name: str, launches: Path) -> bool:
     setup = load_launch(path_of_launch(launches, name, 0))
     now = fingerprint(setup.module.syntax.functions[setup.kernel])
     results = RESULTS / f"mutation-{name}.json"
-    tried = json.loads(results.read_text()).get("ptx") if results.exists() else None
+    tried = read_table(results).get("ptx") if results.exists() else None
     verdict = "as it is" if tried == now else f"stale: of {tried}, and it is {now}"
     print(f"{name}: {verdict}", flush=True)
     return tried != now

@@ -26,6 +26,7 @@ from flashdsa.cli.main import cli
 from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE, IndexerPlan
 from flashdsa.problem import PAGE_SIZE
 from ptxemu.cli.report import FAIL_ON
+from tools.mutation_tables import read_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -239,7 +240,7 @@ def test_the_mutation_table_is_that_of_the_results() -> None:
         f"mutation-{name}" for name in CAMPAIGNS.values()
     }
     for row, name in CAMPAIGNS.items():
-        document = json.loads((RESULTS / f"mutation-{name}.json").read_text(encoding="utf-8"))
+        document = read_table(RESULTS / f"mutation-{name}.json")
         counts = Counter(mutant["verdict"] for mutant in document["mutants"])
         caught, survived = counts["caught"], counts["survived"] + counts["noted"]
         wanted = [
@@ -314,7 +315,7 @@ def test_pages_have_the_mutants_of_their_kernels(page: str, names: list[str]) ->
     text = (DOCS / "kernels" / f"{page}.md").read_text().split("## Mutants")[1].split("## ")[0]
     written = {int(digits) for digits in re.findall(r"\b\d+\b", text)}
     for name in names:
-        document = json.loads((RESULTS / f"mutation-{name}.json").read_text(encoding="utf-8"))
+        document = read_table(RESULTS / f"mutation-{name}.json")
         counts = Counter(mutant["verdict"] for mutant in document["mutants"])
         assert {len(document["mutants"]), *counts.values()} <= written
 

@@ -15,6 +15,7 @@ from ptxemu import api, save_launch
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from tests.ptxemu import producer_consumer
+from tools.mutation_tables import COLUMNS, read_table, write_table
 
 ROOT = Path(__file__).parents[2]
 NAME = "small"
@@ -41,7 +42,7 @@ def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType
 
 def facts(folder: Path) -> dict[str, dict[str, str]]:
     """Of the results, by site and mutation."""
-    document = json.loads((folder / f"mutation-{NAME}.json").read_text())
+    document = read_table(folder / f"mutation-{NAME}.json")
     return {f"{m['category']}#{m['number']} {m['mutation']}": m for m in document["mutants"]}
 
 
@@ -82,8 +83,8 @@ def test_results_can_be_stopped_repeated_and_argued_about(
 
 def test_results_of_another_kernel_are_refused(tool: ModuleType, tmp_path: Path) -> None:
     campaign = tool.Campaign(NAME, tmp_path, tmp_path)
-    other = {"launch": "script.py", "ptx": "another", "mutants": [{}] * 13}
-    (tmp_path / f"mutation-{NAME}.json").write_text(json.dumps(other))
+    other = {"launch": "script.py", "ptx": "another", "mutants": []}
+    write_table(tmp_path / f"mutation-{NAME}.json", other)
     with pytest.raises(SystemExit, match="small: the results are of another kernel"):
         campaign.try_all(1, True)
 
@@ -95,8 +96,8 @@ def test_results_of_other_ptx_are_listed(
     tool.Campaign(NAME, tmp_path, tmp_path).try_all(1, False)
     assert not tool.is_stale(NAME, tmp_path)
     results = tmp_path / f"mutation-{NAME}.json"
-    document = json.loads(results.read_text())
-    results.write_text(json.dumps({**document, "ptx": "another"}))
+    document = read_table(results)
+    write_table(results, {**document, "ptx": "another"})
     capsys.readouterr()
     assert tool.is_stale(NAME, tmp_path)
     assert capsys.readouterr().out == f"{NAME}: stale: of another, and it is {document['ptx']}\n"
@@ -106,9 +107,21 @@ def test_results_of_our_kernels_name_the_ptx_that_they_are_of(tool: ModuleType) 
     for name in tool.KERNELS:
         results = ROOT / f"benchmarks/results/ptxemu/mutation-{name}.json"
         if results.exists():
-            assert re.fullmatch("[0-9a-f]{16}", json.loads(results.read_text())["ptx"]), name
+            assert re.fullmatch("[0-9a-f]{16}", read_table(results)["ptx"]), name
 
 
 def test_results_are_of_kernels_that_the_tool_knows(tool: ModuleType) -> None:
     results = (ROOT / "benchmarks/results/ptxemu").glob("mutation-*.json")
     assert {path.stem for path in results} <= {f"mutation-{name}" for name in tool.ALL}
+
+
+def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "mutation.json"
+    whole = {"category": "arrive", "number": 1, "verdict": "caught", "message": "race"}
+    document = {"kernel": "k", "mutants": [whole, {"category": "order", "verdict": "survived"}]}
+    write_table(path, document)
+    assert read_table(path) == document
+    first, second = json.loads(path.read_text())["mutants"]
+    assert len(second) < len(first) == len(COLUMNS)
+    with pytest.raises(ValueError, match="got seconds"):
+        write_table(path, {"mutants": [{"seconds": 1.0}]})

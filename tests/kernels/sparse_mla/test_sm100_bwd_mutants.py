@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,11 @@ from ptxemu.mutate import (
 from ptxemu.mutate.runner import CAUGHT, NOTED, POLICIES, SURVIVED
 from ptxemu.saved_launch import load_launch
 from tests.kernels.findings import ORDER_OF_SUMS
+from tools.mutation_tables import read_table
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks/results/ptxemu"
-DOCUMENT: dict[str, Any] = json.loads(
-    (RESULTS / "mutation-mla-bwd-sm_100a.json").read_text(encoding="utf-8")
-)
+DOCUMENT = read_table(RESULTS / "mutation-mla-bwd-sm_100a.json")
 SCORE: list[dict[str, Any]] = DOCUMENT["mutants"]
 SEED, COUNT = 6, 20
 QUICK = (POLICIES[2], POLICIES[0])

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
@@ -16,6 +14,7 @@ from ptxemu.mutate import Equivalents, Replay, Trial, fingerprint, measure, muta
 from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
 from tests.kernels.sparse_mla.test_sm100_bwd_mutants import RESULTS, ROOT, name_of
+from tools.mutation_tables import read_table
 
 QUICK = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
@@ -43,7 +42,7 @@ def test_mutants_are_noticed_and_the_score_is_of_this_kernel(launch: Replay) -> 
     verdicts = {name: trial.judge(names.index(name)).verdict for name in DRAWN}
     assert verdicts == dict.fromkeys(DRAWN, CAUGHT)
 
-    score = json.loads((RESULTS / "mutation-mla-fwd-sm_100a.json").read_text(encoding="utf-8"))
+    score = read_table(RESULTS / "mutation-mla-fwd-sm_100a.json")
     assert score["ptx"] == fingerprint(function)
     scored = [name_of(m["category"], m["number"], m["mutation"]) for m in score["mutants"]]
     assert scored == names
