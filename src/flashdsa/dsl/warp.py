@@ -10,6 +10,18 @@ from flashdsa.hw import WARP_SIZE
 LAST_LANE = WARP_SIZE - 1
 
 
+def uniform(value: Int32) -> Int32:
+    """The same value, which all lanes have, in a uniform register: a reduction's result is in one,
+    and so is what follows from it. All lanes call."""
+    return Int32(cute.arch.warp_redux_sync(value, "max"))
+
+
+def kept(value: Int32, lane: Int32) -> Int32:
+    """The same value, which ptxas keeps in a register: what it can compute, it computes again in
+    every turn of a long loop, and a shuffle it cannot. All lanes call."""
+    return Int32(cute.arch.shuffle_sync(value, lane))
+
+
 @cute.jit
 def prefix_sum(value: Int32, lane: Int32) -> Int32:
     """Inclusive sum over the lanes up to this one; all lanes call."""

@@ -95,6 +95,8 @@ def test_rows_in_the_order_of_scores(case: PrefillCase) -> None:
 @pytest.mark.slow
 def test_scores_of_the_best_come_with_their_rows() -> None:
     """From a log and a segment, bit for bit."""
+    from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID  # needs CuTe DSL
+
     x = make_prefill_inputs(PrefillCase("scores", RAGGED, 300, 64), 0)
     with emulation(ONE_SM) as runner:
         scores = flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
@@ -107,7 +109,7 @@ def test_scores_of_the_best_come_with_their_rows() -> None:
         prefill.launch(runner, plan, operands, best)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, 300))
     of_rows = (scores + 0.0).gather(1, ids.clamp_min(0).long()).view(torch.int32)
-    assert torch.equal(best, torch.where(ids >= 0, of_rows, -1))
+    assert torch.equal(best, torch.where(ids >= 0, of_rows, INVALID))
     assert runner.findings == []
 
 

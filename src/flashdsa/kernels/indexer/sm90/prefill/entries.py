@@ -1,8 +1,8 @@
 """A query's scores as words in device memory, and the passes of an exact search over them.
 
-A word is the bits of an fp32 score, of which -0 does not occur; or `NAN`, of a score that is NaN
-and ranks last; or `INVALID`, of a key that the query does not see, and of no key. `key_of` makes
-signed integers of them, in the order of the scores. As fp32, the latter two are below nothing.
+A word is the bits of an fp32 score, of which -0 does not occur; `NAN`, if that is NaN, which ranks
+last; or `INVALID`, of a key that the query does not see, and of no key. `key_of` makes signed
+integers of them, in the order of the scores. As fp32, the latter two are below nothing.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ from cutlass import Int32, Uint32, cute
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK
 
-NAN = -2
-INVALID = -1
+NAN = 0x7FFFFFFF
+"""What every fp32 instruction gives."""
+INVALID = 0x7FFFFFFE
 LOWEST = -(2**31) + 1
 """The key of `NAN`. That of `INVALID` is below it."""
 MAGNITUDE = 0x7FFFFFFF
@@ -41,8 +42,8 @@ class Turns(NamedTuple):
 
 
 def key_of(word: Int32) -> Int32:
-    """Signed integers in the order of scores."""
-    return word ^ ((word >> 31) & MAGNITUDE)
+    """Signed integers in the order of scores. By the 2 the greatest, NAN, becomes `LOWEST`."""
+    return (word ^ ((word >> 31) & MAGNITUDE)) + 2
 
 
 @cute.jit

@@ -16,11 +16,17 @@ from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
 from flashdsa.kernels.indexer.sm90.prefill.load import LoadContext, load_all
 from flashdsa.kernels.indexer.sm90.prefill.maps import key_map, query_map, scale_map
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.products import (
+    FIRST_TURN,
+    pass_turn,
+    wait_for_turn,
+)
 from flashdsa.kernels.indexer.sm90.prefill.score import (
     ScoreContext,
     prepare,
@@ -88,9 +94,8 @@ def prefill_kernel(
         to = cute.recast_ptr(scores.iterator, dtype=Int32)
         if cutlass.const_expr(not plan.scores_only):
             to = to + Int64(cta) * plan.workspace_words
-        # A reduction's result is in a uniform register, and so is what follows from it: stages and
-        # descriptors of products among them.
-        group = Int32(cute.arch.warp_redux_sync(thread // WARPGROUP_SIZE, "max"))
+        # Uniform, and so are stages and descriptors of products, which follow from it.
+        group = uniform(thread // WARPGROUP_SIZE)
         score_ctx = ScoreContext(arena, ranges, weights, to, group)
         select_ctx = SelectContext(ranges, to, topk_indices, topk_scores)
         score_all(score_ctx, select_ctx, thread, plan)
@@ -105,6 +110,9 @@ def score_all(
     if cutlass.const_expr(not plan.scores_only):
         clear_histograms(ctx.arena, thread, plan)
     scored, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
+    if cutlass.const_expr(plan.in_turns):
+        if ctx.group == 1:
+            pass_turn(Int32(FIRST_TURN))
     for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
         place = tile_number(ctx.ranges, turn, plan)
         if place >= 0:
@@ -118,6 +126,9 @@ def score_all(
                 if cutlass.const_expr(plan.with_scores):
                     # Its queries see no keys at all: -1, which are no scores either.
                     emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
+    if cutlass.const_expr(plan.in_turns):
+        if ctx.group == number % 2:
+            wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on behind the last product
 
 
 @cute.jit

@@ -212,6 +212,11 @@ class PrefillPlan:
         return 8 if self.is_fp8 else 6
 
     @property
+    def in_turns(self) -> bool:
+        """Whether the warpgroups multiply in turns; see products.py."""
+        return not self.is_fp8
+
+    @property
     def query_stages(self) -> int:
         """Tiles of queries in shared memory."""
         return 2 if self.is_fp8 else 1

@@ -16,17 +16,26 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.warp import kept, uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, NAN
+from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.products import low_word, multiply, of_tile
+from flashdsa.kernels.indexer.sm90.prefill.products import (
+    FIRST_TURN,
+    low_word,
+    multiply,
+    of_tile,
+    pass_turn,
+    wait_for_turn,
+)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
-    key_tile_at,
     range_of,
     scores_at,
+    step_from,
+    walk_of,
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import (
     FIRST_BIN_OFFSET,
@@ -85,7 +94,7 @@ def prepare(
     # query_empty[stage].
     ring.wait(state)
     stage_bytes = plan.chunks * plan.query_chunk_bytes
-    queries = low_word(ctx.arena.address("queries") + state.stage * stage_bytes)
+    queries = uniform(low_word(ctx.arena.address("queries") + state.stage * stage_bytes))
     window = cute.make_rmem_tensor(2 * plan.groups, Float32)
     return Prepared(weights, starts, lengths, queries, window)
 
@@ -116,51 +125,65 @@ def score_segment(
         number: of the tile's first key tile, among the CTA's.
     """
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
-    row = warp * 16 + lane // QUERY_GROUP  # of the product: this lane's first key
     ring = ctx.arena.consumer("key_full", "key_empty")
-    first = begin + ((ctx.group - number - begin) & 1)
+    first = uniform(begin + ((ctx.group - number - begin) & 1))
     state = ring.state(number + first)
     accumulator = cute.make_rmem_tensor(of_tile(plan), Float32)
-    keys = low_word(ctx.arena.address("keys"))
-    target = target_of(ctx, tile, begin, lane, plan)
+    keys = uniform(low_word(ctx.arena.address("keys")))
     bins = Int32(0)
     if cutlass.const_expr(not plan.scores_only):
         own = lane % QUERY_GROUP * (4 * plan.bins)
         bins = ctx.arena.address("histogram") + own - Int32(FIRST_BIN_OFFSET)
         if begin == 0 and first >= end:
             sample_nothing(ctx.arena, thread // WARP_SIZE, lane, plan)
+    own_turn, other_turn = Int32(0), Int32(0)
+    if cutlass.const_expr(plan.in_turns):
+        own_turn = kept(FIRST_TURN + ctx.group, lane)
+        other_turn = kept(FIRST_TURN + 1 - ctx.group, lane)
+    bins, lane = kept(bins, lane), kept(lane, lane)
+    walk = walk_of(tile, first, plan)
+    key = walk.key + (warp * 16 + lane // QUERY_GROUP)  # of the tile: this lane's first one
+    to = target_of(ctx, tile, begin, lane, plan) + Int64(key)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
         # key_full[stage], the round's phase: TMA has brought keys and scales.
         ring.wait(PipelineState(stage, state.phase))
+        if cutlass.const_expr(plan.in_turns):
+            wait_for_turn(own_turn)
         multiply(
             accumulator,
             keys + stage * (plan.chunks * plan.key_chunk_bytes // 16),
             prepared.queries,
             plan,
         )
-        scales = load_scales(ctx, stage, row, plan)
+        scales = load_scales(ctx, stage, key & (TILE_KEYS - 1), plan)
+        if cutlass.const_expr(plan.is_fp8):
+            cute.arch.fence_proxy("async.shared", space="cta")  # scales are read, see key_empty
+        if cutlass.const_expr(plan.in_turns):
+            warpgroup.wait_group(1)
+            pass_turn(other_turn)  # while the last wgmma runs
         warpgroup.wait_group(0)
         # key_empty[stage]: the product is done and all lanes of this warp have the scales. The
         # fourth warp's arrival completes the phase, and TMA may write.
-        if cutlass.const_expr(plan.is_fp8):
-            cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scales))
         state = advanced(state, 2, ring.stages)
-        words, first_key = [], key_tile_at(tile, i, plan) * TILE_KEYS
+        words = []
         for group in cutlass.range_constexpr(plan.groups):
             for half in cutlass.range_constexpr(2):
-                key = first_key + row + half * ROWS_APART
-                score = sum_heads(accumulator, prepared.weights, group, half, plan) * scales[half]
-                seen = Uint32(tile.first_key + key - prepared.starts[group]) < Uint32(
+                apart = half * ROWS_APART
+                total = sum_heads(accumulator, prepared.weights, group, half, plan)
+                seen = Uint32(tile.first_key + key + apart - prepared.starts[group]) < Uint32(
                     prepared.lengths[group]
                 )
-                to = target + (Int64(group) * group_words(ctx, plan) + key)
-                words.append(store(to, score, seen, plan))
+                at = to + (Int64(group) * group_words(ctx, plan) + apart)
+                words.append(store(at, total, scales[half], seen, plan))
+        step = step_from(walk, key)
+        key += step
+        to = to + Int64(step)
         if cutlass.const_expr(not plan.scores_only):
-            if begin == 0 and i == first:
+            if i < 2:  # turns of the first segment
                 # The tile's first keys are either warpgroup's; the other one may have none.
                 writes = first == begin and warp == 0
                 of_all = thread // WARP_SIZE
@@ -217,17 +240,28 @@ def group_words(ctx: ScoreContext, plan: Any) -> Any:
 
 
 @cute.jit
-def store(to: Any, score: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr) -> Int32:
-    """A score as it is, if its query sees the key; or its bits as they are ranked. The bits."""
-    bits = score.bitcast(Int32)
+def store(
+    to: Any, total: Float32, scale: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr
+) -> Int32:
+    """A score, total * scale, as it is, if its query sees the key; or its bits as they are ranked.
+    The bits."""
+    bits = Int32(INVALID)
     if cutlass.const_expr(plan.scores_only):
         if seen:
-            to.store(bits)
+            to.store((total * scale).bitcast(Int32))
     else:
-        bits = (score + Float32(0.0)).bitcast(Int32)  # -0 counts as +0
-        if score != score:
-            bits = Int32(NAN)
+        score = product_and_zero(total, scale)
+        bits = score.bitcast(Int32)
         if not seen:
             bits = Int32(INVALID)
         to.store(bits)
     return bits
+
+
+def product_and_zero(a: Float32, b: Float32) -> Float32:
+    """a * b + 0, rounded once: the product, and +0 where it is -0."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, 0f00000000;",
+        write_only_types=[Float32],
+        read_only_args=[a, b],
+    )

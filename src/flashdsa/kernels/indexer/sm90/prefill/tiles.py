@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.dsl.warp import uniform
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, TILE_KEYS
 
 NOWHERE = 0x7FFFFFFF
@@ -87,16 +88,56 @@ def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 
 @cute.jit
 def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The key tile that is scored in a turn. Of the first segment one of the last ones is the
-    second, so that the sample of the first two (window.py) spans scores that rise or fall."""
+    """The key tile that is scored in a turn. Of the first segment odd turns begin with a late one,
+    so that the sample of the first two (window.py) spans scores that rise or fall."""
     place = turn
     if cutlass.const_expr(not plan.scores_only):
-        late = first_segment(tile, plan) * 3 // 4
-        if turn >= 1 and turn <= late:
-            place = turn - 1
-            if turn == 1:
-                place = late
+        tiles = first_segment(tile, plan)
+        if turn % 2 == 1 and turn < tiles:
+            place = turn - 1 + late_tile(tiles)
+            if place >= tiles:
+                place -= odd_tiles(tiles)
     return place
+
+
+def late_tile(tiles: Int32) -> Int32:
+    """The odd one of so many that is scored first."""
+    return (tiles * 3 // 4 - 1) | 1
+
+
+def odd_tiles(tiles: Int32) -> Int32:
+    """From the last odd one of so many, two further, back to the first."""
+    return tiles & ~1
+
+
+class Walk(NamedTuple):
+    """A warpgroup's way through a segment, where it takes every other turn: `key_tile_at` by
+    additions alone."""
+
+    key: Int32  # of the tile, the first one's
+    wraps: Int32  # from this key on the next step is another one
+    back: Int32  # that one, in keys
+
+
+@cute.jit
+def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
+    """From the turn `first` on."""
+    wraps, back = Int32(NOWHERE), Int32(0)
+    if cutlass.const_expr(not plan.scores_only):
+        if first == 1:
+            tiles = first_segment(tile, plan)
+            wraps = (tiles - 2) * TILE_KEYS
+            back = (2 - odd_tiles(tiles)) * TILE_KEYS
+    return Walk(key_tile_at(tile, first, plan) * TILE_KEYS, uniform(wraps), uniform(back))
+
+
+@cute.jit
+def step_from(walk: Walk, key: Int32) -> Int32:
+    """Keys from a turn's to the next one's."""
+    step = Int32(2 * TILE_KEYS)
+    if key >= walk.wraps:
+        step = walk.back
+    return step
 
 
 def unscored_length(ranges: Ranges, plan: Any) -> Any:
