@@ -1,4 +1,4 @@
-"""Device memory: prefetches, pairs of words, counters."""
+"""Device memory: prefetches, several words, predicates, counters."""
 
 from typing import Any
 
@@ -18,12 +18,38 @@ def store2(pointer: Any, first: Int32, second: Int32) -> None:
     )
 
 
+def store4(pointer: Any, words: Any) -> None:
+    """Four neighbouring words at a multiple of 16 bytes."""
+    cute.arch.inline_ptx(
+        "st.global.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+        read_only_args=[pointer, *words],
+    )
+
+
 @cute.jit
 def store8(pointer: Any, words: Any) -> None:
     """Eight neighbouring words at a multiple of 32 bytes; Blackwell and later."""
     operands = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
     cute.arch.inline_ptx(
         f"st.global.v8.b32 [{{$r0}}], {{{operands}}};", read_only_args=[pointer, *words]
+    )
+
+
+def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
+    """Store a word if `taken` is not 0, by a predicate and no branch."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; @p st.global.b32 [{$r1}], {$r2}; }",
+        read_only_args=[taken, pointer, value],
+    )
+
+
+def load_if(taken: Int32, pointer: Any) -> Int32:
+    """A word if `taken` is not 0, else 0; by a predicate and no branch."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
+        "@p ld.global.b32 {$w0}, [{$r1}]; }",
+        write_only_types=[Int32],
+        read_only_args=[taken, pointer],
     )
 
 

@@ -1,4 +1,4 @@
-"""16-byte moves and single words of shared memory."""
+"""16-byte moves, single words and 16 bits of shared memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,3 +53,21 @@ def store_float(address: Any, value: Any) -> None:
 def load_float(address: Any) -> Any:
     """One fp32 of shared memory."""
     return prims.load_ext(shared_pointer(address), dtype=Float32)
+
+
+def load_half(address: Int32) -> Int32:
+    """16 bits of shared memory."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 half; ld.shared.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }",
+        write_only_types=[Int32],
+        read_only_args=[address],
+    )
+
+
+def store_half_if(taken: Int32, address: Int32, value: Int32) -> None:
+    """The low 16 bits of a word to shared memory if `taken` is not 0, by a predicate."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; .reg .b16 half; setp.ne.s32 p, {$r0}, 0; cvt.u16.u32 half, {$r2}; "
+        "@p st.shared.b16 [{$r1}], half; }",
+        read_only_args=[taken, address, value],
+    )

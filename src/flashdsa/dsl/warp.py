@@ -8,6 +8,9 @@ from cutlass import Int32, cute
 from flashdsa.hw import WARP_SIZE
 
 LAST_LANE = WARP_SIZE - 1
+COUNT_BITS = 16
+"""Two counts share a word, so that one prefix sum makes both."""
+COUNT_MASK = (1 << COUNT_BITS) - 1
 
 
 def uniform(value: Int32) -> Int32:
@@ -31,6 +34,22 @@ def prefix_sum(value: Int32, lane: Int32) -> Int32:
         if lane >= (1 << step):
             total += other
     return total
+
+
+@cute.jit
+def prefix_sums(counts: list[Int32], lane: Int32) -> list[Int32]:
+    """Of each of an even number of counts, at most 32 a lane, the sum up to this lane; all call."""
+    totals = []
+    for pair in cutlass.range_constexpr(len(counts) // 2):
+        totals.append(counts[2 * pair] | counts[2 * pair + 1] << COUNT_BITS)
+    for step in cutlass.range_constexpr(WARP_SIZE.bit_length() - 1):
+        below = Int32(1) if lane >= (1 << step) else Int32(0)
+        others = [cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0) for total in totals]
+        totals = [total + other * below for total, other in zip(totals, others, strict=True)]
+    sums = []
+    for total in totals:
+        sums += [total & COUNT_MASK, total >> COUNT_BITS]
+    return sums
 
 
 @cute.jit

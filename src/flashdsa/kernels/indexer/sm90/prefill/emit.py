@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.smem import load4
+from flashdsa.dsl.gmem import load_if, store4, store_if
+from flashdsa.dsl.smem import load4, load_half
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
@@ -18,7 +19,7 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     load_chunk,
     load_words,
 )
-from flashdsa.kernels.indexer.sm90.prefill.places import load_if, store_if, write_places
+from flashdsa.kernels.indexer.sm90.prefill.places import write_places
 from flashdsa.kernels.indexer.sm90.prefill.plan import (
     CHUNK,
     CHUNK_MASKS,
@@ -161,7 +162,8 @@ def write_staged(
             rows.append(load_places(address + place * (4 * PLACE_BYTES)))
         for i in cutlass.range_constexpr(STORED):
             if four + i * step < behind:
-                store_rows(rows[i], row + (four + i * step) * 4, source.first_row)
+                at = row + (four + i * step) * 4
+                store4(at, [place + source.first_row for place in rows[i]])
     for edge in cutlass.range(own, whole - first + last - behind, step, unroll=1):
         four = first + edge
         if four >= whole:
@@ -171,30 +173,13 @@ def write_staged(
             if place >= begin and place < topk:
                 value = Int32(-1)
                 if place < end:
-                    value = load_place(stage + place * PLACE_BYTES) + source.first_row
+                    value = load_half(stage + place * PLACE_BYTES) + source.first_row
                 (to + place).store(value)
 
 
 def load_places(address: Int32) -> list[Int32]:
     """Four staged places."""
-    return [load_place(address + i * PLACE_BYTES) for i in range(4)]
-
-
-def store_rows(places: list[Int32], to: Any, first_row: Int32) -> None:
-    """Four places as rows to 16 bytes."""
-    rows = [place + first_row for place in places]
-    cute.arch.inline_ptx(
-        "st.global.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };", read_only_args=[to, *rows]
-    )
-
-
-def load_place(address: Int32) -> Int32:
-    """16 bits of shared memory."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 half; ld.shared.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }",
-        write_only_types=[Int32],
-        read_only_args=[address],
-    )
+    return [load_half(address + i * PLACE_BYTES) for i in range(4)]
 
 
 @cute.jit
@@ -270,7 +255,7 @@ def log_staged(team: Team, source: Source, stage: Int32, at: Int32, count: Int32
         places, words = [], []
         for i in cutlass.range_constexpr(TOGETHER):
             own = cutlass.min(first + WARP_SIZE * i, count - 1)
-            places.append(load_place(stage + own * PLACE_BYTES))
+            places.append(load_half(stage + own * PLACE_BYTES))
         for i in cutlass.range_constexpr(TOGETHER):
             words.append((segment + places[i]).load())
         for i in cutlass.range_constexpr(TOGETHER):

@@ -5,7 +5,8 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.smem import load4
+from flashdsa.dsl.smem import load4, store_half_if
+from flashdsa.dsl.warp import prefix_sums
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, PLACE_BYTES
 from flashdsa.kernels.indexer.sm90.prefill.team import Team
@@ -14,9 +15,6 @@ STEPS = 2
 """Bits of a word between two looks whether any lane has more."""
 DENSE = 28
 """Bits of a word beyond which all lanes take a word together, in place of one a lane."""
-COUNT_BITS = 16
-"""Two counts of a chunk's entries share a word, so that one prefix sum makes both."""
-COUNT_MASK = (1 << COUNT_BITS) - 1
 
 
 @cute.jit
@@ -79,22 +77,6 @@ def write_places(
 
 
 @cute.jit
-def prefix_sums(counts: list[Int32], lane: Int32) -> list[Int32]:
-    """Of each of an even number of counts, at most 32 a lane, the sum up to this lane."""
-    totals = []
-    for pair in cutlass.range_constexpr(len(counts) // 2):
-        totals.append(counts[2 * pair] | counts[2 * pair + 1] << COUNT_BITS)
-    for step in cutlass.range_constexpr(WARP_SIZE.bit_length() - 1):
-        below = Int32(1) if lane >= (1 << step) else Int32(0)
-        others = [cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0) for total in totals]
-        totals = [total + other * below for total, other in zip(totals, others, strict=True)]
-    sums = []
-    for total in totals:
-        sums += [total & COUNT_MASK, total >> COUNT_BITS]
-    return sums
-
-
-@cute.jit
 def write_words(team: Team, begin: Int32, end: Int32, to: Int32, first: Int32) -> None:
     """The same of the words `begin` to `end` - 1, a lane a bit of each: lanes with many bits of a
     word each would store to the same banks. Places of their first ones are where their maybes were.
@@ -108,35 +90,8 @@ def write_words(team: Team, begin: Int32, end: Int32, to: Int32, first: Int32) -
         masks, firsts = load4(team.masks, four), load4(team.maybes, four)
         for i in cutlass.range_constexpr(4):
             place = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
-            store_shared_if(masks[i] & own, to + place * PLACE_BYTES, entry + WARP_SIZE * i)
+            store_half_if(masks[i] & own, to + place * PLACE_BYTES, entry + WARP_SIZE * i)
         entry += 4 * WARP_SIZE
-
-
-def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
-    """Store a word if `taken` is not 0, by a predicate and no branch."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; @p st.global.b32 [{$r1}], {$r2}; }",
-        read_only_args=[taken, pointer, value],
-    )
-
-
-def store_shared_if(taken: Int32, address: Int32, value: Int32) -> None:
-    """The same to 16 bits of shared memory."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred p; .reg .b16 half; setp.ne.s32 p, {$r0}, 0; cvt.u16.u32 half, {$r2}; "
-        "@p st.shared.b16 [{$r1}], half; }",
-        read_only_args=[taken, address, value],
-    )
-
-
-def load_if(taken: Int32, pointer: Any) -> Int32:
-    """A word if `taken` is not 0, else 0."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
-        "@p ld.global.b32 {$w0}, [{$r1}]; }",
-        write_only_types=[Int32],
-        read_only_args=[taken, pointer],
-    )
 
 
 def store_highest(rest: Int32, pointer: Any, first: Int32) -> Int32:
