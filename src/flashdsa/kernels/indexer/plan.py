@@ -108,9 +108,9 @@ class SelectPlan:
             raise ValueError("splits: a kernel that sorts splits no rows")
         if self.pairs and not self.splits_to_ctas:
             raise ValueError("pairs: only with splits and scheduled")
-        if self.list_capacity < self.topk + PAGE_SIZE * self.refill_pages:
+        if self.list_capacity < self.most_kept + PAGE_SIZE * self.refill_pages:
             raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
-        if self.splits_to_ctas and self.list_capacity < 2 * self.topk + self.max_candidates:
+        if self.splits_to_ctas and self.list_capacity < 2 * self.most_kept:
             raise ValueError("list_capacity: no room for what a CTA publishes beside the best")
         first = self.first_fill_pages * PAGE_SIZE
         most = first + (FILLS - 1) * self.fill_step_pages * PAGE_SIZE
@@ -169,6 +169,12 @@ class SelectPlan:
     def largest_cluster(self) -> int:
         """CTAs that may share a row in a cluster."""
         return PAIRS_CLUSTER if self.pairs else MAX_CLUSTER
+
+    @property
+    def most_kept(self) -> int:
+        """Entries that are left where a list is cut down at a bin, and that a CTA publishes: the
+        best, and those in the bin of the last of them."""
+        return self.topk + self.max_candidates
 
     @property
     def unscored_length(self) -> int:
@@ -268,4 +274,4 @@ class SelectPlan:
     @property
     def slot_words(self) -> int:
         """32-bit words of what a CTA publishes at most: see select/row_splits.py."""
-        return SLOT_HEADER_WORDS + ENTRY_WORDS * (self.topk + self.max_candidates)
+        return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept

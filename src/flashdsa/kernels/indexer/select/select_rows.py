@@ -87,13 +87,13 @@ def select_rows(
             part = Part(Int32(0), Int32(0), Int32(0))
             stage = tile_stage(ctx, phases)
             last = tile.num_pages
-            if merges:
-                part, done, last = merge(ctx, tile, done, entries, floor, thread, plan)
-                entries = part.entries
-            else:
+            if not merges:
                 batch = Batch(tile, stage, done)
                 entries, done = fill(ctx, source, batch, entries, floor, thread, plan)
                 part = part_of(tile, entries, plan)
+            else:
+                part, done, last = merge(ctx, tile, done, entries, floor, thread, plan)
+                entries = part.entries
             scored = done == last
             if scored and not merges and lane == 0:
                 # tile_empty[stage]: this warp has read queries, weights and description for the
@@ -124,7 +124,7 @@ def select_rows(
                             ctx.select, ctx.cluster, ctx.published, floor, settles, thread, plan
                         )
                 # Where a list is cut down, at least topk entries stay; those of the last bin, too.
-                to_bin = (publishes or not scored) if const_expr(plan.pairs) else publishes
+                to_bin = publishes or not scored
                 threshold, phases = find_threshold(
                     ctx.select,
                     ctx.cluster,
