@@ -50,6 +50,8 @@ WHOLE = {64: 28_672, 32: 12_288, 16: 12_288}
 LOGS = {64: 6144, 32: 3072, 16: 3072}
 """Places for scores of earlier segments that may be among the best, by heads of a query. With the
 segments they fill less than 64 MB for 132 CTAs."""
+BEHIND_NS = 300
+"""About half of a key tile's time."""
 DTYPES = ("float8_e4m3fn", "bfloat16")
 WORD = 4
 
@@ -215,6 +217,11 @@ class PrefillPlan:
     def in_turns(self) -> bool:
         """Whether the warpgroups multiply in turns; see products.py."""
         return not self.is_fp8
+
+    @property
+    def behind_ns(self) -> int:
+        """By how much the second warpgroup starts a segment later; see `fall_behind` (score.py)."""
+        return BEHIND_NS if self.is_fp8 and self.columns == max(COLUMNS.values()) else 0
 
     @property
     def query_stages(self) -> int:

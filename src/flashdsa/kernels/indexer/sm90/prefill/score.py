@@ -144,6 +144,8 @@ def score_segment(
     walk = walk_of(tile, first, plan)
     key = walk.key + (warp * 16 + lane // QUERY_GROUP)  # of the tile: this lane's first one
     to = target_of(ctx, tile, begin, lane, plan) + Int64(key)
+    if begin > 0 and first > begin:
+        fall_behind(plan)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
         # key_full[stage], the round's phase: TMA has brought keys and scales.
@@ -188,7 +190,17 @@ def score_segment(
                 writes = first == begin and warp == 0
                 of_all = thread // WARP_SIZE
                 take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
+                if i == 1:
+                    fall_behind(plan)
             count_words(words, prepared.window, bins, plan)
+
+
+def fall_behind(plan: Any) -> None:
+    """For the second of two warpgroups that have just left a barrier together: else both would
+    multiply at the same time, and then both add up. A delay only: it orders nothing, and nothing
+    relies on it."""
+    if plan.behind_ns:
+        cute.arch.inline_ptx(f"nanosleep.u32 {plan.behind_ns};", read_only_args=[])
 
 
 def nothing_when_loaded(scales: list[Float32]) -> Int32:
