@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.event import Event
+from ptxemu.check.event import Event, what_of
 from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, Knowledge
 from ptxemu.events import Access, AccessKind, Space
 
@@ -20,7 +20,7 @@ MMA = "tcgen05.mma"
 ARRIVAL = "cp.async.mbarrier.arrive"
 """The operation that completes when a thread's cp.async have; waiting for it waits for them."""
 EventKey: TypeAlias = tuple[int, int]
-"""id of the instruction; kind, proxy, reach and whether it is silent as bits of a number."""
+"""id of the instruction; and `check.event.what_of`."""
 _NO_EVENTS: dict[EventKey, Event] = {}
 _NO_INITS: set[Event] = set()
 
@@ -48,6 +48,11 @@ class Actor:
     is_warp = False
     clock = 0
     """Of a warp; an operation's events all happen at once."""
+    lagging: tuple[int, Knowledge] | None = None
+    """Of a warp: lanes that have acquired something since the warp's lanes were synchronised, as
+    bits, and what the others know (`check.lanes`)."""
+    copies_tmem = False
+    """It is a tcgen05.ld or tcgen05.st."""
     in_practice = 0
     """Of an operation: those that hardware, but not the ISA, completes before this one."""
     number: int
@@ -96,11 +101,11 @@ class Actor:
 
     def event(self, access: Access, reach: int, time: int) -> Event:
         """The event that `access` is, or belongs to."""
-        what = access.kind.number << 5 | access.proxy.number << 3 | reach << 1 | access.is_silent
+        what = what_of(access, reach)
         key = id(access.instruction), what
         event = self.events.get(key)
         if event is None or event.clock != self.clock:
-            event = self.events[key] = Event(self, access, reach, time)
+            event = self.events[key] = Event(self, access, what, reach, time)
         if access.space is Space.TMEM:
             event.cover(access)
         return event
@@ -174,9 +179,7 @@ class WarpActor(Actor):
         """What its last fence made fit to be released by a relaxed store, and the scope."""
         self.to_acquire: Knowledge | None = None
         """What relaxed loads have seen; its next fence acquires it."""
-        self.lagging: tuple[int, Knowledge] | None = None
-        """Lanes that have acquired something since the warp's lanes were synchronised, as bits, and
-        what the others know (`check.lanes`)."""
+        self.lagging = None
         self.leading: Knowledge | None = None
         """While an access of those others is judged: what the warp knows."""
         self.know.part(home, width)
@@ -210,6 +213,7 @@ class OperationActor(Actor):
     __slots__ = (
         "_known_clocks",
         "_past",
+        "copies_tmem",
         "done_at_issue",
         "in_practice",
         "issued_at",
@@ -235,6 +239,7 @@ class OperationActor(Actor):
             agent_id, issuer.home, issuer.cta, issuer.ctaid, issuer.warp, issuer.know.copy(), bit
         )
         self.kind = kind
+        self.copies_tmem = kind in ("tcgen05.ld", "tcgen05.st")
         self.issuer_label = issuer.label
         self.issued_at = issued_at
         generic = kind.startswith(("cp.async", "st.async", "red.async"))

@@ -147,7 +147,7 @@ class Checker(Observer):
         """Judge an access against what happened to its bytes before."""
         if access.space not in CHECKED_SPACES or not len(access.starts):
             return
-        for part in access.by_silence():
+        for part in (access,) if access.silent_pieces is None else access.by_silence():
             self._judge(part)
 
     def _judge(self, access: Access) -> None:
@@ -166,16 +166,19 @@ class Checker(Observer):
                 self._lifetimes.touched(access.owner, event)
             if access.owner in self._gone:
                 return
-        is_mbarrier = access.instruction.modifiers[0] == "mbarrier"
-        if is_mbarrier and access.instruction.modifiers[1] == "init":
+        if access.instruction.modifiers[0] == "mbarrier":
+            self._apply_to_mbarrier(access, event)
+        elif actor.lagging is not None and isinstance(actor, WarpActor):
+            self._apply_by_lanes(actor, access, event)
+        else:
+            self._memory.apply(access, event)
+
+    def _apply_to_mbarrier(self, access: Access, event: Event) -> None:
+        if access.instruction.modifiers[1] == "init":
             assert access.owner is not None
             for start in access.starts.tolist():
                 self._phases.initialised(access.owner, start)
-        if is_mbarrier and not self._mbarriers.accessed(access, event):
-            return
-        if isinstance(actor, WarpActor) and actor.lagging is not None and not is_mbarrier:
-            self._apply_by_lanes(actor, access, event)
-        else:
+        if self._mbarriers.accessed(access, event):
             self._memory.apply(access, event)
 
     def _apply_by_lanes(self, warp: WarpActor, access: Access, event: Event) -> None:
@@ -186,8 +189,7 @@ class Checker(Observer):
         if lagging is not None and warp.lagging is not None:
             know = warp.know
             warp.leading, warp.know = know, warp.lagging[1]
-            own = event.of_lanes(lagging)
-            self._memory.apply(lagging, own)
+            self._memory.apply(lagging, event.of_lanes(lagging))
             warp.know, warp.leading = know, None
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
@@ -198,9 +200,7 @@ class Checker(Observer):
         self._tmem_loads.handed_on(actor, "arrival")
         if is_mbarrier_token(token):
             self._arrived(actor, token, scope, tokens)
-        held = tokens.get(token)
-        if held is None:
-            held = tokens[token] = new_token(tokens, token)
+        held = tokens.get(token) or new_token(tokens, token)
         if scope in ("", "relaxed"):
             if isinstance(actor, WarpActor):
                 relaxed.release(actor, held, at_mbarrier=is_mbarrier_token(token))

@@ -80,8 +80,7 @@ def read_too(state: State, event: Event) -> State:
             and not only.reach
         ):
             return state
-    now = event.reads_with.get(reads)
-    return State(state.writes, reads_now(reads, event) if now is None else now)
+    return State(state.writes, reads_now(reads, event))
 
 
 def _after_write(state: State, event: Event, space: Space, limits: Limits) -> State | None:
@@ -173,9 +172,13 @@ def _known_clock(first: Event, event: Event, space: Space) -> int:
 def reads_now(reads: tuple[Event, ...], event: Event) -> tuple[Event, ...]:
     """The reads to remember after the read `event`."""
     # A write that knows this event knows the reads that this event knows.
-    actor = event.actor
+    actor, before = event.actor, event.reads_with
+    if before is not None and reads in before:
+        return before[reads]
     kept = [read for read in reads if not actor.knows(read)]
     now = (*kept[-(MAX_READS - 1) :], event)
     if not actor.is_warp:  # what an operation knows does not change while it acts
-        event.reads_with[reads] = now
+        if before is None:
+            before = event.reads_with = {}
+        before[reads] = now
     return now

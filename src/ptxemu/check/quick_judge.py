@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ptxemu.check import proxies
 from ptxemu.check.shadow import FEW_PIECES, Page, ShadowRegion
 from ptxemu.check.tmem_page import TmemPage
-from ptxemu.check.vector_clock import GENERIC
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,9 +68,8 @@ class QuickJudge:
     def _left_in_memory(
         self, event: Event, region: ShadowRegion, starts: NDArray[np.int64], size: int
     ) -> Parts:
-        row = proxies.ROW_OF_SPACE.get(region.space, GENERIC)
-        data, count = starts.tobytes(), len(starts)
-        page = region.first_page(starts)
+        page = region.only_page or region.first_page(starts)
+        data, count, row = starts.tobytes(), len(starts), region.fence_row
         if size & 3:
             page.refine(0 if size & 1 else 1)
         shift = page.shift
@@ -85,8 +82,9 @@ class QuickJudge:
         for page in region.pages_of(starts):
             if size & 3:
                 page.refine(0 if size & 1 else 1)
-            shift, flag = page.shift, self._of_one_page
-            if self._judge(event, page, data, page.base, shift, count, size >> shift, flag, row):
+            shift, flags = page.shift, self._of_one_page
+            length = size >> shift
+            if self._judge(event, page, data, page.base, shift, count, length, flags, row):
                 parts = region.select(starts, size, distinct=distinct)
                 return [p for p in parts if isinstance(p[0], Page) and p[0].base >= page.base]
         return ()

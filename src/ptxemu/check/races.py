@@ -10,7 +10,7 @@ import numpy as np
 from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import Actor, OperationActor, WarpActor
 from ptxemu.check.event import Event
-from ptxemu.check.findings import Findings, Place, Site
+from ptxemu.check.findings import Entry, Findings, Place, Site
 from ptxemu.check.granules import Index
 from ptxemu.check.shadow import Page, ShadowRegion, State
 from ptxemu.check.tmem_page import TmemPage
@@ -57,6 +57,8 @@ class Races:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self.undetermined = Undetermined(findings)
+        self._told: dict[tuple[int, int], Entry] = {}
+        """Findings of additions in no order, by the ids of the two instructions."""
 
     def judge(self, state: State, event: Event, spot: Spot) -> State:
         """The state that a granule in `state` has after `event`, whatever stands between them."""
@@ -86,9 +88,7 @@ class Races:
             ):
                 return state
         hidden = state.hidden
-        now = event.reads_with.get(reads)
-        if now is None:
-            now = known_order.reads_now(reads, event)
+        now = known_order.reads_now(reads, event)
         if event.reach:
             hidden = _united(hidden, (r for r in reads if r.reach < event.reach and actor.knows(r)))
         return State(
@@ -172,12 +172,16 @@ class Races:
     def tell_again(self, firsts: list[Event], event: Event) -> bool:
         """Count additions in no order with `event`; False, and nothing is done, if one of them is
         none of the findings yet."""
-        code, known = self.undetermined.UNORDERED_ADDITIONS, self._findings.known
-        found = [known(code, first.instruction, event.instruction) for first in firsts]
-        for first, finding in zip(firsts, found, strict=True):
-            if finding is None or None in found:
-                return False
-            finding.happened(max(first.time, event.time))
+        second, code, told = event.instruction, self.undetermined.UNORDERED_ADDITIONS, self._told
+        for first in {id(first.instruction): first for first in firsts}.values():
+            key = id(first.instruction), id(second)
+            if key not in told:
+                finding = self._findings.known(code, first.instruction, second)
+                if finding is None:
+                    return False
+                told[key] = finding
+        for first in firsts:
+            told[id(first.instruction), id(second)].happened(max(first.time, event.time))
         return True
 
     def _report(

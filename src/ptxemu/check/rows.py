@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.actors import OperationActor
-from ptxemu.check.event import GPU
-from ptxemu.check.shadow import Page, State, States
+from ptxemu.check.event import GPU, NUM_FORMS, kind_and_proxy
+from ptxemu.check.shadow import Page, State, States, is_simple
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 _FIRST_CAPACITY = 4096
 _EVENTS_OF_A_STATE = 8
 """Room in the pool for each state, at first."""
-_COPIES = ("tcgen05.ld", "tcgen05.st")
-_WARP_BITS = 5
 
 
 class RowStates(States):
@@ -39,6 +36,15 @@ class RowStates(States):
 
     def __init__(self, layout: ModuleType, states: States) -> None:
         self._layout = layout
+        what = layout.What
+        self._bits = _bits(layout)
+        # Members of enums take long to ask for.
+        self._flags = tuple(
+            int(flag) for flag in (what.WARP, what.TMEM_COPY, what.MBARRIER, what.ADDS_FLOATS)
+        )
+        self._fields, self._columns_at = layout.ROW_FIELDS, int(layout.OfEvent.COLUMNS)
+        self._num_states = int(layout.Work.NUM_STATES)
+        self._num_unordered = int(layout.Work.NUM_UNORDERED)
         self._row = struct.Struct(f"{layout.ROW_FIELDS}i")
         self._objects: list[State | None] = []
         """By number the state's object, where there is one."""
@@ -54,6 +60,7 @@ class RowStates(States):
         work = layout.Work
         self._hold(work.FOUND, layout.MOST_STATES)
         self._hold(work.UNORDERED, layout.MOST_STATES * layout.MOST_WRITES)
+        self._unordered = self._tables[work.UNORDERED].data
         self._hold(work.EVENTS, _FIRST_CAPACITY * layout.ROW_FIELDS)
         self._hold(work.STATES, _FIRST_CAPACITY * layout.ROW_FIELDS)
         self._hold(work.POOL, _FIRST_CAPACITY * _EVENTS_OF_A_STATE)
@@ -89,13 +96,12 @@ class RowStates(States):
 
     def __len__(self) -> int:
         """How many states there are."""
-        return int(self.words[self._layout.Work.NUM_STATES])
+        return int(self.words[self._num_states])
 
     def unordered(self) -> list[Event]:
         """Additions that the access just judged is in no order with."""
-        work = self._layout.Work
-        numbers = self._tables[work.UNORDERED][: self.words[work.NUM_UNORDERED]]
-        return [self._event(number) for number in numbers.tolist()]
+        count = self.words[self._num_unordered]
+        return [self._event(number) for number in self._unordered[:count]]
 
     def state(self, number: int) -> State:
         """The object of a state."""
@@ -135,7 +141,7 @@ class RowStates(States):
         own = self.number_of(event)
         new = following.id
         if new < 0:
-            is_write = following.writes == (event,) and self._is_simple(following)
+            is_write = following.writes == (event,) and is_simple(following)
             place = own * self._layout.ROW_FIELDS + self._layout.OfEvent.WRITE_STATE
             is_own = is_write and not following.reads
             new = self._events[place] if is_own else -1
@@ -147,9 +153,9 @@ class RowStates(States):
         self._states[first + of.NEXT_EVENT], self._states[first + of.NEXT_STATE] = own, new
         return new
 
-    @staticmethod
-    def _is_simple(state: State) -> bool:
-        return state.initialised and not state.hidden and not state.suspects
+    def is_simple(self, number: int) -> bool:
+        """See `States`."""
+        return self._row_of_state(number)[1] >= 0
 
     def number(self, state: State) -> int:
         """The state's number; it gets one, and a row, if it has none."""
@@ -166,7 +172,7 @@ class RowStates(States):
         if new >= self.words[work.STATES_END] or used + len(events) > self.words[work.POOL_END]:
             self.make_room()
         writes, reads = len(state.writes), len(state.reads)
-        if not self._is_simple(state):
+        if not is_simple(state):
             is_untouched = not (events or state.hidden or state.suspects)
             writes = layout.UNTOUCHED if is_untouched else layout.BY_PYTHON
             reads, events = 0, ()
@@ -192,46 +198,38 @@ class RowStates(States):
         else:
             number = len(self.events)
             self.events.append(event)
-            if len(self.events) * self._layout.ROW_FIELDS > len(self._events):
+            if number * self._row.size >= self._events.nbytes:
                 self._hold(self._layout.Work.EVENTS, 2 * len(self._events))
         event.number = number
         actor = event.actor
-        origin = actor.origin
-        row = (
+        warp, copy, mbarrier, adds_floats = self._flags
+        bits = self._bits[event.what]
+        if actor.is_warp:
+            bits |= warp
+        elif actor.copies_tmem:
+            bits |= copy
+        if event.is_mbarrier:
+            bits |= mbarrier
+        if event.adds_floats:
+            bits |= adds_floats
+        self._row.pack_into(
+            self._events,
+            number * self._row.size,
             actor.number,
             actor.home,
             actor.slot,
             event.clock,
-            self._what(event),
+            bits,
             -1 if event.write_state is None else event.write_state.id,
-            origin.number,
-            _columns(event),
+            actor.origin.number,
+            -1 if event.columns is None else _columns(event.columns),
         )
-        self._row.pack_into(self._events, number * self._row.size, *row)
         return number
-
-    def _what(self, event: Event) -> int:
-        layout, actor = self._layout, event.actor
-        what = layout.What
-        bits: int = event.kind.number << layout.KIND | event.proxy.number << layout.PROXY
-        if actor.is_warp:
-            bits |= what.WARP
-        elif isinstance(actor, OperationActor) and actor.kind in _COPIES:
-            bits |= what.TMEM_COPY
-        if event.is_mbarrier:
-            bits |= what.MBARRIER
-        if event.reach:
-            bits |= what.STRONG
-        if event.reach == GPU:
-            bits |= what.DEVICE
-        if event.adds_floats:
-            bits |= what.ADDS_FLOATS
-        return bits
 
     def cover(self, event: Event) -> None:
         """The event's columns may have become more."""
-        place = event.number * self._layout.ROW_FIELDS + self._layout.OfEvent.COLUMNS
-        self._events[place] = _columns(event)
+        if event.columns is not None:
+            self._events[event.number * self._fields + self._columns_at] = _columns(event.columns)
 
     def compact(self, pages: list[Page | TmemPage]) -> None:
         """See `States`; events that no state has any more give their numbers back."""
@@ -274,9 +272,21 @@ class RowStates(States):
                 self._free.append(number)
 
 
-def _columns(event: Event) -> int:
-    """First and last column of tensor memory as one number."""
-    if event.columns is None:
-        return -1
-    first, end = event.columns
-    return first << 16 | end
+def _columns(columns: tuple[int, int]) -> int:
+    """First column of tensor memory, and the one behind the last, as one number."""
+    return columns[0] << 16 | columns[1]
+
+
+def _bits(layout: ModuleType) -> tuple[int, ...]:
+    """What the row of an event says of it, for each of `what_of`."""
+    found = []
+    for what in range(NUM_FORMS):
+        kind, proxy = kind_and_proxy(what)
+        reach = what >> 1 & 3
+        bits = kind << layout.KIND | proxy << layout.PROXY
+        if reach:
+            bits |= int(layout.What.STRONG)
+        if reach == GPU:
+            bits |= int(layout.What.DEVICE)
+        found.append(bits)
+    return tuple(found)

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from ptxemu.check.event import Event
 from ptxemu.check.granules import Ids, Index, Pieces
+from ptxemu.check.proxies import ROW_OF_SPACE
 from ptxemu.check.tmem_page import TmemPage
+from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import Space
 
 WORD_SHIFT = 2
@@ -59,6 +61,11 @@ class State:
         self.next_state: State | None = None
 
 
+def is_simple(state: State) -> bool:
+    """Whether a state is of known writes and reads alone, with nothing suspected or hidden."""
+    return state.initialised and not state.hidden and not state.suspects
+
+
 class States:
     """The interned states by number; unused ones are dropped now and then."""
 
@@ -83,6 +90,10 @@ class States:
     def state(self, number: int) -> State:
         """The state with a number."""
         return self.table[number]
+
+    def is_simple(self, number: int) -> bool:
+        """Whether the state with a number is `is_simple`."""
+        return is_simple(self.table[number])
 
     def following(self, number: int, event: Event) -> int:
         """The number of the state that followed one behind the event that was last applied to it;
@@ -154,7 +165,7 @@ FEW_PIECES = 4
 class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
-    __slots__ = ("_bits", "_initial", "_is_one_page", "name", "pages", "space", "tmem")
+    __slots__ = ("_bits", "_initial", "fence_row", "name", "only_page", "pages", "space", "tmem")
 
     def __init__(
         self,
@@ -171,12 +182,16 @@ class ShadowRegion:
         self.name = name
         """For people: "shared memory of cta (0,0,0)"."""
         self._bits = page_bits
-        self._is_one_page = is_one_page
         self._initial = initial
         self.pages: dict[int, Page | TmemPage] = {}
+        self.fence_row = ROW_OF_SPACE.get(space, GENERIC)
+        """The row of clocks of what is ordered for the async proxy, too."""
+        self.only_page: Page | None = None
         self.tmem: TmemPage | None = None
         if is_tmem:
             self.tmem = self.pages[0] = TmemPage(initial)
+        elif is_one_page:
+            self.only_page = self.page(0)
 
     def page(self, number: int) -> Page:
         """The page with that number; memory that nobody touched has none yet."""
@@ -189,7 +204,7 @@ class ShadowRegion:
 
     def first_page(self, starts: NDArray[np.int64]) -> Page:
         """The page of the first byte of pieces."""
-        return self.page(0 if self._is_one_page else starts.item(0) >> self._bits)
+        return self.only_page or self.page(starts.item(0) >> self._bits)
 
     def pages_of(self, starts: NDArray[np.int64]) -> list[Page]:
         """The pages in which pieces start, in order."""
@@ -211,8 +226,8 @@ class ShadowRegion:
         if count == 1:
             low = starts.item(0)
             high, distinct = low + size, True
-        elif self._is_one_page and not distinct:
-            page = self.page(0)
+        elif self.only_page is not None and not distinct:
+            page = self.only_page
             if size & 3:
                 page.refine(0 if size & 1 else 1)
             return [(page, Pieces(starts, size, 0, page.shift))]

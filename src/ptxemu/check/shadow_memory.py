@@ -19,6 +19,7 @@ from ptxemu.events import Access, AccessKind, Space
 if TYPE_CHECKING:
     from ptxemu.check.event import Event
     from ptxemu.check.known_order import Limits
+    from ptxemu.check.quick_judge import Parts
 
 GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18
@@ -45,28 +46,32 @@ class ShadowMemory:
         self._scans = Scans()
         self._quick: QuickJudge | None = None
         self._until_asked = ACCESSES_AT_ONCE
-        """Accesses until machine code is asked for; negative if there is."""
+        """Accesses until machine code is asked for."""
+        self._ask_for_code()
 
     def apply(self, access: Access, event: Event) -> None:
         """Judge an event, and keep what it changes."""
         space = access.space
         region = self._regions.get((space, access.owner)) or self._region(space, access.owner)
-        starts, size, is_disjoint = access.starts, access.size, not event.actor.is_warp
         if self._quick is not None:
-            parts = self._quick.left(event, region, starts, size)
+            parts = self._quick.left(event, region, access.starts, access.size)
         else:
-            parts = region.select(starts, size, distinct=is_disjoint)
+            is_disjoint = not event.actor.is_warp
+            parts = region.select(access.starts, access.size, distinct=is_disjoint)
+            self._until_asked -= 1
         if parts:
-            limits: Limits = {}
-            for page, index in parts:
-                old = self._scans.states(page, index)
-                self._enter(event, Spot(space, region, page, index), old, limits)
+            self._apply_to_parts(event, region, parts)
         if len(self._states) > self._compact_at:
             self._states.compact([p for r in self._regions.values() for p in r.pages.values()])
             self._compact_at = 2 * len(self._states) + STATES_BEFORE_COMPACTION
-        self._until_asked -= 1
         if not self._until_asked:
             self._ask_for_code()
+
+    def _apply_to_parts(self, event: Event, region: ShadowRegion, parts: Parts) -> None:
+        limits: Limits = {}
+        for page, index in parts:
+            old = self._scans.states(page, index)
+            self._enter(event, Spot(region.space, region, page, index), old, limits)
 
     def _ask_for_code(self) -> None:
         """Machine code judges from here on, if accesses are many enough."""
@@ -74,7 +79,7 @@ class ShadowMemory:
         self._until_asked = ACCESSES_AT_ONCE
         if code is not None:
             self._states = rows = RowStates(code.layout, self._states)
-            self._quick, self._until_asked = QuickJudge(code, rows, self._races), -1
+            self._quick = QuickJudge(code, rows, self._races)
 
     def _enter(self, event: Event, spot: Spot, old: list[int], limits: Limits) -> None:
         """Judge an event against the states `old` of some granules, and keep what it changes."""
@@ -128,11 +133,12 @@ class ShadowMemory:
         for page in region.pages.values():
             spot = Spot(space, region, page, slice(0, len(page.ids)))
             for number in np.unique(page.ids).tolist():
-                self._races.forget(self._states.state(number), spot)
+                if not self._states.is_simple(number):
+                    self._races.forget(self._states.state(number), spot)
 
     def drop_all(self) -> None:
         """The run is over."""
-        if 0 < self._until_asked < ACCESSES_AT_ONCE:
+        if self._quick is None:
             self._ask_for_code()
         for space, owner in list(self._regions):
             self.drop(space, owner)

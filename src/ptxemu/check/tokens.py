@@ -19,14 +19,15 @@ def is_mbarrier_token(token: Hashable) -> bool:
 
 
 def new_token(tokens: Tokens, token: Hashable) -> Knowledge:
-    """What a token starts with; forgets the use of the same barrier long before this one.
+    """A token with what it starts with; forgets the use of the same barrier long before this one.
 
     Arrivals at an mbarrier are read-modify-writes of one object, so that whoever sees a phase
     complete also knows what was released in the phases before.
     """
-    if not isinstance(token, tuple) or not isinstance(token[-1], int):
-        return Knowledge()
-    *family, use = token
-    tokens.pop((*family, use - KEPT_GENERATIONS), None)
-    before = tokens.get((*family, use - 1)) if token[0] == "mbarrier" else None
-    return Knowledge() if before is None else before.copy()
+    before = None
+    if isinstance(token, tuple) and isinstance(token[-1], int):
+        *family, use = token
+        tokens.pop((*family, use - KEPT_GENERATIONS), None)
+        before = tokens.get((*family, use - 1)) if token[0] == "mbarrier" else None
+    held = tokens[token] = Knowledge() if before is None else before.copy()
+    return held

@@ -12,9 +12,10 @@ hardware registers to values. So a copy counts as what it copies, and a constant
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import Program, StepNode
@@ -55,16 +56,50 @@ class _WarpState:
 _ByPc: TypeAlias = dict[int, list[_Touch]]
 
 
+class _Rules:
+    """What a kernel's instructions do to the registers of its products."""
+
+    def __init__(self, program: Program) -> None:
+        self.names = [register.name for register in program.function.registers]
+        products = [i for i in program.function.instructions if i.modifiers[:2] == _PRODUCT]
+        used = {slot for product in products for slot in register_slots(product.operands[:2])}
+        self.other_shapes = _other_shapes(products)
+        self._touches = _touches(program, used)
+        self._pcs = sorted(self._touches)
+        self._between: dict[tuple[int, int], tuple[_Touch, ...] | dict[int, _Touch]] = {}
+
+    def between(self, first_pc: int, count: int) -> tuple[_Touch, ...] | dict[int, _Touch]:
+        """What `count` instructions from `first_pc` on do, in order; where none of them is a copy
+        the last by register."""
+        key = first_pc, count
+        found = self._between.get(key)
+        if found is None:
+            pcs = self._pcs
+            at, end = bisect_left(pcs, first_pc), bisect_left(pcs, first_pc + count)
+            found = tuple(touch for pc in pcs[at:end] for touch in self._touches[pc])
+            if not any(touch.verb == "copied" for touch in found):
+                found = {touch.slot: touch for touch in found}
+            self._between[key] = found
+        return found
+
+    def registers(self, first_pc: int, count: int) -> Iterator[int]:
+        """The registers of products that `count` instructions from `first_pc` on use."""
+        for at in range(bisect_left(self._pcs, first_pc), bisect_left(self._pcs, first_pc + count)):
+            yield from (touch.slot for touch in self._touches[self._pcs[at]])
+
+
+_rules: WeakKeyDictionary[Program, _Rules] = WeakKeyDictionary()
+"""Of the kernels that were launched."""
+
+
 class WgmmaFences:
     """Follows the registers of one kernel's products in every warp."""
 
     def __init__(self, program: Program) -> None:
-        self._names = [register.name for register in program.function.registers]
-        products = [i for i in program.function.instructions if i.modifiers[:2] == _PRODUCT]
-        used = {slot for product in products for slot in register_slots(product.operands[:2])}
-        self._touches = _touches(program, used)
-        self._pcs = sorted(self._touches)
-        self._other_shapes = _other_shapes(products)
+        rules = _rules.get(program)
+        if rules is None:
+            rules = _rules[program] = _Rules(program)
+        self._rules = rules
         self._warps: dict[int, _WarpState] = {}
 
     @classmethod
@@ -78,23 +113,24 @@ class WgmmaFences:
 
     def executed(self, warp: int, first_pc: int, count: int = 1) -> None:
         """A warp has executed `count` instructions from `first_pc` on."""
-        at = bisect_left(self._pcs, first_pc)
-        end = first_pc + count
-        while at < len(self._pcs) and self._pcs[at] < end:
-            touched = self._state(warp).touched
-            for touch in self._touches[self._pcs[at]]:
-                if touch.verb != "copied":
-                    touched[touch.slot] = touch
-                elif touch.source in touched:
-                    touched[touch.slot] = touched[touch.source]
-                else:
-                    touched.pop(touch.slot, None)
-            at += 1
+        touches = self._rules.between(first_pc, count)
+        if not touches:
+            return
+        touched = self._state(warp).touched
+        if isinstance(touches, dict):
+            touched.update(touches)
+            return
+        for touch in touches:
+            if touch.verb != "copied":
+                touched[touch.slot] = touch
+            elif touch.source in touched:
+                touched[touch.slot] = touched[touch.source]
+            else:
+                touched.pop(touch.slot, None)
 
     def registers_used(self, first_pc: int, count: int) -> Iterator[int]:
         """The registers of products that `count` instructions from `first_pc` on use."""
-        for at in range(bisect_left(self._pcs, first_pc), bisect_left(self._pcs, first_pc + count)):
-            yield from (touch.slot for touch in self._touches[self._pcs[at]])
+        return self._rules.registers(first_pc, count)
 
     def fenced(self, warp: int) -> None:
         """A warp has executed wgmma.fence."""
@@ -103,7 +139,7 @@ class WgmmaFences:
         state.touched.clear()
         state.products.clear()
 
-    def started(self, warp: int, product: Instruction, registers: Iterable[int]) -> str | None:
+    def started(self, warp: int, product: Instruction, registers: Collection[int]) -> str | None:
         """A warp starts a product; returns why a fence is missing in front of it."""
         state = self._state(warp)
         why = self._missing(state, product, registers)
@@ -114,19 +150,19 @@ class WgmmaFences:
         return why
 
     def _missing(
-        self, state: _WarpState, product: Instruction, registers: Iterable[int]
+        self, state: _WarpState, product: Instruction, registers: Collection[int]
     ) -> str | None:
         if not state.has_fenced:
             return "no wgmma.fence was executed before it"
-        if state.touched:
+        if not state.touched.keys().isdisjoint(registers):
             for slot in registers:
                 touch = state.touched.get(slot)
                 if touch is not None:
                     return (
-                        f"{self._names[touch.slot]} was {touch.verb} (PTX line "
+                        f"{self._rules.names[touch.slot]} was {touch.verb} (PTX line "
                         f"{touch.instruction.span.ptx_line}) after the last wgmma.fence"
                     )
-        for pc, line in self._other_shapes.get(product.pc, {}).items():
+        for pc, line in self._rules.other_shapes.get(product.pc, {}).items():
             if pc in state.products:
                 return (
                     f"a product of another shape (PTX line {line}) has used the same accumulator "
@@ -135,7 +171,10 @@ class WgmmaFences:
         return None
 
     def _state(self, warp: int) -> _WarpState:
-        return self._warps.setdefault(warp, _WarpState())
+        state = self._warps.get(warp)
+        if state is None:
+            state = self._warps[warp] = _WarpState()
+        return state
 
 
 def _touches(program: Program, used: set[int]) -> _ByPc:
