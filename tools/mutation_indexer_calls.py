@@ -6,8 +6,14 @@ As those in mutation_calls.py, each runs on ptxemu in the place of a GPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mutation_calls import HOPPER, KEYS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 
 
 @dataclass(frozen=True)
@@ -194,24 +200,56 @@ class FusedIndexer:
         from flashdsa.backends.emulated.runner import sm90
         from flashdsa.kernels.catalog import INDEXER
         from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
-        from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
         from tests.kernels.indexer.exact_inputs import make_inputs
 
-        plan = IndexerPlan(
-            num_heads=16, topk=512, splits=True, scheduled=True, list_capacity=2048,
-            first_fill_pages=10, fill_step_pages=2, select_pages=1, merge_pages=3,
-            settling_ctas=2, settling_pages=15, count_polls=100_000,
-        )  # fmt: skip
+        plan = self.plan()
         lengths = [*self.lengths, *(1 for _ in range(self.rows_of_one))]
         q, cache, *others = make_inputs(lengths, num_heads=16, values=self.values)
+        others[-1] = self.tables(others[-1])
         if self.bad_page:
             others[-1][0, 2] = -1
         runner = sm90(torch.device("cpu"))
-        ctas = self.clusters[0] * self.clusters[1]
-        counters = torch.zeros(max(len(lengths), ctas * ROW_COUNTERS), dtype=torch.int32)
-        slots = runner.empty(ctas, plan.slot_words, dtype=torch.int32)
+        selecting = self.clusters[0] * self.clusters[1] * plan.teams
+        counters = torch.zeros(max(len(lengths), selecting * ROW_COUNTERS), dtype=torch.int32)
+        slots = runner.empty(selecting, plan.slot_words, dtype=torch.int32)
         ids = runner.empty(len(lengths), plan.topk, dtype=torch.int32)
         function = runner.function(INDEXER, plan)
         with runner.launching():
             how = counters, slots, *self.clusters, 1
             function(q, cache.view(torch.uint8), *others, ids, *how)
+
+    def plan(self) -> IndexerPlan:
+        """See above."""
+        from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+
+        return IndexerPlan(
+            num_heads=16, topk=512, splits=True, scheduled=True, list_capacity=2048,
+            first_fill_pages=10, fill_step_pages=2, select_pages=1, merge_pages=3,
+            settling_ctas=2, settling_pages=15, count_polls=100_000,
+        )  # fmt: skip
+
+    def tables(self, of_rows: Tensor) -> Tensor:
+        """The block tables of the requests: each row is one."""
+        return of_rows
+
+
+@dataclass(frozen=True)
+class PairsIndexer(FusedIndexer):
+    """Two neighbouring rows are a request, and are scored together."""
+
+    def plan(self) -> IndexerPlan:
+        """See above."""
+        from flashdsa.kernels.indexer.sm90.plan import pairs_plan
+
+        return pairs_plan(
+            num_heads=16, topk=512, list_capacity=2048, first_fill_pages=10, fill_step_pages=2,
+            select_pages=1, merge_pages=3, settling_ctas=2, settling_pages=15, count_polls=100_000,
+        )  # fmt: skip
+
+    def tables(self, of_rows: Tensor) -> Tensor:
+        """Of each pair that of the longer row."""
+        rows = [
+            row + (self.lengths[row + 1] > self.lengths[row])
+            for row in range(0, len(self.lengths), 2)
+        ]
+        return of_rows[rows].contiguous()

@@ -19,7 +19,14 @@ from mutation_calls import (
     GroupedForward,
     record,
 )
-from mutation_indexer_calls import FusedIndexer, HeadSums, IndexBackward, Prefill, PrefillOrder
+from mutation_indexer_calls import (
+    FusedIndexer,
+    HeadSums,
+    IndexBackward,
+    PairsIndexer,
+    Prefill,
+    PrefillOrder,
+)
 from mutation_peers import PEERS
 from mutation_scripts import ROOT, Launches, Script, scripted
 
@@ -212,6 +219,20 @@ KERNELS = {
             FusedIndexer((131400,), values="two"),  # two windows of the bitmap
         ),
         scratch=("argument 7",),  # slots of rows that are split
+    ),
+    "indexer-pairs-sm_90a": Launches(
+        "indexer_kernel",
+        (
+            PairsIndexer((1300, 1301)),
+            PairsIndexer((1500, 1400), (1, 2), "two"),
+            PairsIndexer((0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1)),
+            PairsIndexer((2700, 2600, 600, 601)),  # compacts its lists
+            PairsIndexer((1300, 5), (1, 2), "equal"),
+            PairsIndexer((700, 690), bad_page=True),
+            PairsIndexer((530, 529, 6000, 5999), (4, 1)),  # a pair that is split
+            PairsIndexer((3200, 5, 513, 514), (3, 2), "equal"),  # of which one row needs no scores
+        ),
+        scratch=("argument 7",),
     ),
     "indexer-sm_100a": Launches(
         "indexer_kernel",
