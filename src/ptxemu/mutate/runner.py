@@ -206,7 +206,9 @@ def mutate(
     trial = Trial(subjects, baselines, policies, chosen, equivalents or Equivalents(), notes)
     names = [(mutation.site.name, mutation.name) for mutation in chosen]
     results = {i: known[name] for i, name in enumerate(names) if known and name in known}
-    open_ = [index for index in range(len(chosen)) if index not in results]
+    # Those that are argued come last: they run longest, and a run that is stopped lacks only these.
+    left = (index for index in range(len(chosen)) if index not in results)
+    open_ = sorted(left, key=lambda index: trial.is_argued(chosen[index]))
     for number, result in in_processes(lambda n: trial.judge(open_[n]), len(open_), jobs):
         results[open_[number]] = result
         if on_result is not None:
@@ -283,6 +285,10 @@ class Trial:
         self._equivalents = equivalents
         self._mutations = mutations
         self._notes = notes
+
+    def is_argued(self, mutation: Mutation) -> bool:
+        """Whether somebody has explained why it is harmless."""
+        return self._equivalents.reason(mutation) is not None
 
     def judge(self, index: int) -> Result:
         """Try one mutant: under each policy the shortest launch first."""

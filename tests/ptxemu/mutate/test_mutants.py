@@ -92,6 +92,18 @@ def test_processes_give_the_same_results_as_one(report):
     assert verdicts == [(r.verdict, r.how, r.message) for r in report.results]
 
 
+def test_what_is_argued_is_tried_last():
+    """So that a run which is stopped lacks only what runs longest."""
+    subject = replay(
+        producer_consumer.TEXT, producer_consumer.arrays(), block=producer_consumer.THREADS
+    )
+    first = Equivalents.parse(f"{producer_consumer.line_of('fence.mbarrier_init')} removed: first")
+    tried = []
+    mutate(subject, equivalents=first, on_result=lambda *told: tried.append(told[2].mutation))
+    assert first.reason(tried[-1]) == "first"
+    assert not any(map(first.reason, tried[:-1]))
+
+
 def test_only_and_limit_choose_mutants():
     subject = replay(
         producer_consumer.TEXT, producer_consumer.arrays(), block=producer_consumer.THREADS
