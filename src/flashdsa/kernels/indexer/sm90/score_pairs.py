@@ -157,9 +157,12 @@ def score_pages(
         # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says
         # that none came. All may be read until this warp arrives at page_empty[stage].
         ring.wait(state._replace(stage=stage))
-        multiply(accumulator, scorer.keys + stage * (plan.stage_bytes >> 4), queries, plan)
+        # In front of the product, as in score.py: ptxas leaves nothing of the sync_warp below in a
+        # warp that has not parted, and racecheck then takes the product's fence for what orders the
+        # loads of all lanes and the arrival of one.
         scale = load_float(scales + stage * plan.stage_bytes)
         valid = inputs.page_valid[stage]
+        multiply(accumulator, scorer.keys + stage * (plan.stage_bytes >> 4), queries, plan)
         warpgroup.wait_group(0)
         # page_empty[stage]: the product has read the keys, and all lanes of this warp the rest. The
         # fourth warp's arrival completes the phase, and TMA may write.
