@@ -219,6 +219,7 @@ CAMPAIGNS = {
     "our backward's unions `sm_90a`": "mla-bwd-lists-sm_90a",
     "our fused indexer `sm_100a`": "indexer-sm_100a",
     "our fused indexer `sm_90a`": "indexer-sm_90a",
+    "our fused indexer `sm_90a`, two rows together": "indexer-pairs-sm_90a",
     "our prefill indexer `sm_90a`": "prefill-sm_90a",
     "our prefill indexer `sm_90a`, bf16": "prefill-bf16-sm_90a",
     "our prefill indexer `sm_90a`, 16 heads": "prefill-heads16-sm_90a",
@@ -306,6 +307,7 @@ def test_the_mutation_table_is_that_of_the_results() -> None:
             "indexer-sm90",
             [
                 "indexer-sm_90a",
+                "indexer-pairs-sm_90a",
             ],
         ),
         ("indexer-sm100", ["indexer-sm_100a"]),
