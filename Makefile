@@ -25,7 +25,7 @@ test: $(READY)  ## The tests that need no GPU and are not marked slow
 
 test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (installs them)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
-	$(BIN)/python -m pytest -m slow tests/ptxemu/peers
+	$(PYTEST) -m slow tests/ptxemu/peers
 
 test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashinfer-bench, by their wheels (400 MB)
 	tools/test_integrations.sh $(VENV) .integrations
