@@ -409,8 +409,9 @@ def test_launches_are_forgotten_before_there_are_too_many() -> None:
 
 
 def test_warming_up_meets_every_kernel(kernel: Kernel) -> None:
-    """Either order, more rows than SMs, a table of rows long enough to be shared by clusters."""
+    """Either order, more rows than SMs, two queries of many requests, a table of rows long enough
+    to be shared by clusters."""
     flashdsa.compile_kernel(num_heads=4, topk=TOPK, backend="sm90")
-    one, wide, many = (1, 1), (1, 16384), (256, 1)
-    by_position = [(*table, False) for table in (one, wide, many)]
+    one, wide, many, pairs = (1, 1), (1, 16384), (256, 1), (128, 1)
+    by_position = [(*table, False) for table in (one, wide, many, pairs)]
     assert kernel.tables == [*by_position, (*one, True), (*many, True)]

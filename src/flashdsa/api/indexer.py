@@ -159,8 +159,8 @@ def compile_kernel(
     """Build and warm up `dsa_topk_indexer` for these sizes, so that the first call is not slow.
 
     Runs the operation on one page of zeros, in either order: one row, with a table that is narrow
-    or as wide as that of a row of a million tokens, and more rows than a GPU has SMs. Backends that
-    compile do so then.
+    or as wide as that of a row of a million tokens, and more rows than a GPU has SMs, by position
+    also as two queries of each request. Backends that compile do so then.
 
     Args:
         num_heads: indexer heads H, 64 in the model.
@@ -173,19 +173,20 @@ def compile_kernel(
     page = torch.zeros(1, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
     wide = 2**20 // PAGE_SIZE
     for by_score, rows, num_pages in (
-        (False, 1, 1),
-        (False, 1, wide),
-        (False, MANY_ROWS, 1),
-        (True, 1, 1),
-        (True, MANY_ROWS, 1),
+        (False, (1,), 1),
+        (False, (1,), wide),
+        (False, (MANY_ROWS,), 1),
+        (False, (MANY_ROWS // 2, 2), 1),
+        (True, (1,), 1),
+        (True, (MANY_ROWS,), 1),
     ):
         dsa_topk_indexer(
-            torch.zeros(rows, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
+            torch.zeros(*rows, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
             page.to(device),
-            torch.zeros(rows, num_heads, device=device),
-            torch.full((rows,), PAGE_SIZE, dtype=torch.int32, device=device),
-            torch.zeros(rows, num_pages, dtype=torch.int32, device=device),
-            torch.empty(rows, topk, dtype=torch.int32, device=device),
+            torch.zeros(*rows, num_heads, device=device),
+            torch.full(rows, PAGE_SIZE, dtype=torch.int32, device=device),
+            torch.zeros(rows[0], num_pages, dtype=torch.int32, device=device),
+            torch.empty(*rows, topk, dtype=torch.int32, device=device),
             sorted=by_score,
             backend=backend,
         )

@@ -19,8 +19,6 @@ from flashdsa.plan.kernel_spec import KernelSpec
 UNEVEN_PAGES = 88
 """Of the longest row that a table has room for, pages of each CTA of a cluster, from which on it
 may pay that the lengths decide who gets which row."""
-
-
 MOST_CTAS_OF_A_PAIR = 2
 """Of a cluster of two rows that are scored together; with more, rows on their own are faster."""
 
