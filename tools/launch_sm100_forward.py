@@ -10,6 +10,7 @@ import argparse
 
 import torch
 
+from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.kernels.sparse_mla.sm100.fwd.build import compile_forward
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import D_QK, D_V, TILE_KEYS, FwdPlan
 
@@ -40,9 +41,9 @@ def main() -> None:
         torch.zeros(plan.group_heads),
         torch.zeros(queries, plan.group_heads, D_V, dtype=torch.bfloat16),
         torch.zeros(queries, plan.group_heads),
-        torch.zeros(queries * plan.group_heads),
     ]
-    function(*[argument.to("cuda") for argument in arguments], D_QK**-0.5)
+    operands = Operands(*[argument.to("cuda") for argument in arguments], sm_scale=D_QK**-0.5)
+    function(*operands, torch.zeros(queries * plan.group_heads).to("cuda"))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import argparse
 
 import torch
 
+from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.kernels.sparse_mla.sm90.fwd.build import compile_forward
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V, ROWS, FwdPlan
 
@@ -37,10 +38,10 @@ def main() -> None:
         torch.zeros(ROWS),
         torch.zeros(options.queries, ROWS, D_V, dtype=torch.bfloat16),
         torch.zeros(options.queries, ROWS),
-        torch.zeros(options.queries * ROWS),
     ]
-    tensors = [argument.to("cuda") for argument in arguments]
-    function(*tensors, D_QK**-0.5, options.ctas)
+    operands = Operands(*[argument.to("cuda") for argument in arguments], sm_scale=D_QK**-0.5)
+    max_logits = torch.zeros(options.queries * ROWS).to("cuda")
+    function(*operands, max_logits, options.ctas)
 
 
 if __name__ == "__main__":

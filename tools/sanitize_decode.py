@@ -43,9 +43,8 @@ class Decode(KernelCase):
 
     def _launch(self, function: Any, runner: Any, device: str) -> tuple[Any, Tensor, Tensor]:
         """Inputs, O and lse."""
-        import torch
-
         from flashdsa.backends.sm90.sparse_mla_decode import launch
+        from flashdsa.backends.sparse_mla_launches import with_results
         from flashdsa.operands import SparseMlaOperands
         from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 
@@ -55,10 +54,9 @@ class Decode(KernelCase):
         )  # fmt: skip
         inputs = make_sparse_mla_inputs(case, 0, device)
         operands = SparseMlaOperands(inputs.q, inputs.kv, inputs.indices, inputs.topk_length, None)
-        out = runner.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-        lse = runner.empty(*inputs.q.shape[:2], dtype=torch.float32)
+        into, (out, lse, _) = with_results(runner, operands, case.d_v, False)
         with runner.launching():
-            launch(runner, function, self.cluster_size, operands, out, lse, case.d_qk**-0.5)
+            launch(runner, function, self.cluster_size, into, case.d_qk**-0.5)
         return inputs, out, lse
 
 

@@ -17,6 +17,7 @@ from flashdsa.analysis.model import backward_sm100, decode_sm90, forward_sm90, i
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.kernels.catalog import MLA_BWD, SPARSE_MLA_DECODE, SPARSE_MLA_FWD
+from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, BwdPlan
 from flashdsa.operands import MlaBwdOperands
@@ -106,12 +107,12 @@ def _counted_forward(topk: int, packed: bool = False) -> tuple[Counter[str], Cou
 
     if packed:
         function = compiled(SPARSE_MLA_DECODE, DecodePlan(packed=True))
-        arguments = (q, quantize_kv(kv), indices, every, none, out, lse, 576**-0.5, 1)
+        kv, last = quantize_kv(kv), (1,)
     else:
         function = compiled(SPARSE_MLA_FWD, SPARSE_MLA_FWD.plans[0])
-        arguments = (q, kv, indices, every, none, out, lse, none, 576**-0.5, 1)
+        last = (none, 1)
     with emulate(arch="sm_90a", on_launch=listen, check=False):
-        function(*arguments)
+        function(*Operands(q, kv, indices, every, none, out, lse, 576**-0.5), *last)
     moved: Counter[str] = Counter()
     instructions: Counter[str] = Counter()
     for warp in heard[-1].by_role({}):

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.memory import readable
+from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
+from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 
 UNION_BYTES = 5
 """Of a slot in the groups' lists: a row number and the queries that name it."""
 MOST_UNION_BYTES = 256 << 20
 """Of the lists of one launch; queries that need more are launched in parts."""
+OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
+"""Of `Operands`, those with a row for each query."""
 
 Launch = Callable[[], None]
 """Writes the results of fixed tensors, on torch's current stream."""
@@ -49,6 +53,34 @@ def launches(
     return launch
 
 
+def launch_operands(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> Operands:
+    """What every launch begins with; some operands are copied for it.
+
+    Args:
+        operands: out and lse are written, without gaps.
+    """
+    q, kv, indices, topk_length, attn_sink = operands.inputs
+    lengths = _absent(runner, torch.int32)
+    if topk_length is not None:
+        lengths = topk_length.contiguous()
+    sink = _absent(runner, torch.float32)
+    if attn_sink is not None:
+        sink = attn_sink.to(torch.float32).contiguous()
+    kv = readable(kv)
+    rows = kv.view(torch.uint8) if is_packed(kv) else kv
+    slots = indices.contiguous(), lengths
+    return Operands(readable(q), rows, *slots, sink, operands.out, operands.lse, sm_scale)
+
+
+def _absent(runner: Runner, dtype: torch.dtype) -> Tensor:
+    """In the place of a tensor that is not there: the runner's without an element."""
+    key = "absent", dtype
+    found: Tensor | None = runner.launches.get(key)
+    if found is None:
+        found = runner.launches[key] = runner.empty(0, dtype=dtype)
+    return found
+
+
 def arguments_of(
     runner: Runner,
     group: int,
@@ -62,19 +94,15 @@ def arguments_of(
 
     Args:
         group: queries of a group; without lists for 1.
-        last: what a kernel takes besides, for so many queries.
+        last: what a kernel takes behind max_logits, for so many queries.
     """
-    q, kv, indices, out, lse, max_logits, topk_length, attn_sink = operands
-    num_queries = q.shape[0]
-    q, kv, indices = readable(q), readable(kv), indices.contiguous()
-    every = runner.empty(0, dtype=torch.int32)
-    lengths = every if topk_length is None else topk_length.contiguous()
-    none = runner.empty(0, dtype=torch.float32)
-    sink = none if attn_sink is None else attn_sink.to(torch.float32).contiguous()
+    x = launch_operands(runner, operands, sm_scale)
+    max_logits = operands.max_logits
+    largest = _absent(runner, torch.float32) if max_logits is None else max_logits
+    num_queries, topk = x.indices.shape
     if group == 1:
-        largest = none if max_logits is None else max_logits.view(-1)
-        return [(q, kv, indices, lengths, sink, out, lse, largest, sm_scale, *last(num_queries))]
-    most = group * indices.shape[1]
+        return [(*x, largest.view(-1), *last(num_queries))]
+    most = group * topk
     groups_at_a_time = max(1, MOST_UNION_BYTES // (UNION_BYTES * most))
     groups_at_a_time = min(groups_at_a_time, -(-num_queries // group))
     rows = runner.empty(groups_at_a_time, most, dtype=torch.int32)
@@ -83,11 +111,9 @@ def arguments_of(
     calls: list[tuple[Any, ...]] = []
     for first in range(0, num_queries, group * groups_at_a_time):
         part = slice(first, first + group * groups_at_a_time)
-        queries = q[part].shape[0]
+        of_part = {name: getattr(x, name)[part] for name in OF_QUERIES}
+        queries = of_part["q"].shape[0]
         groups = -(-queries // group)
-        largest = none if max_logits is None else max_logits[part].view(-1)
-        of_queries = (q[part], kv, indices[part], lengths[part], sink)
         lists = (rows[:groups], members[:groups], counts[:groups])
-        results = (out[part], lse[part], largest)
-        calls.append((*of_queries, *results, *lists, sm_scale, *last(queries)))
+        calls.append((*x._replace(**of_part), largest[part].view(-1), *last(queries), *lists))
     return calls

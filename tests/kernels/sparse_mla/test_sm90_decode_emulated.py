@@ -19,6 +19,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla_decode import launch, spec_of
+from flashdsa.backends.sparse_mla_launches import with_results
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
@@ -68,11 +69,10 @@ def launched(
 ) -> tuple[Tensor, Tensor]:
     """O and lse; nothing may be found."""
     emulator = Emulator(policy=policy, on_finding="collect")
-    out = emulator.empty(*operands.q.shape[:2], 512, dtype=torch.bfloat16)
-    lse = emulator.empty(*operands.q.shape[:2], dtype=torch.float32)
+    into, (out, lse, _) = with_results(emulator, operands, 512, False)
     function = emulator.function(spec_of(plan), plan)
     with emulator.launching():
-        launch(emulator, function, size, operands, out, lse, scale)
+        launch(emulator, function, size, into, scale)
     assert [str(finding) for finding in emulator.findings] == []
     return out, lse
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sparse_mla_launches import launch_operands
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, MOST_CTAS, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
@@ -51,11 +50,10 @@ def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> 
         plan, size = choose(runner, *key[1:])
         found = runner.launches[key] = runner.function(spec_of(plan), plan), size
     function, size = found
-    results = operands.out, operands.lse
 
     def run() -> None:
         with runner.launching():
-            launch(runner, function, size, operands.inputs, *results, sm_scale)
+            launch(runner, function, size, operands, sm_scale)
 
     return run
 
@@ -64,44 +62,15 @@ def launch(
     runner: Runner,
     function: Callable[..., Any],
     cluster_size: int,
-    operands: SparseMlaOperands,
-    out: Tensor,
-    lse: Tensor,
+    operands: SparseMlaOutOperands,
     sm_scale: float,
 ) -> None:
     """The compiled function on the operands, some of which are copied for it.
 
     Args:
-        out, lse: written, without gaps.
+        operands: out and lse are written, without gaps.
     """
-    q, kv, indices, topk_length, attn_sink = operands
-    lengths = _absent(runner, torch.int32)
-    if topk_length is not None:
-        lengths = topk_length.contiguous()
-    sink = _absent(runner, torch.float32)
-    if attn_sink is not None:
-        sink = attn_sink.to(torch.float32).contiguous()
-    kv = readable(kv)
-    function(
-        readable(q),
-        kv.view(torch.uint8) if is_packed(kv) else kv,
-        indices.contiguous(),
-        lengths,
-        sink,
-        out,
-        lse,
-        sm_scale,
-        cluster_size,
-    )
-
-
-def _absent(runner: Runner, dtype: torch.dtype) -> Tensor:
-    """In the place of an operand that is not there: the runner's tensor without an element."""
-    key = "absent", dtype
-    found: Tensor | None = runner.launches.get(key)
-    if found is None:
-        found = runner.launches[key] = runner.empty(0, dtype=dtype)
-    return found
+    function(*launch_operands(runner, operands, sm_scale), cluster_size)
 
 
 def choose(

@@ -7,10 +7,10 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.indexer_training.sm90.bwd.kernel import launch_backward, launch_chosen
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import BwdPlan, SumPlan
 from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
-from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
 from flashdsa.problem import INDEX_HEAD_DIM
 
 

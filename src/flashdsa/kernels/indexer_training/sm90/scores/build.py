@@ -5,17 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import BFloat16, Float32, Int32, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.indexer_training.sm90.scores.kernel import launch_scores
 from flashdsa.kernels.indexer_training.sm90.scores.plan import ScoresPlan
 from flashdsa.problem import INDEX_HEAD_DIM
-
-
-def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = 4) -> Any:
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
@@ -26,12 +21,12 @@ def compile_scores(plan: ScoresPlan) -> Any:
     queries, heads, keys, topk, lengths = (cute.sym_int32() for _ in range(5))
     return cute.compile(
         launch_scores,
-        _tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-        _tensor(BFloat16, (keys, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-        _tensor(Int32, (queries, topk)),
-        _tensor(Int32, (lengths,)),
-        _tensor(Float32, (queries, heads)),
-        _tensor(Float32, (queries, topk)),
+        fake_tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM)),
+        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (lengths,), 4),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(Float32, (queries, topk), 4),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

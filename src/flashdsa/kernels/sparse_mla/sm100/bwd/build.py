@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import BFloat16, Float32, Int32, Uint8, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+from cutlass import BFloat16, Float32, Int32, cute
+from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SECTOR_BYTES
+from flashdsa.kernels.sparse_mla.fake_operands import fake_lists
 from flashdsa.kernels.sparse_mla.sm100.bwd.kernel import launch_backward
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import D_QK, D_V, BwdPlan
-
-
-def _tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
 def compile_backward(plan: BwdPlan) -> Any:
@@ -29,31 +26,26 @@ def compile_backward(plan: BwdPlan) -> Any:
     if plan.deterministic:
         slots, bounds = cute.sym_int32(), cute.sym_int32()
         further = [
-            _tensor(Float32, (slots, D_QK)),
-            _tensor(Int32, (slots,), 4),
-            _tensor(Int32, (bounds,), 4),
+            fake_tensor(Float32, (slots, D_QK)),
+            fake_tensor(Int32, (slots,), 4),
+            fake_tensor(Int32, (bounds,), 4),
         ]
     elif plan.group > 1:
-        groups, most = cute.sym_int32(), cute.sym_int32()
-        further = [
-            _tensor(Int32, (groups, most), 4),
-            _tensor(Uint8, (groups, most), 1),
-            *(_tensor(Int32, (groups,), 4) for _ in range(3)),
-        ]
+        further = fake_lists(plan.group)
     return cute.compile(
         launch_backward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        _tensor(BFloat16, (rows, D_QK)),
-        _tensor(BFloat16, (keys, D_QK)),
-        _tensor(BFloat16, (rows, D_V)),
-        _tensor(Float32, (queries, plan.group_heads), 4),
-        _tensor(BFloat16, (rows, D_V)),
-        _tensor(Int32, (queries, topk), 4),
-        _tensor(Int32, (queries,), 4),
-        _tensor(Float32, (queries, plan.group_heads), 4),
-        _tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
-        _tensor(Float32, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, D_QK)),
+        fake_tensor(BFloat16, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Float32, (queries, plan.group_heads), 4),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (queries,), 4),
+        fake_tensor(Float32, (queries, plan.group_heads), 4),
+        fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
+        fake_tensor(Float32, (keys, D_QK)),
         *further,
         Float32(1.0),
         Int32(1),

@@ -21,6 +21,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.operands import split
 from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
 from flashdsa.kernels.sparse_mla.sm100.fwd.context import LEADER, Context
 from flashdsa.kernels.sparse_mla.sm100.fwd.epilogue import LOG2_E, Output, write_rows
@@ -175,56 +176,20 @@ def launch_pairs(
 
 
 @cute.jit
-def launch_forward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    max_logits: cute.Tensor,
-    sm_scale: Float32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`, an item a query.
+def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch the forward on `stream`, of a group behind the kernel for the groups' unions.
 
     Args:
-        indices: (S, topk) int32. topk_length: (S,) int32, or (0,): every slot counts. The others as
-            in `launch_pairs`.
+        arguments: those of `Operands` with H = plan.group_heads. Then
+            max_logits: (S * H,) fp32, written, or (0,): not asked for.
+        and of a group
+            rows, members: (groups, plan.group * topk) int32 and uint8, written.
+            counts: (groups,) int32, written.
     """
-    launch_pairs(
-        q, kv, indices, topk_length, None, attn_sink, out, lse, max_logits, sm_scale, plan, stream
-    )
-
-
-@cute.jit
-def launch_grouped_forward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    max_logits: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    sm_scale: Float32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the kernel for the groups' unions, then the forward, on `stream`.
-
-    Args:
-        rows, members: (groups, plan.group * topk) int32 and uint8, written.
-        counts: (groups,) int32, written. The others as in `launch_forward`.
-    """
-    launch_union(
-        indices, topk_length, Lists(rows, members, counts), Int32(kv.shape[0]), plan.group, stream
-    )
-    launch_pairs(
-        q, kv, rows, counts, members, attn_sink, out, lse, max_logits, sm_scale, plan, stream
-    )
+    x, (max_logits, *of_group) = split(arguments)
+    slots = x.indices, x.topk_length, None
+    if cutlass.const_expr(plan.group > 1):
+        lists = Lists(*of_group)
+        launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
+        slots = lists.rows, lists.counts, lists.members
+    launch_pairs(x.q, x.kv, *slots, x.attn_sink, x.out, x.lse, max_logits, x.sm_scale, plan, stream)

@@ -17,12 +17,13 @@ the next step's tiles |                             |     P1 = exp2(S1) -> share
 from typing import Any
 
 import cutlass
-from cutlass import Float32, GridConstant, Int32, cute
+from cutlass import Float32, GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.operands import split
 from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import Context, Output, locate
 from flashdsa.kernels.sparse_mla.sm90.decode.expand import gather_packed_rows
@@ -49,7 +50,7 @@ def decode_kernel(
     sm_scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_decode`."""
+    """One CTA; arguments as in `Operands` (`operands.py`)."""
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     enter_cluster(arena, thread)
@@ -88,36 +89,21 @@ def gather(role: Gatherer) -> None:
 
 
 @cute.jit
-def launch_decode(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sm_scale: Float32,
-    cluster_size: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`: a cluster for each 64 heads of a query.
 
     Args:
-        q: (S, H, 576) bf16. kv: (S_kv, 576) bf16, or (S_kv, 656) bytes of packed rows.
-        indices: (S, topk) int32. topk_length: (S,) int32, or (0,): every slot counts.
-        attn_sink: (H,) fp32, or (0,): none.
-        out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
-        cluster_size: one of CLUSTER_SIZES.
+        arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
     """
+    x, (cluster_size,) = split(arguments)
     q_map = tensor_map.create_tensor_map_tiled_from_view(
-        q,
+        x.q,
         box_dims=(1, ROWS, CHUNK),
         stride_order=(2, 1, 0),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
-    items = q.shape[0] * ((q.shape[1] + ROWS - 1) // ROWS)
-    decode_kernel(q_map, kv, indices, topk_length, attn_sink, out, lse, sm_scale, plan).launch(
+    items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
+    decode_kernel(q_map, *x[1:], plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],

@@ -10,9 +10,6 @@ from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
 
 
 def compile_few_heads(plan: FewHeadsPlan) -> Any:
-    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
-
-    (q, kv, indices, topk_length, attn_sink, out, lse, sm_scale, cluster_size); see
-    `launch_few_heads`.
-    """
-    return compile_launch(launch_few_heads, plan)
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
+    `Operands`, cluster_size; see `launch_few_heads`."""
+    return compile_launch(launch_few_heads, plan, packed=True)

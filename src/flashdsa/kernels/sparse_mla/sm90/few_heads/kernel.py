@@ -15,11 +15,12 @@ and the CTAs theirs as in the other decode.
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, cute
 
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.operands import split
 from flashdsa.kernels.sparse_mla.sm90.decode.combine import write_share
 from flashdsa.kernels.sparse_mla.sm90.decode.context import Output, locate
 from flashdsa.kernels.sparse_mla.sm90.decode.gather import Gatherer
@@ -45,7 +46,7 @@ def few_heads_kernel(
     sm_scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_few_heads`."""
+    """One CTA; arguments as in `Operands` (`operands.py`)."""
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     enter_cluster(arena, thread)
@@ -72,23 +73,15 @@ def few_heads_kernel(
 
 
 @cute.jit
-def launch_few_heads(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sm_scale: Float32,
-    cluster_size: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`: a cluster for the plan's heads of a query; arguments as in
-    `launch_decode` (`decode/kernel.py`)."""
-    items = q.shape[0] * ((q.shape[1] + plan.columns - 1) // plan.columns)
-    few_heads_kernel(q, kv, indices, topk_length, attn_sink, out, lse, sm_scale, plan).launch(
+def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`: a cluster for the plan's heads of a query.
+
+    Args:
+        arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
+    """
+    x, (cluster_size,) = split(arguments)
+    items = x.q.shape[0] * ((x.q.shape[1] + plan.columns - 1) // plan.columns)
+    few_heads_kernel(*x, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],

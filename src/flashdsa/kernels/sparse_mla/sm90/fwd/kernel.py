@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.operands import split
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import Context
 from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E, Output
 from flashdsa.kernels.sparse_mla.sm90.fwd.gather import Gatherer, gather_all
@@ -48,7 +49,12 @@ def forward_kernel(
     sm_scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_forward`."""
+    """One CTA; arguments as in `launch_forward`.
+
+    Args:
+        slots, num_slots: indices and topk_length, or of a group rows and counts of its lists.
+        members: of the lists; None: there is no group.
+    """
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     initialise_barriers(arena, thread)
@@ -89,75 +95,31 @@ def locate(lse: cute.Tensor, arena: Arena) -> Context:
 
 
 @cute.jit
-def launch_forward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    max_logits: cute.Tensor,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`.
+def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch the forward on `stream`, of a group behind the kernel for the groups' unions.
 
     Args:
-        q: (S, H, 576) bf16. kv: (S_kv, 576) bf16. indices: (S, topk) int32.
-        topk_length: (S,) int32, or (0,): every slot counts.
-        attn_sink: (H,) fp32, or (0,): none.
-        out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
-        max_logits: (S * H,) fp32, written; of a plan without them (0,).
-        num_ctas: at most the work items, S * ceil(H / 64); best so many as run at once.
+        arguments: those of `Operands`, of a group with H = plan.group_heads. Then
+            max_logits: (S * H,) fp32, written; of a plan without them (0,).
+            num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best so
+            many as run at once.
+        and of a group
+            rows, members: (groups, plan.group * topk) int32 and uint8, written.
+            counts: (groups,) int32, written.
     """
-    q_map = tensor_map.create_tensor_map_tiled_from_view(
-        q,
-        box_dims=(1, ROWS, CHUNK),
-        stride_order=(2, 1, 0),
-        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    x, (max_logits, num_ctas, *of_group) = split(arguments)
+    make, wide = tensor_map.create_tensor_map_tiled_from_view, tensor_map.TensorMapSwizzle.s128b
+    if cutlass.const_expr(plan.group > 1):
+        lists = Lists(*of_group)
+        launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
+        slots = lists.rows, lists.counts, lists.members
+        rows = x.q.shape[0] * plan.group_heads
+        flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, D_QK), stride=(D_QK, 1)))
+        q_map = make(flat, box_dims=(ROWS, CHUNK), swizzle=wide)
+    else:
+        slots = x.indices, x.topk_length, None
+        q_map = make(x.q, box_dims=(1, ROWS, CHUNK), stride_order=(2, 1, 0), swizzle=wide)
+    results = x.out, x.lse, max_logits
+    forward_kernel(q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
-    forward_kernel(
-        q_map, kv, indices, topk_length, None, attn_sink, out, lse, max_logits, sm_scale, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
-
-
-@cute.jit
-def launch_grouped_forward(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    max_logits: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    sm_scale: Float32,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the kernel for the groups' unions, then the forward, on `stream`.
-
-    Args:
-        q: (S, H, 576) bf16 with H = plan.group_heads. The others as in `launch_forward`, and
-        rows, members: (groups, plan.group * topk) int32 and uint8, written. counts: (groups,).
-        num_ctas: at most the groups.
-    """
-    launch_union(
-        indices, topk_length, Lists(rows, members, counts), Int32(kv.shape[0]), plan.group, stream
-    )
-    flat = cute.make_tensor(
-        q.iterator, cute.make_layout((q.shape[0] * plan.group_heads, D_QK), stride=(D_QK, 1))
-    )
-    q_map = tensor_map.create_tensor_map_tiled_from_view(
-        flat, box_dims=(ROWS, CHUNK), swizzle=tensor_map.TensorMapSwizzle.s128b
-    )
-    forward_kernel(
-        q_map, kv, rows, counts, members, attn_sink, out, lse, max_logits, sm_scale, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)

@@ -7,9 +7,9 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.kernel import launch_dkv
 from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES, WORDS, DkvPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK, D_V
 
 

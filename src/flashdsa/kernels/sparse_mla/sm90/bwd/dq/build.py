@@ -7,9 +7,9 @@ from typing import Any
 from cutlass import BFloat16, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.kernel import launch_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_tensor
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_tensor
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.kernels.sparse_mla.fake_operands import fake_lists
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.kernel import launch_backward
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import FusedPlan
 from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import CURSORS, KEY_WORDS, PAIR, ROW_WORDS

@@ -7,7 +7,8 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.kernels.sparse_mla.sm90.bwd.fake_tensors import fake_lists, fake_tensor
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.kernels.sparse_mla.fake_operands import fake_lists
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.kernel import launch_scores
 from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import D_QK, D_V, ScoresPlan
 

@@ -1,0 +1,15 @@
+"""Tensors to compile with: types, shapes and alignments, no memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass.cute.runtime import make_fake_compact_tensor
+
+from flashdsa.hw import BULK_ALIGNMENT
+
+
+def fake_tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
+    """Without gaps, the last dimension innermost; its address is a multiple of `align` bytes."""
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
