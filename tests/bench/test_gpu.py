@@ -39,7 +39,7 @@ from flashdsa.bench.gpu.peers import (
     Peers,
     load_peers,
 )
-from flashdsa.bench.gpu.protocol import Call, GpuHangError, GpuTimes
+from flashdsa.bench.gpu.protocol import GpuHangError, GpuTimes
 from flashdsa.bench.gpu.result import (
     SCHEMA,
     GpuBenchResult,
@@ -50,6 +50,7 @@ from flashdsa.bench.gpu.result import (
     write_gpu_result,
 )
 from flashdsa.bench.gpu.thresholds import geometric_mean, judge_thresholds
+from flashdsa.bench.gpu.turns import Call
 from flashdsa.bench.protocol import Times
 from flashdsa.cli.bench_gpu import print_gpu_result, remarks
 from flashdsa.errors import ArgumentValueError

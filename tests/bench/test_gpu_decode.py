@@ -89,7 +89,7 @@ def test_a_peer_that_is_missing_or_refuses_costs_nothing_else() -> None:
 def test_a_wrong_result_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     right = flashdsa.sparse_mla_fwd
     monkeypatch.setattr(
-        "flashdsa.bench.gpu.decode.flashdsa.sparse_mla_fwd",
+        "flashdsa.bench.gpu.beside_flash_mla.flashdsa.sparse_mla_fwd",
         lambda *x, **options: (1.01 * right(*x, **options)[0],),
     )
     (row,) = run([PACKED], "none").rows

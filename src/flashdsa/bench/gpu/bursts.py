@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 import torch
+
+from flashdsa.bench.gpu.turns import Call
 
 PAUSE_SECONDS, BURSTS = 0.06, 5
 SPIN_CYCLES = 4_000_000
 HOT_SECONDS, HOT_ROUNDS = 0.16, 3
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,6 @@ class BurstTimes:
 
     burst_ms: float
     hot_ms: float
-
-
-class BurstTimer(Protocol):
-    """Takes times on a device."""
-
-    def in_turns(self, calls: Mapping[str, Call]) -> dict[str, BurstTimes]:
-        """Times of every call, the calls in random order."""
 
 
 class CudaBurstTimer:

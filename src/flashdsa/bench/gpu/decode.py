@@ -5,27 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
-import flashdsa
 from flashdsa.bench.document import parse_fields
 from flashdsa.bench.gpu.beside_flash_mla import (
-    FLASH_MLA,
     FLASH_MLA_HEADS,
     JUDGED_QUERIES,
     NORM_LIMIT,
-    OURS,
-    Call,
-    add_peer,
-    norm_findings,
-    worst_norm_error,
+    compare,
 )
 from flashdsa.bench.gpu.decode_cases import (
     BF16_ROWS,
@@ -39,6 +32,7 @@ from flashdsa.bench.gpu.decode_cases import (
 from flashdsa.bench.gpu.peers import in_a_line
 from flashdsa.bench.gpu.protocol import FLUSH_BYTES
 from flashdsa.bench.gpu.run import GpuRun, OnProgress, read_run, run_cases
+from flashdsa.bench.gpu.turns import Call, TurnsTimer
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 
 DECODE_SCHEMA = "flashdsa-decode-bench/1"
@@ -91,13 +85,6 @@ class DecodeRow:
 
 
 DecodeBenchResult = GpuRun[DecodeRow]
-
-
-class DecodeTimer(Protocol):
-    """Takes times on a device."""
-
-    def in_turns(self, calls: Mapping[str, Call]) -> dict[str, DecodeTimes]:
-        """Times of every call, by DECODE_PROTOCOL."""
 
 
 class CudaDecodeTimer:
@@ -169,7 +156,7 @@ def flash_mla_decode() -> Callable[..., Any] | str:
 
 def run_decode_bench(
     cases: Iterable[DecodeCase],
-    timer: DecodeTimer,
+    timer: TurnsTimer[DecodeTimes],
     peer: Callable[..., Any] | str,
     on_progress: OnProgress = lambda *_: None,
     *,
@@ -200,48 +187,33 @@ def run_decode_bench(
 
 
 def _row(
-    inputs: DecodeInputs, timer: DecodeTimer, peer: Callable[..., Any] | str, backend: str
+    inputs: DecodeInputs,
+    timer: TurnsTimer[DecodeTimes],
+    peer: Callable[..., Any] | str,
+    backend: str,
 ) -> DecodeRow:
     case = inputs.case
-    results: list[tuple[Tensor, ...]] = []
-
-    def ours() -> None:
-        results[:] = [
-            flashdsa.sparse_mla_fwd(
-                inputs.q,
-                inputs.kv,
-                inputs.indices,
-                topk_length=inputs.topk_length,
-                backend=backend,
-            )
-        ]
-
-    calls: dict[str, Call] = {OURS: ours}
-    missing = "takes packed rows only" if not case.packed else peer if type(peer) is str else None
-    if missing is None and not isinstance(peer, str):
-        missing = add_peer(calls, lambda: peer(inputs))
-    times = timer.in_turns(calls)
-    taken, theirs = times[OURS], times.get(FLASH_MLA)
-    ours()
-    off = worst_norm_error(
-        results[0][0], inputs.q, inputs.kv, inputs.indices, topk_length=inputs.topk_length
-    )
+    prepare = peer if isinstance(peer, str) else partial(peer, inputs)
+    if not case.packed:
+        prepare = "takes packed rows only"
+    x = compare(inputs.operands, timer, prepare, backend=backend)
+    ours, theirs = x.ours, x.peer
     return DecodeRow(
         name=case.name,
         heads=case.heads,
         queries=case.queries,
         packed=case.packed,
         ragged=case.ragged,
-        hot_us=taken.hot_us,
-        cold_us=taken.cold_us,
-        hot_tflops=inputs.flop / taken.hot_us / 1e6,
-        hot_gbps=inputs.valid * inputs.row_bytes / taken.hot_us / 1e3,
-        norm_error=off,
+        hot_us=ours.hot_us,
+        cold_us=ours.cold_us,
+        hot_tflops=inputs.flop / ours.hot_us / 1e6,
+        hot_gbps=inputs.valid * inputs.row_bytes / ours.hot_us / 1e3,
+        norm_error=x.norm_error,
         peer=theirs,
-        peer_missing=missing,
-        hot_ratio=theirs.hot_us / taken.hot_us if theirs else None,
-        cold_ratio=theirs.cold_us / taken.cold_us if theirs else None,
-        findings=norm_findings(off),
+        peer_missing=x.peer_missing,
+        hot_ratio=theirs.hot_us / ours.hot_us if theirs else None,
+        cold_ratio=theirs.cold_us / ours.cold_us if theirs else None,
+        findings=x.findings,
     )
 
 

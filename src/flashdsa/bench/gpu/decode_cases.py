@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.api import quantize_kv
+from flashdsa.operands import SparseMlaOperands
 from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
 ROWS = 2**22
@@ -80,6 +81,11 @@ class DecodeInputs:
     kv: Tensor
     indices: Tensor
     topk_length: Tensor | None
+
+    @property
+    def operands(self) -> SparseMlaOperands:
+        """As the public operation takes them."""
+        return SparseMlaOperands(self.q, self.kv, self.indices, self.topk_length)
 
     @property
     def valid(self) -> int:

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-import flashdsa
 from flashdsa.bench.document import parse_fields
 from flashdsa.bench.gpu.beside_flash_mla import (
-    FLASH_MLA,
     FLASH_MLA_HEADS,
     JUDGED_QUERIES,
     NORM_LIMIT,
-    OURS,
-    Call,
-    add_peer,
-    norm_findings,
-    worst_norm_error,
+    compare,
 )
 from flashdsa.bench.gpu.bursts import (
     BURSTS,
     HOT_ROUNDS,
     HOT_SECONDS,
     PAUSE_SECONDS,
-    BurstTimer,
     BurstTimes,
 )
 from flashdsa.bench.gpu.forward_cases import ForwardCase, ForwardInputs, make_forward_inputs
 from flashdsa.bench.gpu.peers import in_a_line
 from flashdsa.bench.gpu.run import GpuRun, OnProgress, read_run, run_cases
+from flashdsa.bench.gpu.turns import Call, TurnsTimer
 from flashdsa.problem import D_QK
 
 FORWARD_SCHEMA = "flashdsa-forward-bench/1"
@@ -88,7 +82,7 @@ def flash_mla_call() -> Callable[..., Any] | str:
 
 def run_forward_bench(
     cases: Iterable[ForwardCase],
-    timer: BurstTimer,
+    timer: TurnsTimer[BurstTimes],
     peer: Callable[..., Any] | str,
     on_progress: OnProgress = lambda *_: None,
     *,
@@ -112,53 +106,31 @@ def run_forward_bench(
 
 
 def _row(
-    inputs: ForwardInputs, timer: BurstTimer, peer: Callable[..., Any] | str, backend: str
+    inputs: ForwardInputs,
+    timer: TurnsTimer[BurstTimes],
+    peer: Callable[..., Any] | str,
+    backend: str,
 ) -> ForwardRow:
     case = inputs.case
-    results: list[tuple[Tensor, ...]] = []
-
-    def ours() -> None:
-        results[:] = [
-            flashdsa.sparse_mla_fwd(
-                inputs.q,
-                inputs.kv,
-                inputs.indices,
-                topk_length=inputs.topk_length,
-                attn_sink=inputs.attn_sink,
-                return_max_logits=case.max_logits,
-                backend=backend,
-            )
-        ]
-
-    calls: dict[str, Call] = {OURS: ours}
-    missing = peer if isinstance(peer, str) else add_peer(calls, lambda: _peer_call(peer, inputs))
-    times = timer.in_turns(calls)
-    taken, theirs = times[OURS], times.get(FLASH_MLA)
-    ours()
-    off = worst_norm_error(
-        results[0][0],
-        inputs.q,
-        inputs.kv,
-        inputs.indices,
-        topk_length=inputs.topk_length,
-        attn_sink=inputs.attn_sink,
-    )
+    prepare = peer if isinstance(peer, str) else partial(_peer_call, peer, inputs)
+    x = compare(inputs.operands, timer, prepare, return_max_logits=case.max_logits, backend=backend)
+    ours, theirs = x.ours, x.peer
     return ForwardRow(
         name=case.name,
         heads=case.heads,
         queries=case.queries,
         topk=case.topk,
         num_keys=case.num_keys,
-        burst_ms=taken.burst_ms,
-        hot_ms=taken.hot_ms,
-        burst_tflops=inputs.flop / taken.burst_ms / 1e9,
-        hot_tflops=inputs.flop / taken.hot_ms / 1e9,
-        norm_error=off,
+        burst_ms=ours.burst_ms,
+        hot_ms=ours.hot_ms,
+        burst_tflops=inputs.flop / ours.burst_ms / 1e9,
+        hot_tflops=inputs.flop / ours.hot_ms / 1e9,
+        norm_error=x.norm_error,
         peer=theirs,
-        peer_missing=missing,
-        burst_ratio=theirs.burst_ms / taken.burst_ms if theirs else None,
-        hot_ratio=theirs.hot_ms / taken.hot_ms if theirs else None,
-        findings=norm_findings(off),
+        peer_missing=x.peer_missing,
+        burst_ratio=theirs.burst_ms / ours.burst_ms if theirs else None,
+        hot_ratio=theirs.hot_ms / ours.hot_ms if theirs else None,
+        findings=x.findings,
     )
 
 

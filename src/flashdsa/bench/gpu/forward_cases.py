@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from flashdsa.operands import SparseMlaOperands
 from flashdsa.problem import D_QK, D_V
 
 CHANGED = 0.05
@@ -75,6 +76,11 @@ class ForwardInputs:
     indices: Tensor
     topk_length: Tensor | None
     attn_sink: Tensor | None
+
+    @property
+    def operands(self) -> SparseMlaOperands:
+        """As the public operation takes them."""
+        return SparseMlaOperands(self.q, self.kv, self.indices, self.topk_length, self.attn_sink)
 
     @property
     def flop(self) -> float:

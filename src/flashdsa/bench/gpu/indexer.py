@@ -20,7 +20,6 @@ from flashdsa.bench.gpu.judge import judge_ids, judge_peer
 from flashdsa.bench.gpu.peers import CONTENDERS, LOGITS, PAIRS, TOP_KS, Peers, in_a_line
 from flashdsa.bench.gpu.protocol import (
     PROTOCOL,
-    Call,
     GpuHangError,
     GpuTimes,
     Timer,
@@ -28,6 +27,7 @@ from flashdsa.bench.gpu.protocol import (
 )
 from flashdsa.bench.gpu.result import GpuBenchResult, GpuRow, PeerTime
 from flashdsa.bench.gpu.thresholds import geometric_mean, judge_thresholds
+from flashdsa.bench.gpu.turns import Call
 from flashdsa.problem import INDEX_TOKEN_BYTES
 
 logger = logging.getLogger("flashdsa.bench")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
 import torch
 
+from flashdsa.bench.gpu.turns import Call
 from flashdsa.bench.protocol import Times
 from flashdsa.errors import FlashDsaError
 
@@ -30,8 +31,6 @@ PROTOCOL = (
     f"Host: {HOST_CALLS} calls, a synchronisation outside the clock "
     f"after every {HOST_BATCH}, median of those batches"
 )
-
-Call = Callable[[], object]
 
 
 class GpuHangError(FlashDsaError, RuntimeError):

@@ -9,9 +9,10 @@ from typing import Any
 
 from flashdsa.bench.document import parse_fields
 from flashdsa.bench.gpu.beside_flash_mla import OURS
-from flashdsa.bench.gpu.bursts import BURSTS, HOT_ROUNDS, HOT_SECONDS, PAUSE_SECONDS, BurstTimer
+from flashdsa.bench.gpu.bursts import BURSTS, HOT_ROUNDS, HOT_SECONDS, PAUSE_SECONDS, BurstTimes
 from flashdsa.bench.gpu.run import GpuRun, OnProgress, read_run, run_cases
 from flashdsa.bench.gpu.training_cases import STEPS, TrainingCase, make_training_inputs
+from flashdsa.bench.gpu.turns import TurnsTimer
 
 TRAINING_SCHEMA = "flashdsa-training-bench/1"
 TRAINING_PROTOCOL = (
@@ -46,7 +47,7 @@ TrainingBenchResult = GpuRun[TrainingRow]
 
 def run_training_bench(
     cases: Iterable[TrainingCase],
-    timer: BurstTimer,
+    timer: TurnsTimer[BurstTimes],
     on_progress: OnProgress = lambda *_: None,
     *,
     device: str = "cuda",
@@ -67,7 +68,9 @@ def run_training_bench(
     )
 
 
-def _row(case: TrainingCase, timer: BurstTimer, device: str, backend: str) -> TrainingRow:
+def _row(
+    case: TrainingCase, timer: TurnsTimer[BurstTimes], device: str, backend: str
+) -> TrainingRow:
     inputs, step = make_training_inputs(case, device), STEPS[case.what]
     times = timer.in_turns({OURS: lambda: step.run(inputs, backend)})[OURS]
     judged = step.judge(inputs, step.run(inputs, backend))
