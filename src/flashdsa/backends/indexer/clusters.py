@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.settings import Settings
 
 SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better.
@@ -40,8 +40,7 @@ class Clusters(NamedTuple):
 
 def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
     """What a launch of `rows` rows is to have, by the plan's threads and shared memory."""
-    most = Settings.from_environment().max_cluster or USUAL_CLUSTER
-    return choose_clusters(clusters_at_once(runner, plan), rows, most)
+    return choose_clusters(clusters_at_once(runner, plan), rows)
 
 
 def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
@@ -49,10 +48,9 @@ def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
     return runner.cluster_capacity(plan.threads, plan.smem_bytes)
 
 
-def choose_clusters(capacity: Mapping[int, int], rows: int, most: int = USUAL_CLUSTER) -> Clusters:
-    """As `clusters_for`, by the number of clusters of each size that run at once, and the most CTAs
-    of a cluster."""
-    capacity = {size: number for size, number in capacity.items() if size <= most}
+def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:
+    """As `clusters_for`, by the number of clusters of each size that run at once."""
+    capacity = allowed_clusters(capacity, USUAL_CLUSTER)
     for size in SIZES:
         if size == 2 and rows <= 2 * capacity.get(4, 0):
             return Clusters(capacity[4], 4, 1)

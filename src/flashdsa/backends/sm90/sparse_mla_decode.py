@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import launch_operands
@@ -16,7 +17,6 @@ from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPla
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_KEYS
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.settings import Settings
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -102,9 +102,7 @@ def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, i
     A cluster of 16 is the quickest for a query alone (20 us, with 8 CTAs 26), but begins only when
     16 SMs of one GPC are free: behind 32 that another stream holds it waits until those are.
     """
-    most = Settings.from_environment().max_cluster or MOST_CTAS
-    sizes = runner.cluster_capacity(plan.threads, plan.smem_bytes)
-    return {size: number for size, number in sizes.items() if size <= most}
+    return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), MOST_CTAS)
 
 
 def spec_of(plan: DecodePlan | FewHeadsPlan) -> KernelSpec:
