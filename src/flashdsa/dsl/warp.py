@@ -74,6 +74,22 @@ def lowest_bit(mask: Any) -> Int32:
 
 
 @cute.jit
+def reserve(counter: Any, count: Int32) -> Int32:
+    """The first of `count` slots, the same for all lanes, with one atomic if there are any; 0 if
+    there are none.
+
+    Args:
+        counter: as in `alloc_slot`.
+    """
+    first = Int32(0)
+    if count != 0:
+        if cute.arch.lane_idx() == 0:
+            first = cute.arch.atomic_add(counter, count, sem="relaxed", scope="cta")
+        first = cute.arch.shuffle_sync(first, 0)
+    return first
+
+
+@cute.jit
 def alloc_slots(
     counter: Any, wanted: cute.Tensor, slots: cute.Tensor, count: cutlass.Constexpr
 ) -> None:
@@ -88,11 +104,7 @@ def alloc_slots(
         mask = cute.arch.vote_ballot_sync(wanted[i] != 0)
         slots[i] = total + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
         total += Int32(cute.arch.popc(mask))
-    base = Int32(0)
-    if total != 0:
-        if cute.arch.lane_idx() == 0:
-            base = cute.arch.atomic_add(counter, total, sem="relaxed", scope="cta")
-        base = cute.arch.shuffle_sync(base, 0)
+    base = reserve(counter, total)
     for i in cutlass.range_constexpr(count):
         slots[i] += base
 
@@ -105,11 +117,5 @@ def alloc_slot(counter: Any, wanted: cutlass.Boolean) -> Int32:
         counter: pointer to the number of slots in use, Int32 in this CTA's shared memory.
     """
     mask = cute.arch.vote_ballot_sync(wanted)
-    base = Int32(0)
-    if mask != 0:
-        if cute.arch.lane_idx() == 0:
-            base = cute.arch.atomic_add(
-                counter, Int32(cute.arch.popc(mask)), sem="relaxed", scope="cta"
-            )
-        base = cute.arch.shuffle_sync(base, 0)
+    base = reserve(counter, Int32(cute.arch.popc(mask)))
     return base + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
