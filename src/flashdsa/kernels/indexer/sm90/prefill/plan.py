@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from flashdsa.hw import MBARRIER_BYTES, SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.plan import NUM_HEADS
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM
 
 COLUMNS = {64: 256, 32: 256, 16: 128}
@@ -57,7 +47,7 @@ WORD = 4
 
 
 @dataclass(frozen=True)
-class PrefillPlan:
+class PrefillPlan(Sm90Plan):
     """One compiled kernel: choices first, then what follows from them.
 
     A *team* is the warps that rank a query together.
@@ -96,9 +86,7 @@ class PrefillPlan:
             raise ValueError(f"segment_keys: places do not fit in {PLACE_BYTES} bytes")
         if self.bins * WORD < MAX_TOPK * PLACE_BYTES:
             raise ValueError("HISTOGRAM_BINS: no room for the places of a query's best")
-        check_registers(self.roles, SM90.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check()
 
     @property
     def name(self) -> str:
@@ -234,16 +222,10 @@ class PrefillPlan:
         return 2 * WARPGROUP_SIZE // WARP_SIZE
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         keys = self.stages * self.chunks * self.key_chunk_bytes
         queries = self.query_stages * self.chunks * self.query_chunk_bytes
-        barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         rank = [
             SmemRegion("histogram", HISTOGRAM_BINS * WORD, 16, "bins, of every query"),
             SmemRegion("masks", self.teams * self.masks * WORD, 16, "a bit a score: it wins"),
@@ -262,18 +244,7 @@ class PrefillPlan:
             SmemRegion("keys", keys, 1024, "a ring of 64 rows each, SW128"),
             *(scales if self.is_fp8 else []),
             *([] if self.scores_only else rank),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
-
-    @cached_property
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     def roles(self) -> tuple[Role, Role]:

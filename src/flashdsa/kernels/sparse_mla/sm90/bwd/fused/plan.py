@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, IMAGE_BYTES
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, CHUNKS, D_V
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemPlan,
-    SmemRegion,
-    check_barriers,
-    check_registers,
-    plan_smem,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
@@ -41,7 +32,7 @@ STATISTICS = 2
 
 
 @dataclass(frozen=True)
-class FusedPlan:
+class FusedPlan(Sm90Plan):
     """One compiled kernel: choices first, then what follows from them.
 
     Attributes:
@@ -70,9 +61,7 @@ class FusedPlan:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.more not in MORE:
             raise ValueError(f"more: expected one of {MORE}; got {self.more}")
-        check_registers(self.roles, SM90.registers)
-        check_barriers(self.barriers, self.roles)
-        _ = self.smem
+        self.check()
 
     @property
     def name(self) -> str:
@@ -81,33 +70,15 @@ class FusedPlan:
         return f"mla_bwd_fused_group{self.queries}{kind}"
 
     @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return sum(role.threads for role in self.roles)
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
-        barriers = sum(barrier.stages for barrier in self.barriers) * 8
+    def buffers(self) -> list[SmemRegion]:
+        """What shared memory holds before the mbarriers, in its order."""
         return [
             SmemRegion("rows", ROWS_BYTES, 1024, "Q and dO of 64 rows, by chunks and halves"),
             SmemRegion("k", CHUNKS * CHUNK_BYTES, 1024, "keys of a tile, 9 x [64, 64] SW128"),
             SmemRegion("p", IMAGE_BYTES, 1024, "P, [key][row] SW128"),
             SmemRegion("ds", IMAGE_BYTES, 1024, "dS, [key][row] SW128"),
             SmemRegion("statistics", BLOCK_ROWS * STATISTICS * 4, 16, "lse and delta of the rows"),
-            SmemRegion("barriers", barriers, 8, "mbarriers"),
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
-        return plan_smem(self.regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
-        return self.smem.total
 
     @property
     @cache  # noqa: B019 - plans are few
