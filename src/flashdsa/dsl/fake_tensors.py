@@ -8,6 +8,8 @@ from cutlass.cute.runtime import make_fake_compact_tensor
 
 from flashdsa.hw import BULK_ALIGNMENT
 
+WORD_ALIGNMENT = 4
+
 
 def fake_tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
     """Without gaps, the last dimension innermost; its address is a multiple of `align` bytes."""

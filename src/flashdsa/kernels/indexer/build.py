@@ -8,18 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Float8E4M3FN, Float32, Int32, Uint8, cute
-from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
-
-WORD_ALIGNMENT = 4
-
-
-def compact_tensor(dtype: Any, shape: tuple[Any, ...], align: int) -> Any:
-    """A tensor without gaps, its address a multiple of `align` bytes."""
-    order = tuple(reversed(range(len(shape))))
-    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
 def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
@@ -35,17 +27,17 @@ def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
     arrivals, slots, num_clusters, cluster_size, num_splits)."""
     rows, requests, pages, table, counters, slots = (cute.sym_int32() for _ in range(6))
     workspace = (
-        compact_tensor(Int32, (counters,), WORD_ALIGNMENT),
-        compact_tensor(Int32, (slots, plan.slot_words), BULK_ALIGNMENT),
+        fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
+        fake_tensor(Int32, (slots, plan.slot_words)),
     )
     return cute.compile(
         launch,
-        compact_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-        compact_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
-        compact_tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
-        compact_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
+        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)),
+        fake_tensor(Float32, (rows, plan.num_heads)),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
-        compact_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         *(workspace if plan.splits else ()),
         *(Int32(1) for _ in range(3 if plan.splits else 2)),
         plan,
@@ -59,12 +51,12 @@ def compile_logits(launch: Any, plan: Any, arch: str) -> Any:
     rows, pages, table, width = (cute.sym_int32() for _ in range(4))
     return cute.compile(
         launch,
-        compact_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-        compact_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES), BULK_ALIGNMENT),
-        compact_tensor(Float32, (rows, plan.num_heads), BULK_ALIGNMENT),
-        compact_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
+        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)),
+        fake_tensor(Float32, (rows, plan.num_heads)),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, rows, table),
-        compact_tensor(Float32, (rows, width), WORD_ALIGNMENT),
+        fake_tensor(Float32, (rows, width), WORD_ALIGNMENT),
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

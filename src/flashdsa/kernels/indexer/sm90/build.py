@@ -7,9 +7,10 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.indexer import build
-from flashdsa.kernels.indexer.build import WORD_ALIGNMENT, compact_tensor, rows_apart
+from flashdsa.kernels.indexer.build import rows_apart
 from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_splits
 from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
@@ -37,8 +38,8 @@ def compile_topk(plan: TopkPlan) -> Any:
     return cute.compile(
         launch_topk,
         rows_apart(Float32, rows, width),
-        compact_tensor(Int32, (rows,), WORD_ALIGNMENT),
-        compact_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         Int32(1),
         Int32(1),
         plan,
@@ -51,11 +52,11 @@ def compile_quantize(plan: QuantizePlan) -> Any:
     """A TVM-FFI function (keys, slots, cache), or without slots (vectors, fp8, scales)."""
     count, pages = cute.sym_int32(), cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
-    vectors = compact_tensor(element, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT)
+    vectors = fake_tensor(element, (count, INDEX_HEAD_DIM))
     if plan.slot_bits:
         launch = launch_write
         others = (
-            compact_tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
+            fake_tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
             make_fake_tensor(
                 Uint8,
                 (pages, PAGE_BYTES),
@@ -66,8 +67,8 @@ def compile_quantize(plan: QuantizePlan) -> Any:
     else:
         launch = launch_quantize
         others = (
-            compact_tensor(Uint8, (count, INDEX_HEAD_DIM), BULK_ALIGNMENT),
-            compact_tensor(Float32, (count,), WORD_ALIGNMENT),
+            fake_tensor(Uint8, (count, INDEX_HEAD_DIM)),
+            fake_tensor(Float32, (count,), WORD_ALIGNMENT),
         )
     return cute.compile(
         launch,

@@ -7,15 +7,15 @@ from typing import Any
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import SM90
-from flashdsa.kernels.indexer.build import WORD_ALIGNMENT, compact_tensor
 from flashdsa.kernels.indexer.sm90.order.kernel import launch_order
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 
 
 def compile_order(plan: OrderPlan) -> Any:
     """A TVM-FFI function (rows, scores) on torch's current stream; needs no GPU."""
-    lists = compact_tensor(Int32, (cute.sym_int32(), cute.sym_int32()), WORD_ALIGNMENT)
+    lists = fake_tensor(Int32, (cute.sym_int32(), cute.sym_int32()), WORD_ALIGNMENT)
     return cute.compile(
         launch_order,
         lists,

@@ -174,101 +174,26 @@ def score_tile(
 
 
 @cute.jit
-def launch_prefill(
-    q_index: cute.Tensor,
-    k_index: cute.Tensor,
-    k_scale: cute.Tensor,
-    weights: cute.Tensor,
-    starts: cute.Tensor,
-    ends: cute.Tensor,
-    topk_indices: cute.Tensor,
-    workspace: cute.Tensor,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`.
 
     Args:
-        q_index: (S, H, 128) e4m3 or bf16. k_index: (S_kv, 128) likewise; at least one.
-        k_scale: (S_kv,) fp32, of bf16 keys anything. weights: (S, H) fp32.
-        starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
-        topk_indices: (S, topk) int32, written; topk at most 2048.
-        workspace: (num_ctas, plan.workspace_words) int32.
-        num_ctas: best one an SM.
+        arguments:
+            q_index: (S, H, 128) e4m3 or bf16. k_index: (S_kv, 128) likewise; at least one.
+            k_scale: (S_kv,) fp32, of bf16 keys anything. weights: (S, H) fp32.
+            starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
+        of a plan that ranks
+            topk_indices: (S, topk) int32, written; topk at most 2048.
+            topk_scores: only of a plan with scores: (S, topk) int32, words of `entries.py`,
+                written: of no key where topk_indices is -1.
+            workspace: (num_ctas, plan.workspace_words) int32.
+        of the scores alone
+            scores: (S, S_kv) fp32; written where a query sees the key.
+        and at last
+            num_ctas: best one an SM.
     """
-    launch(
-        q_index, k_index, k_scale, weights, starts, ends, topk_indices, None, workspace, num_ctas,
-        plan, stream,
-    )  # fmt: skip
-
-
-@cute.jit
-def launch_scored(
-    q_index: cute.Tensor,
-    k_index: cute.Tensor,
-    k_scale: cute.Tensor,
-    weights: cute.Tensor,
-    starts: cute.Tensor,
-    ends: cute.Tensor,
-    topk_indices: cute.Tensor,
-    topk_scores: cute.Tensor,
-    workspace: cute.Tensor,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch with the scores of the best on `stream`. Other arguments as in `launch_prefill`.
-
-    Args:
-        topk_scores: (S, topk) int32, words of `entries.py`, written: of no key where
-            `topk_indices` is -1.
-    """
-    launch(
-        q_index, k_index, k_scale, weights, starts, ends, topk_indices, topk_scores, workspace,
-        num_ctas, plan, stream,
-    )  # fmt: skip
-
-
-@cute.jit
-def launch_scores(
-    q_index: cute.Tensor,
-    k_index: cute.Tensor,
-    k_scale: cute.Tensor,
-    weights: cute.Tensor,
-    starts: cute.Tensor,
-    ends: cute.Tensor,
-    scores: cute.Tensor,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the scores alone on `stream`. Other arguments as in `launch_prefill`.
-
-    Args:
-        scores: (S, S_kv) fp32; written where a query sees the key.
-    """
-    launch(
-        q_index, k_index, k_scale, weights, starts, ends, None, None, scores, num_ctas, plan, stream
-    )  # fmt: skip
-
-
-@cute.jit
-def launch(
-    q_index: cute.Tensor,
-    k_index: cute.Tensor,
-    k_scale: cute.Tensor,
-    weights: cute.Tensor,
-    starts: cute.Tensor,
-    ends: cute.Tensor,
-    topk_indices: Any,
-    topk_scores: Any,
-    scores: cute.Tensor,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Any of the three."""
+    q_index, k_index, k_scale, weights, starts, ends, *best, scores, num_ctas = arguments
+    topk_indices, topk_scores = (*best, None, None)[:2]
     keys_map = key_map(k_index, plan)
     prefill_kernel(
         query_map(q_index, plan),
