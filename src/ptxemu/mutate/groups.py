@@ -67,7 +67,7 @@ class Groups:
         if family is None or family not in self._changes:
             return
         self._registers[operation.agent_id] = frozenset(operation.registers)
-        for change in self._changes[family]:
+        for change in self._open_changes(family):
             self._queues[warp, family, change].uncommitted.append(operation.agent_id)
 
     def executed(self, warp: int, instruction: Instruction) -> None:
@@ -78,7 +78,7 @@ class Groups:
         is_commit = "commit_group" in instruction.modifiers
         keep = _kept(instruction)
         original: set[int] = set()
-        for change in self._changes[family]:
+        for change in self._open_changes(family):
             queue = self._queues[warp, family, change]
             is_here = change[0] == instruction.pc
             if is_commit:
@@ -100,28 +100,36 @@ class Groups:
 
     def handed_on(self, warp: int) -> None:
         """A warp lets others know what it knows, or exits."""
-        if self._more.get(warp):
-            self.effective.update(self._more[warp])
+        self.effective.update(self._missing(warp))
 
     def accessed(self, warp: int, space: Space) -> None:
         """A warp accesses memory; products use shared memory only."""
-        for change, more in self._more.get(warp, {}).items():
+        for change, more in self._missing(warp).items():
             if space is Space.SHARED or not all(self._registers[one] for one in more):
                 self.effective.add(change)
 
     def touched(self, warp: int, slots: Iterable[int]) -> None:
         """A warp uses registers of products."""
-        waiting = self._more.get(warp)
-        if not waiting:
-            return
         used = set(slots)
-        for change, more in waiting.items():
+        for change, more in self._missing(warp).items():
             if any(used & self._registers[one] for one in more):
                 self.effective.add(change)
 
     def is_pending(self, warp: int) -> bool:
         """Whether anything would be pending that is not, for `touched`."""
-        return bool(self._more.get(warp))
+        return bool(self._missing(warp))
+
+    def _open_changes(self, family: str) -> list[tuple[int, str]]:
+        """Those that have had no effect yet: what they leave pending grows from loop to loop."""
+        return [change for change in self._changes[family] if change not in self.effective]
+
+    def _missing(self, warp: int) -> dict[tuple[int, str], set[int]]:
+        """Of `_more` the warp's, of changes that have had no effect yet."""
+        more = self._more.get(warp, {})
+        if not self.effective.isdisjoint(more):
+            for change in self.effective & more.keys():
+                del more[change]
+        return more
 
 
 def family_of(instruction: Instruction) -> str | None:

@@ -301,7 +301,9 @@ class Trial:
         for run in self._runs_of(mutation, once=idle is not None):
             outcome = _run_mutant(run, mutation)
             noticed = _noticed(outcome, run.baseline)
-            notes = _new(outcome, run.baseline, "note")
+            # Lines that only a note is of come and go with the schedule: what the original of
+            # another launch has is no news.
+            notes = _new(outcome, self.merged, "note")
             if noticed is None and notes and self._notes:
                 noticed = "note", outcome.faults[notes[0]]
             if noticed is not None:

@@ -155,6 +155,24 @@ def test_a_note_is_enough_where_there_is_to_be_none(notes, verdict, how):
     assert "same-value-race" in result.message
 
 
+def test_a_note_that_the_original_has_in_another_launch_is_no_news():
+    write_seven = "mov.u32 %r1, smem; mov.u32 %r2, 7; st.shared.u32 [%r1], %r2;"
+    body = f"""
+        ld.global.u32 %r4, [%rd_out];
+        setp.ne.u32 %p1, %r4, 0;
+        setp.lt.u32 %p0, %r0, 32; @!%p0 bra MEET; {write_seven}
+        MEET: @%p1 bra MET; bar.sync 0;
+        MET: @%p0 bra END; {write_seven}
+        END:
+    """
+    text = source(TID + body, {"out": None}, shared=16)
+    ordered, unordered = (replay(text, [np.full(4, x, np.uint32)], block=64) for x in (0, 1))
+    (result,) = mutate(ordered, notes=True)[1]
+    assert (result.verdict, result.how) == ("caught", "note")
+    (result,) = mutate(ordered, also=[unordered], notes=True)[1]
+    assert result.verdict == "survived"
+
+
 def test_a_line_that_the_launch_does_not_execute_is_not_reached():
     report = run("setp.lt.u32 %p0, %r0, 999;\n@%p0 bra END;\nbar.sync 0;\nEND:")
     (result,) = report.results
