@@ -82,10 +82,11 @@ def bench(
     128x576x2048 in fp32, for top-k one reading of the scores. benchmarks/README.md tells more.
 
     On a Hopper GPU `bench indexer --backend sm90` times fixed shapes, ragged batches and
-    adversarial scores, checks every result, and compares with DeepGEMM + a top-k of cuDNN Frontend
-    or torch where they are installed. It prints which of the project's targets are met.
-    `bench sparse_mla_fwd --backend sm90` times prefills of 4,096 queries, in bursts and back to
-    back, judges O, and compares with FlashMLA where sgl-flash-mla is installed.
+    adversarial scores, checks every result, and compares with DeepGEMM + the top-k of cuDNN
+    Frontend, FlashInfer or torch where they are installed. It prints which of the project's targets
+    are met. `bench sparse_mla_fwd --backend sm90` times prefills of 4,096 queries, in bursts and
+    back to back, `bench sparse_mla_decode` few queries and packed rows; both judge O, and compare
+    with FlashMLA where sgl-flash-mla is installed.
     `bench indexer_training --backend sm90` times and judges what trains the indexer: the target,
     the scores, their divergence and the backward.
 

@@ -16,11 +16,11 @@ from ptxemu.numerics.minifloat import BF16, E4M3, E5M2, Format
 
 HELP = """\
 one kernel argument, in order; repeat for each:
-  f32[64,128]=random   array: random, zeros, ones, arange, nan, a number, or @file.npy
-  i32=5                number (also u64=0x10, f32=1.5)
-  bytes[16]=00ff...    a struct, as hexadecimal digits, or =@file
+  f32[64,128]=random  array: random, zeros, ones, arange, nan, a number, or @file.npy
+  i32=5  number (also u64=0x10, f32=1.5)
+  bytes[16]=00ff...  a struct, as hexadecimal digits, or =@file
   map:bf16[64,128]=random;box=64,64;swizzle=128B
-                       tensor map of an array (row-major; box as the array, outermost first)
+    tensor map of an array (row-major; box as the array, outermost first)
 types: f64 f32 f16 bf16 e4m3 e5m2, i8..i64, u8..u64"""
 
 _FORMATS: dict[str, tuple[Format, np.dtype[Any]]] = {

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import SavedLaunches, add_report_options, give_report
 from ptxemu.cli.hosts import ARCHS, How, run_host
 from ptxemu.cli.options import (
@@ -22,12 +23,12 @@ _HELP = """\
 Run host code that launches kernels, unmodified, on a machine without a GPU. Every launch runs on
 the emulator and is checked, and a report closes the run. The host code is
 
-  a program that was compiled with nvcc: a stand-in takes the place of the CUDA runtime and driver,
-      and kernels are taken from the PTX that the program has in it (compile with
-      -gencode arch=compute_90a,code=compute_90a, and -lineinfo for lines of the source);
-  a Python script (.py, or -m module) that compiles CuTe DSL kernels and launches them on torch
-      tensors: those on "cuda" are CPU tensors, torch.cuda and the CUDA driver answer as the
-      emulated device, benchmarks run their kernel once;
+  a program that was compiled with nvcc: a stand-in takes the place of the CUDA runtime and \
+driver, and kernels are taken from the PTX that the program has in it (compile with -gencode \
+arch=compute_90a,code=compute_90a, and -lineinfo for lines of the source);
+  a Python script (.py, or -m module) that compiles CuTe DSL kernels and launches them on torch \
+tensors: those on "cuda" are CPU tensors, torch.cuda and the CUDA driver answer as the emulated \
+device, benchmarks run their kernel once;
   a source (.cu), which nvcc compiles first.
 
 Options of ptxemu come before the host code, everything behind it is the host code's.
@@ -55,7 +56,7 @@ def add_parser(commands: Any) -> None:
         "exec",
         help="run a program or script, every launch emulated and checked",
         description=_HELP,
-        formatter_class=argparse.RawTextHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,  # a program may have options that begin like these
     )
     parser.add_argument(

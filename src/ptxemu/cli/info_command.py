@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxemu import api
+from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.errors import IllegalInstructionError, UnsupportedInstructionError
 from ptxemu.isa import registry
 from ptxemu.machine.layout import Layout
@@ -32,7 +33,7 @@ def add_parser(commands: Any) -> None:
         "info",
         help="list kernels, parameters, opcodes, and what is missing",
         description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("ptx", type=Path, help="a PTX file, or a saved launch")
     parser.add_argument("--kernel", help="only this entry point")

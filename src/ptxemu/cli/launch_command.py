@@ -17,6 +17,7 @@ from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
+from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import SavedLaunches, add_report_options, give_report
 from ptxemu.cli.hosts import SOURCE, How, run_host
 from ptxemu.cli.options import (
@@ -52,7 +53,8 @@ _HELP = {
 _EXAMPLE = """
 examples:
   ptxemu {command} axpy.ptx --grid 4 --block 256 \\
-      --arg f32[1024]=random --arg f32[1024]=zeros --arg f32=2.5 --arg i32=1024
+      --arg f32[1024]=random --arg f32[1024]=zeros \\
+      --arg f32=2.5 --arg i32=1024
   ptxemu {command} gemm.0.launch       a launch that `ptxemu exec --save` wrote
   ptxemu {command} gemm.cu -- 256 256  a program from its source, with its arguments"""
 
@@ -63,7 +65,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         name,
         help="launch a kernel" + (" and look for missing synchronisation" if check else ""),
         description=_HELP[name] + "\n" + _EXAMPLE.format(command=name),
-        formatter_class=argparse.RawTextHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("ptx", type=Path, help=PTX_HELP + _SOURCE_HELP)
     add_launch_options(parser)

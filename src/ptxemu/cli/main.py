@@ -13,6 +13,7 @@ from ptxemu.cli import (
     mutate_command,
     trace_command,
 )
+from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cuda.nvcc import NvccError
 from ptxemu.errors import PtxEmuError
 from ptxemu.machine.device import limit_sms
@@ -41,7 +42,7 @@ instruction), 2 the command could not be carried out."""
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     root = argparse.ArgumentParser(
-        prog="ptxemu", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
+        prog="ptxemu", description=_DESCRIPTION, formatter_class=HelpFormatter
     )
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     info_command.add_parser(commands)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.launch_command import prepare
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.errors import PtxEmuError
@@ -48,8 +49,10 @@ categories for --only:
 {categories}
 
 examples:
-  ptxemu mutate kernel.ptx --grid 2 --block 128 --arg f32[1024]=random --arg f32[1024]=zeros
-  ptxemu mutate --only proxy-fence --jobs 2 --exec dense_gemm.py --mnkl 256,256,128,1
+  ptxemu mutate kernel.ptx --grid 2 --block 128 \\
+      --arg f32[1024]=random --arg f32[1024]=zeros
+  ptxemu mutate --only proxy-fence --jobs 2 \\
+      --exec dense_gemm.py --mnkl 256,256,128,1
   ptxemu mutate gemm.0.launch --also gemm_short.0.launch --equivalent gemm.txt
 
 Exit code: 0 everything possible was caught, 1 there are survivors."""
@@ -63,7 +66,7 @@ def add_parser(commands: Any) -> None:
         "mutate",
         help="remove or weaken each synchronisation instruction; is it noticed?",
         description=_HELP.format(categories=listed),
-        formatter_class=argparse.RawTextHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,  # a program may have options that begin like these
     )
     add_target_options(parser)

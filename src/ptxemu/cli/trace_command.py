@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import file_name
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.events import Observer
@@ -21,15 +22,14 @@ from ptxemu.trace.memory_picture import draw
 _HELP = """\
 Run a kernel and write down what happened. For each launch, in --out:
 
-  N-KERNEL.trace.json   timeline for https://ui.perfetto.dev ("Open trace file"): a process for
-                        each CTA; a row for each warp (when it runs, what it waits for: which
-                        barrier, which phase) and for each asynchronous unit (TMA loads, bulk
-                        stores, tensor core) with every operation up to its completion;
-                        arrows from the signal to the wait that it ended
-  N-KERNEL.memory.svg   shared memory and TMEM over time: who wrote which bytes, when they were
-                        read, when they are free again
-  N-KERNEL.counts.json  for each warp role instructions by class, bytes by path, bank conflicts
-                        of shared accesses: what is printed too, with the longest waits
+  N-KERNEL.trace.json   timeline for https://ui.perfetto.dev ("Open trace file"): a process for \
+each CTA; a row for each warp (when it runs, what it waits for: which barrier, which phase) and \
+for each asynchronous unit (TMA loads, bulk stores, tensor core) with every operation up to its \
+completion; arrows from the signal to the wait that it ended
+  N-KERNEL.memory.svg   shared memory and TMEM over time: who wrote which bytes, when they were \
+read, when they are free again
+  N-KERNEL.counts.json  for each warp role instructions by class, bytes by path, bank conflicts of \
+shared accesses: what is printed too, with the longest waits
 
 Time is logical, not a prediction of speed: an instruction takes a tick, a copy or product a tick
 for 256 bytes of shared memory. --time parallel shows warps and units side by side as far as their
@@ -37,7 +37,8 @@ dependencies allow, operations from when nothing holds them up. --time schedule 
 which this run happened to execute (--seed and --async choose it), operations from their issue.
 
 examples:
-  ptxemu trace copy.ptx --block 256 --arg f32[1024]=random --arg f32[1024]=zeros
+  ptxemu trace copy.ptx --block 256 \\
+      --arg f32[1024]=random --arg f32[1024]=zeros
   ptxemu trace --role load=5 --role mma=4 --role epilogue=0-3 \\
       --exec dense_gemm_persistent.py --mnkl 256,256,256,1"""
 
@@ -48,7 +49,7 @@ def add_parser(commands: Any) -> None:
         "trace",
         help="write a timeline, memory maps and counts of a run",
         description=_HELP,
-        formatter_class=argparse.RawTextHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,  # a program may have options that begin like these
     )
     add_target_options(parser)

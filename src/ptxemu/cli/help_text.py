@@ -1,0 +1,54 @@
+"""Help that fits the terminal: prose is filled, lists stay lists."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import textwrap
+from itertools import groupby
+
+MOST_COLUMNS = 100
+"""Longer lines are hard to read, however wide the terminal is."""
+_COLUMNS = re.compile(r" +\S.*?  +(?=\S)")
+"""Of a list's line: what stands before its last column's text."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """For descriptions, and for the help of options: see `fitted`."""
+
+    def __init__(self, prog: str) -> None:
+        """As argparse calls it."""
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns, MOST_COLUMNS) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in fitted(text, width - len(indent)))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return fitted(text, width)
+
+
+def fitted(text: str, width: int) -> list[str]:
+    """Lines of at most `width`, where words allow it.
+
+    Neighbouring lines are a paragraph; one that begins with a space is an item of a list, which
+    goes on below its text.
+    """
+    lines: list[str] = []
+    for is_prose, group in groupby(text.splitlines(), lambda line: line[:1].strip() != ""):
+        pieces = [*group]
+        for piece in [" ".join(pieces)] if is_prose else pieces:
+            found = _COLUMNS.match(piece)
+            hang = "" if is_prose else " " * (found.end() if found else _indent(piece) + 4)
+            lines += _wrap(piece, width, hang) or [""]
+    return lines
+
+
+def _wrap(piece: str, width: int, hang: str) -> list[str]:
+    return textwrap.wrap(
+        piece, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
