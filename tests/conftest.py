@@ -69,8 +69,7 @@ def new_calls() -> Generator[None]:
 def _forget_calls() -> None:
     registration._served.clear()
     for spec in OPERATIONS:
-        if spec.memory is not None:
-            spec.memory.clear()
+        spec.memory.clear()
 
 
 @pytest.fixture(scope="session")

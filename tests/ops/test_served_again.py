@@ -11,9 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
+from flashdsa import reference
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import FlashDsaError
 from flashdsa.ops import registration, table
+from flashdsa.ops.registration import custom_op
 from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
 from tests.ops import inputs
@@ -63,9 +65,11 @@ def test_whatever_the_checks_read_makes_a_call_a_new_one(
         for _ in range(2):
             flashdsa.sparse_mla_fwd(**call)  # type: ignore[arg-type]
         assert len(checks) == number, changed
-    monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
-    flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
-    assert len(checks) == len(calls) + 1
+    for name, value in (("FLASHDSA_BACKEND", "cpu"), ("FLASHDSA_CHECK", "1")):
+        monkeypatch.setenv(name, value)
+        for _ in range(2):
+            flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
+    assert len(checks) == len(calls) + 2
 
 
 def test_a_tensor_may_begin_anywhere_in_its_storage(checks: list[str]) -> None:
@@ -76,16 +80,108 @@ def test_a_tensor_may_begin_anywhere_in_its_storage(checks: list[str]) -> None:
     assert checks == ["sparse_mla_fwd"]
 
 
-def test_what_reads_addresses_remembers_no_call() -> None:
-    assert table.READ_INDEX_K_CACHE.memory is None
-    assert table.DSA_TOPK_INDEXER.memory is None
+def test_where_a_cache_begins_is_looked_at_each_time(checks: list[str]) -> None:
     cache = torch.zeros(2, 64, 1, 132, dtype=torch.uint8)
     slots = torch.zeros(1, dtype=torch.int32)
-    flashdsa.read_index_k_cache(cache, slots)
-    behind = torch.zeros(cache.numel() + 1, dtype=torch.uint8)[1:].view_as(cache)
-    for _ in range(2):
+
+    def beginning_at(first: int) -> torch.Tensor:
+        return torch.zeros(cache.numel() + 4, dtype=torch.uint8)[first:][: cache.numel()]
+
+    for whole in (cache, beginning_at(4).view_as(cache), cache):
+        flashdsa.read_index_k_cache(whole, slots)
+    assert checks == ["read_index_k_cache"]
+    for first in (1, 2, 1):
         with pytest.raises(FlashDsaError, match="expected pages aligned to 4 bytes"):
-            flashdsa.read_index_k_cache(behind, slots)
+            flashdsa.read_index_k_cache(beginning_at(first).view_as(cache), slots)
+
+
+def test_calls_that_write_are_remembered_and_autograd_is_told_each_time(checks: list[str]) -> None:
+    k_index, weights = torch.randn(10, 128), torch.ones(3, 4)
+    ends = torch.tensor([3, 9, 10], dtype=torch.int32)
+    for _ in range(3):
+        q_index = torch.randn(3, 4, 128)
+        ids = torch.full((3, 5), -99, dtype=torch.int32)
+        scores = flashdsa.prefill_logits(q_index, k_index, weights, None, ends)
+        before = ids._version
+        flashdsa.dsa_topk_prefill(q_index, k_index, weights, None, ends, ids)
+        told = ids._version - before
+        best = reference.dsa_topk_prefill(scores, None, ends, 5)
+        assert torch.equal(ids, best)
+        writes = ids._version
+        custom_op(table.DSA_TOPK_PREFILL)(
+            q_index, k_index, weights, ends, ids, None, None, False, "auto"
+        )
+        assert ids._version - writes == told and torch.equal(ids, best)
+    assert checks == ["prefill_logits", "dsa_topk_prefill"]
+
+
+def test_an_output_with_another_layout_is_checked(checks: list[str]) -> None:
+    x = [torch.randn(3, 4, 128), torch.randn(10, 128), torch.ones(3, 4), None]
+    ends, ids = torch.full((3,), 10, dtype=torch.int32), torch.empty(3, 5, dtype=torch.int32)
+    flashdsa.dsa_topk_prefill(*x, ends, ids)
+    for wrong in (ids.long(), ids[:2], ids.t().contiguous().t()):
+        with pytest.raises(FlashDsaError, match=r"^topk_indices: "):
+            flashdsa.dsa_topk_prefill(*x, ends, wrong)
+
+
+@pytest.fixture
+def new(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations of calls that no memory knew."""
+    noted: list[str] = []
+    call = registration._call
+
+    def note(spec: OpSpec, *arguments: Any) -> Any:
+        noted.append(spec.operation.value)
+        return call(spec, *arguments)
+
+    monkeypatch.setattr(registration, "_call", note)
+    return noted
+
+
+def test_every_form_of_an_operand_is_remembered(new: list[str]) -> None:
+    """Pages and kv heads, slots of int64, next to the table's own form."""
+    x = inputs.attention(torch.float32)
+    kv = torch.randn(128, x.kv.shape[1])
+    expected = flashdsa.sparse_mla_fwd(x.q, kv, x.indices, d_v=x.d_v)[0]
+    forms = [
+        {"kv": kv[:, None]},
+        {"kv": kv.view(2, 64, -1)},
+        {"kv": kv.view(2, 64, 1, -1)},
+        {"indices": x.indices.long()},
+        {"indices": x.indices[:, None]},
+    ]
+    for number, form in enumerate(forms, 2):
+        call = {"kv": kv, "indices": x.indices, **form}
+        for scale in (1.0, 2.0, 4.0):
+            scaled = call["kv"] * scale
+            out = flashdsa.sparse_mla_fwd(x.q / scale, **{**call, "kv": scaled}, d_v=x.d_v)[0]
+            assert torch.equal(out, scale * expected), form
+        assert len(new) == number, form
+
+
+def test_requests_with_several_queries_are_remembered(new: list[str]) -> None:
+    x = inputs.indexer()
+    pairs = {name: x._asdict()[name][None] for name in ("q_index_fp8", "weights", "seq_lens")}
+    pairs |= {"k_index_cache_fp8": x.k_index_cache_fp8, "block_table": x.block_table[:1]}
+    wanted = torch.empty(2, 16, dtype=torch.int32)
+    rows = x._replace(block_table=x.block_table[:1].expand(2, -1))
+    flashdsa.dsa_topk_indexer(*rows, wanted)
+    for number in range(3):
+        ids = torch.full((1, 2, 16), -99, dtype=torch.int32)
+        before = ids._version
+        flashdsa.dsa_topk_indexer(**pairs, topk_indices=ids)
+        assert torch.equal(ids[0], wanted) and ids._version > before
+        assert new == ["dsa_topk_indexer"] * 2, number
+    with pytest.raises(FlashDsaError, match=r"seq_lens: expected shape \[B, next_n\]"):
+        flashdsa.dsa_topk_indexer(**{**pairs, "seq_lens": x.seq_lens}, topk_indices=ids)
+
+
+def test_calls_of_many_sizes_are_remembered(checks: list[str]) -> None:
+    """As batches of a server are, whose number of requests changes."""
+    for _ in range(2):
+        for rows in range(1, 41):
+            flashdsa.indexer_kl(torch.rand(rows, 3), torch.rand(rows, 3))
+    assert len(checks) == 40
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
 from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
 from flashdsa.ops.checks import capability, require_positive, wants_positions
-from flashdsa.ops.index_requests import require_table_of_rows, rows_of_requests
 from flashdsa.ops.indexer_launch import (
     REFUSALS,
     find_launch,
@@ -76,14 +75,6 @@ def dsa_topk_indexer(
         NotImplementedError: no implementation serves the call.
     """
     positions = wants_positions(ids)
-    if isinstance(q_index_fp8, Tensor) and q_index_fp8.dim() == 4:
-        operands = rows_of_requests(
-            TopkIndexerOperands(
-                q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-            )
-        )
-        call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
-        return
     # NOTE: torch's dispatcher takes 5 us of host time where a launch takes as much.
     if (
         not torch.compiler.is_dynamo_compiling()
@@ -93,6 +84,7 @@ def dsa_topk_indexer(
         and type(seq_lens) is Tensor
         and type(block_table) is Tensor
         and type(topk_indices) is Tensor
+        and q_index_fp8.dim() == 3
         and is_plain_eager()
         and launch_again(
             q_index_fp8,
@@ -107,10 +99,7 @@ def dsa_topk_indexer(
         )
     ):
         return
-    operands = TopkIndexerOperands(
-        q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    )
-    require_table_of_rows(operands)
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.operands import PrefillOperands, TopkPrefillOperands
 from flashdsa.ops.checks import require_device, require_positive, require_rank, require_tensor
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import DSA_TOPK_PREFILL, PREFILL_LOGITS
@@ -47,7 +46,7 @@ def dsa_topk_prefill(
             FLASHDSA_CHECK=1) a range that is no range of k_index's rows. Nothing is written then.
         NotImplementedError: no implementation serves the call.
     """
-    operands = TopkPrefillOperands(q_index, k_index, weights, ends, topk_indices, starts, k_scale)
+    operands = q_index, k_index, weights, ends, topk_indices, starts, k_scale
     call(DSA_TOPK_PREFILL, operands, backend, sorted=sorted)
 
 
@@ -68,7 +67,7 @@ def prefill_logits(
     Returns:
         (S, S_kv) fp32, -inf outside each query's range.
     """
-    operands = PrefillOperands(q_index, k_index, weights, ends, starts, k_scale)
+    operands = q_index, k_index, weights, ends, starts, k_scale
     scores: Tensor = call(PREFILL_LOGITS, operands, backend)
     return scores
 

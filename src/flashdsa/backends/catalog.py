@@ -174,15 +174,24 @@ _FURTHER = {
 }
 """Second rows of an operation: features that its first row does not have together."""
 _PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
-_BINDS = {
-    Operation.MLA_BWD: "mla_bwd:bind",
-    Operation.ATTENTION_TARGET: "attention_target:bind",
-    Operation.INDEXER_SCORES: "indexer_scores:bind",
-    Operation.INDEXER_BWD: "indexer_bwd:bind",
-    Operation.INDEXER_KL: "indexer_kl:bind",
-    Operation.INDEXER_KL_BWD: "indexer_kl:bind_backward",
+_BIND_FORWARDS = {
+    Operation.SPARSE_MLA_FWD: "sparse_mla:bind",
+    Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:bind_out",
 }
-"""Of "sm90"."""
+_BINDS = {
+    "sm90": {
+        **_BIND_FORWARDS,
+        Operation.MLA_BWD: "mla_bwd:bind",
+        Operation.DSA_TOPK_PREFILL: "prefill:bind",
+        Operation.PREFILL_LOGITS: "prefill:bind_logits",
+        Operation.ATTENTION_TARGET: "attention_target:bind",
+        Operation.INDEXER_SCORES: "indexer_scores:bind",
+        Operation.INDEXER_BWD: "indexer_bwd:bind",
+        Operation.INDEXER_KL: "indexer_kl:bind",
+        Operation.INDEXER_KL_BWD: "indexer_kl:bind_backward",
+    },
+    "sm100": _BIND_FORWARDS,
+}
 _LAUNCH_CONFIGS = {
     (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"
     for backend in ("sm90", "sm100")
@@ -197,7 +206,7 @@ def _prepare(backend: str, operation: Operation) -> str:
 
 def _bind(backend: str, operation: Operation) -> str:
     """What serves the operation's later calls of the same sizes, if anything does."""
-    function = _BINDS.get(operation) if backend == "sm90" else None
+    function = _BINDS[backend].get(operation)
     return f"flashdsa.backends.{backend}.{function}" if function else ""
 
 

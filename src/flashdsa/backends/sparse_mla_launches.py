@@ -1,15 +1,16 @@
-"""What the forwards of the GPUs share on the host: results, parts of the queries, launches."""
+"""The forward of sparse MLA on GPUs: what calls alike share, results, parts of the queries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.memory import readable
-from flashdsa.backends.packed_rows import is_packed
+from flashdsa.backends.cpu.sparse_mla import write_without_keys
+from flashdsa.backends.memory import aligned, lie_densely, require_writable
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
@@ -21,15 +22,67 @@ MOST_UNION_BYTES = 256 << 20
 OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 """Of `Operands`, those with a row for each query."""
 
+Results = tuple[Tensor, Tensor, Tensor]
+"""O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element where
+it is not asked for."""
 Launch = Callable[[], None]
 """Writes the results of fixed tensors, on torch's current stream."""
+Write = Callable[[SparseMlaOutOperands], None]
+"""Writes the results of tensors like those that it was bound to, inside `runner.launching()`."""
+Arguments = Callable[[SparseMlaOutOperands], list[tuple[Any, ...]]]
+"""Of a function's launches, one behind the other; some operands are copied for them."""
+
+
+class Kernel(NamedTuple):
+    """What serves calls alike: a compiled function and what it takes."""
+
+    function: Callable[..., Any]
+    arguments: Arguments
+
+
+Choose = Callable[[Runner, SparseMlaOperands, float, bool], Kernel]
+"""(runner, operands of which there are queries and keys, sm_scale, whether max_logits are asked
+for): what serves operands that differ from these in what they hold alone."""
+
+
+def forward(
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOperands,
+    *,
+    d_v: int,
+    sm_scale: float,
+    max_logits: bool,
+) -> Results:
+    """Of one call."""
+    bound = bind(choose, runner, operands, d_v=d_v, sm_scale=sm_scale, max_logits=max_logits)
+    return bound(operands)
+
+
+def bind(
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOperands,
+    *,
+    d_v: int,
+    sm_scale: float,
+    max_logits: bool,
+) -> Callable[[Sequence[Any]], Results]:
+    """`forward` of operands that differ from these in what they hold alone."""
+    write = _bind_write(choose, runner, operands, sm_scale, max_logits)
+
+    def serve(operands: Sequence[Any]) -> Results:
+        into, results = with_results(runner, operands, d_v, max_logits)
+        write(into)
+        return results
+
+    return runner.on_device(serve)
 
 
 def with_results(
-    runner: Runner, operands: SparseMlaOperands, d_v: int, max_logits: bool
-) -> tuple[SparseMlaOutOperands, tuple[Tensor, Tensor, Tensor]]:
-    """The operands with new buffers, and those: O (S, H, d_v) in q's dtype, lse and max_logits
-    (S, H) fp32, the latter without an element where it is not asked for."""
+    runner: Runner, operands: Sequence[Any], d_v: int, max_logits: bool
+) -> tuple[SparseMlaOutOperands, Results]:
+    """The operands, those of `SparseMlaOperands`, with new buffers, and those."""
     q, kv, indices, topk_length, attn_sink = operands
     rows = q.shape[:2]
     out = runner.empty(*rows, d_v, dtype=q.dtype)
@@ -40,55 +93,110 @@ def with_results(
     return into, (out, lse, largest)
 
 
-def launches(
-    runner: Runner, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+def forward_out(
+    choose: Choose, runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float
+) -> None:
+    """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
+    bind_out(choose, runner, operands, sm_scale=sm_scale)(operands)
+
+
+def bind_out(
+    choose: Choose, runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float
+) -> Callable[[Sequence[Any]], None]:
+    """`forward_out` of operands that differ from these in what they hold alone.
+
+    What it gives raises ArgumentValueError where `out` has an address that the kernels cannot write
+    16 bytes to.
+    """
+    asked = operands.max_logits is not None
+    write = _bind_write(choose, runner, operands.inputs, sm_scale, asked)
+
+    def serve(given: Sequence[Any]) -> None:
+        operands = SparseMlaOutOperands(*given)
+        require_writable("out", operands.out)
+        write(operands)
+
+    return runner.on_device(serve)
+
+
+def prepare(
+    choose: Choose, runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float
 ) -> Launch:
-    """The compiled function with the arguments of each call, one behind the other."""
+    """`forward_out` of these tensors, to be launched any number of times on one stream.
+
+    Raises:
+        ArgumentValueError: `out` has an address that the kernels cannot write 16 bytes to.
+    """
+    require_writable("out", operands.out)
+    inputs, asked = operands.inputs, operands.max_logits is not None
+    if not _has_keys(inputs):
+        return partial(write_without_keys, operands)
+    return prepared(runner, choose(runner, inputs, sm_scale, asked), operands)
+
+
+def prepared(runner: Runner, kernel: Kernel, operands: SparseMlaOutOperands) -> Launch:
+    """The kernel's launches of these tensors."""
+    calls = kernel.arguments(operands)
 
     def launch() -> None:
         with runner.launching():
             for arguments in calls:
-                function(*arguments)
+                kernel.function(*arguments)
 
     return launch
 
 
-def launch_operands(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> Operands:
-    """What every launch begins with; some operands are copied for it.
+def _bind_write(
+    choose: Choose, runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
+) -> Write:
+    if not _has_keys(operands):
+        return write_without_keys
+    function, arguments_of = choose(runner, operands, sm_scale, max_logits)
 
-    Args:
-        operands: out and lse are written, without gaps.
-    """
-    q, kv, indices, topk_length, attn_sink = operands.inputs
-    lengths = _absent(runner, torch.int32)
-    if topk_length is not None:
-        lengths = topk_length.contiguous()
-    sink = _absent(runner, torch.float32)
-    if attn_sink is not None:
-        sink = attn_sink.to(torch.float32).contiguous()
-    kv = readable(kv)
-    rows = kv.view(torch.uint8) if is_packed(kv) else kv
-    slots = indices.contiguous(), lengths
-    return Operands(readable(q), rows, *slots, sink, operands.out, operands.lse, sm_scale)
+    def write(operands: SparseMlaOutOperands) -> None:
+        for arguments in arguments_of(operands):
+            function(*arguments)
+
+    return write
 
 
-def _absent(runner: Runner, dtype: torch.dtype) -> Tensor:
-    """In the place of a tensor that is not there: the runner's without an element."""
-    key = "absent", dtype
-    found: Tensor | None = runner.launches.get(key)
-    if found is None:
-        found = runner.launches[key] = runner.empty(0, dtype=dtype)
-    return found
+def _has_keys(operands: SparseMlaOperands) -> bool:
+    return bool(operands.q.shape[0] and operands.kv.shape[0])
 
 
-def arguments_of(
+def bind_operands(
+    runner: Runner, operands: SparseMlaOperands, sm_scale: float
+) -> Callable[[SparseMlaOutOperands], Operands]:
+    """What every launch begins with, of operands that differ from these in what they hold alone;
+    some are copied for it. Results have no gaps."""
+    every = runner.empty(0, dtype=torch.int32)
+    no_sink = runner.empty(0, dtype=torch.float32)
+    given_sink = operands.attn_sink
+    dense = lie_densely(operands) and (given_sink is None or given_sink.dtype is torch.float32)
+    signed = operands.kv.dtype is torch.int8
+
+    def launch_operands(operands: SparseMlaOutOperands) -> Operands:
+        q, kv, indices, out, lse, _, topk_length, attn_sink = operands
+        lengths = every if topk_length is None else topk_length
+        sink = no_sink if attn_sink is None else attn_sink
+        if not dense:
+            q, kv, indices, lengths = (x.contiguous() for x in (q, kv, indices, lengths))
+            sink = sink.to(torch.float32).contiguous()
+        if signed:
+            kv = kv.view(torch.uint8)
+        return Operands(aligned(q), aligned(kv), indices, lengths, sink, out, lse, sm_scale)
+
+    return launch_operands
+
+
+def bind_arguments(
     runner: Runner,
     group: int,
-    operands: SparseMlaOutOperands,
+    operands: SparseMlaOperands,
     sm_scale: float,
     last: Callable[[int], tuple[Any, ...]],
-) -> list[tuple[Any, ...]]:
-    """Of each launch of a forward; some operands are copied for it.
+) -> Arguments:
+    """Of a forward's launches on operands that differ from these in what they hold alone.
 
     Launches of a stream follow each other, so all have the same groups' lists.
 
@@ -96,24 +204,35 @@ def arguments_of(
         group: queries of a group; without lists for 1.
         last: what a kernel takes behind max_logits, for so many queries.
     """
-    x = launch_operands(runner, operands, sm_scale)
-    max_logits = operands.max_logits
-    largest = _absent(runner, torch.float32) if max_logits is None else max_logits
-    num_queries, topk = x.indices.shape
-    if group == 1:
-        return [(*x, largest.view(-1), *last(num_queries))]
+    num_queries, topk = operands.indices.shape
+    launch_operands = bind_operands(runner, operands, sm_scale)
+    no_logits = runner.empty(0, dtype=torch.float32)
     most = group * topk
     groups_at_a_time = max(1, MOST_UNION_BYTES // (UNION_BYTES * most))
     groups_at_a_time = min(groups_at_a_time, -(-num_queries // group))
-    rows = runner.empty(groups_at_a_time, most, dtype=torch.int32)
-    members = runner.empty(groups_at_a_time, most, dtype=torch.uint8)
-    counts = runner.empty(groups_at_a_time, dtype=torch.int32)
-    calls: list[tuple[Any, ...]] = []
-    for first in range(0, num_queries, group * groups_at_a_time):
-        part = slice(first, first + group * groups_at_a_time)
-        of_part = {name: getattr(x, name)[part] for name in OF_QUERIES}
-        queries = of_part["q"].shape[0]
-        groups = -(-queries // group)
-        lists = (rows[:groups], members[:groups], counts[:groups])
-        calls.append((*x._replace(**of_part), largest[part].view(-1), *last(queries), *lists))
-    return calls
+    at_once = group == 1 or num_queries <= group * groups_at_a_time
+    last_at_once = last(num_queries)
+
+    def arguments(operands: SparseMlaOutOperands) -> list[tuple[Any, ...]]:
+        x, max_logits = launch_operands(operands), operands.max_logits
+        largest = no_logits if max_logits is None else max_logits
+        lists: tuple[Tensor, ...] = ()
+        if group > 1:
+            lists = (
+                runner.empty(groups_at_a_time, most, dtype=torch.int32),
+                runner.empty(groups_at_a_time, most, dtype=torch.uint8),
+                runner.empty(groups_at_a_time, dtype=torch.int32),
+            )
+        if at_once:
+            return [(*x, largest.view(-1), *last_at_once, *lists)]
+        calls: list[tuple[Any, ...]] = []
+        for first in range(0, num_queries, group * groups_at_a_time):
+            part = slice(first, first + group * groups_at_a_time)
+            of_part = {name: getattr(x, name)[part] for name in OF_QUERIES}
+            queries = of_part["q"].shape[0]
+            of_groups = tuple(each[: -(-queries // group)] for each in lists)
+            parts = largest[part].view(-1)
+            calls.append((*x._replace(**of_part), parts, *last(queries), *of_groups))
+        return calls
+
+    return arguments

@@ -8,7 +8,7 @@ Python takes ten times as long, and the checks are most of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
-Function = Callable[[Any], Any]
+Serve = Callable[[Sequence[Any]], Any]
 """Of an operation's operands: serves calls like the one that it was made for."""
 _Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
 class _Alike(NamedTuple):
-    """Calls that one function serves.
+    """Calls that are served alike.
 
     Attributes:
         given: of the operands those that are not missing; None: all. missing: numbers of the rest.
@@ -31,18 +31,29 @@ class _Alike(NamedTuple):
     given: Callable[[Sequence[Any]], tuple[Any, ...]] | None
     missing: tuple[int, ...]
     matches: Callable[..., bool]
-    function: Function
+    serve: Serve
 
 
 class CallMemory:
     """Functions by what chose them and by their operands' guards."""
 
-    def __init__(self, most_keys: int = 256, most_alike: int = 16) -> None:
-        """Holds so many keys at most, and calls with one key: the next one empties it."""
+    def __init__(
+        self,
+        begins_at: Mapping[int, int] | None = None,
+        most_keys: int = 1024,
+        most_alike: int = 16,
+    ) -> None:
+        """Holds so many keys at most, and calls with one key: the next one empties it.
+
+        Args:
+            begins_at: by the number of an operand, the number of elements at a multiple of which it
+                must begin in its storage, which guards do not see; operands that are never missing.
+        """
+        self._begins_at = tuple((begins_at or {}).items())
         self._most_keys, self._most_alike = most_keys, most_alike
         self._calls: dict[tuple[Any, ...], list[_Alike]] = {}
 
-    def find(self, key: tuple[Any, ...], operands: Sequence[Any]) -> Function | None:
+    def find(self, key: tuple[Any, ...], operands: Sequence[Any]) -> Serve | None:
         """What serves a call with this key and such operands, if one was kept.
 
         Args:
@@ -60,18 +71,19 @@ class CallMemory:
             or forward_ad._current_level >= 0
         ):
             return None
-        for given, missing, matches, function in calls:
+        for given, missing, matches, serve in calls:
             if given is None:
-                if matches(*operands):
-                    return function
-            elif all(operands[i] is None for i in missing) and matches(*given(operands)):
-                return function
+                if not matches(*operands):
+                    continue
+            elif not (all(operands[i] is None for i in missing) and matches(*given(operands))):
+                continue
+            if any(operands[i].storage_offset() % multiple for i, multiple in self._begins_at):
+                return None
+            return serve
         return None
 
-    def keep(
-        self, key: tuple[Any, ...], operands: Sequence[Tensor | None], function: Function
-    ) -> None:
-        """`function` serves calls with this key and operands like these, if none of them asks for a
+    def keep(self, key: tuple[Any, ...], operands: Sequence[Tensor | None], serve: Serve) -> None:
+        """`serve` serves calls with this key and operands like these, if none of them asks for a
         gradient."""
         present = [i for i, x in enumerate(operands) if x is not None]
         missing = tuple(i for i, x in enumerate(operands) if x is None)
@@ -86,7 +98,7 @@ class CallMemory:
             calls.clear()
         matches = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         if matches(*tensors):  # not if one of them is there twice
-            calls.append(_Alike(given, missing, matches, function))
+            calls.append(_Alike(given, missing, matches, serve))
 
     def clear(self) -> None:
         """Every call is new again."""

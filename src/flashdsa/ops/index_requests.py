@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
 from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.checks import require_rank, require_shape, require_tensor
+from flashdsa.ops.checks import require_rank, require_shape
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N
 
 _WITH_QUERIES = {
@@ -21,6 +21,8 @@ _WITH_QUERIES = {
 def rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
     """The operands of B * next_n rows, as views; `block_table` keeps a row for each request.
 
+    The same tuple where queries have no dimension of their own.
+
     Args:
         operands: with the queries of a request as the second dimension: q (B, next_n, H, 128),
             weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n, topk).
@@ -28,9 +30,10 @@ def rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
     Raises:
         ArgumentTypeError, ArgumentValueError: names the argument.
     """
-    for name, value in operands._asdict().items():
-        require_tensor(name, value)
     queries = operands.q_index_fp8
+    if queries.dim() != 4:
+        require_table_of_rows(operands)
+        return operands
     requests, next_n, heads = queries.shape[:3]
     if not 1 <= next_n <= MAX_NEXT_N:
         raise ArgumentValueError(
@@ -63,8 +66,8 @@ def rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
 def require_table_of_rows(operands: TopkIndexerOperands) -> None:
     """`block_table` has a row for each query, where queries have no dimension of their own."""
     queries, table = operands.q_index_fp8, operands.block_table
-    if not isinstance(queries, Tensor) or not isinstance(table, Tensor) or table.dim() != 2:
-        return  # what the operation's table says of them
+    if table.dim() != 2:
+        return  # what the operation's table says of it
     # A trace would take the comparison for a constant.
     if not torch._C._get_tracing_state() and table.shape[0] != queries.shape[0]:
         shape = (queries.shape[0], table.shape[1])

@@ -5,7 +5,7 @@ torch's dispatcher takes 5 us of host time, the checks 15, where a launch takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
 from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.again import Serve
 from flashdsa.ops.rules import MAX_PAGES
 from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.problem import PAGE_BYTES
@@ -97,6 +98,17 @@ def keep(chosen: Implementation, operands: TopkIndexerOperands, choice: tuple[An
         choice += (raw_settings()[0],)
     key = (queries.numel(), ids.numel(), ids.get_device(), *choice)
     LAUNCHES.keep(key, rows, tuple(config))
+
+
+def keeping(serve: Serve, chosen: Implementation, choice: tuple[Any, ...]) -> Serve:
+    """`serve`, behind which calls alike are launched directly; arguments as for `keep`."""
+
+    def run(given: Sequence[Any]) -> Any:
+        results = serve(given)
+        keep(chosen, TopkIndexerOperands(*given), choice)
+        return results
+
+    return run
 
 
 def launch_again(

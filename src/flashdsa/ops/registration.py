@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.registry import Implementation
 from flashdsa.errors import UnsupportedError
 from flashdsa.ops import indexer_launch
+from flashdsa.ops.again import Serve
 from flashdsa.ops.autograd import autograd_kernel
 from flashdsa.ops.checks import require_backend
 from flashdsa.ops.fakes import FAKES
@@ -41,13 +41,13 @@ def call(spec: OpSpec, operands: Sequence[Any], backend: str, **parameters: Any)
         parameters: all that the operation has, in their order.
     """
     # Dynamo cannot trace what makes a memory, which the first call does.
-    if is_dynamo_compiling() or (memory := spec.memory) is None:
+    if is_dynamo_compiling():
         return _call(spec, operands, backend, parameters, None)
-    values = parameters.values()
-    key = (backend, *values, *map(type, values), registry.size, *raw_settings())
-    function = memory.find(key, operands)
-    if function is not None:
-        return function(operands)
+    values, sizes = parameters.values(), getattr(operands[0], "shape", None)
+    key = (sizes, backend, *values, *map(type, values), registry.size, *raw_settings())
+    serve = spec.memory.find(key, operands)
+    if serve is not None:
+        return serve(operands)
     return _call(spec, operands, backend, parameters, key)
 
 
@@ -68,29 +68,16 @@ def _call(
         if is_dynamo_compiling() or not is_plain_call(operands):
             return custom_op(spec)(*operands, *values, backend)
         arguments = (*operands, *values, backend)
-        if key is not None and spec.memory is not None and operands is in_a_row:
-            spec.memory.keep(key, operands, _serving(spec, operands, arguments))
-        return serve(spec, arguments)
+        serve = _find_served(spec, arguments)
+        if key is not None:
+            alike = serve if operands is in_a_row else _normalising(serve, spec)
+            spec.memory.keep(key, in_a_row, alike)
+        return serve(operands)
 
 
 MOST_SERVED = 4096
 """Calls that are remembered; the next one empties the memory."""
-
-
-class _Served(NamedTuple):
-    """What a call that was checked was given to.
-
-    Attributes:
-        function: of the operands and `parameters`. written: numbers of the operands that it writes.
-    """
-
-    chosen: Implementation
-    function: Callable[..., Any]
-    parameters: Parameters
-    written: tuple[int, ...]
-
-
-_served: dict[tuple[Any, ...], _Served] = {}
+_served: dict[tuple[Any, ...], Serve] = {}
 """By what the checks and the choice read. After a pause of the process they take 0.1 ms."""
 
 
@@ -102,20 +89,48 @@ def _layout(tensor: Tensor | None) -> tuple[Any, ...] | None:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, offset
 
 
-def _checked(spec: OpSpec, arguments: Sequence[Any]) -> _Served:
-    """Check a call by the operation's schema and choose a backend."""
+def _checked(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
+    """Check a call by the operation's schema, choose a backend, and say what serves such calls."""
     operands, parameters, backend = spec.unpack(arguments)
     sizes = spec.check(operands, parameters)
     chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
     passed = spec.passed(operands, parameters)
-    written = tuple(
+    if chosen.bind:
+        serve = chosen.load_bind()(operands, **passed)
+    else:
+        serve = _serving_by(chosen.load(), spec, passed)
+    if chosen.launch_config:
+        choice = passed["sorted"], passed["positions"], backend
+        serve = indexer_launch.keeping(serve, chosen, choice)
+    written = [
         number
         for number, operand in enumerate(spec.operands)
         if operand.written and operands[number] is not None
-    )
-    if chosen.bind:
-        return _Served(chosen, chosen.load_bind()(operands, **passed), {}, written)
-    return _Served(chosen, chosen.load(), passed, written)
+    ]
+    return _telling(serve, written) if written else serve
+
+
+def _serving_by(entry: Callable[..., Any], spec: OpSpec, parameters: Parameters) -> Serve:
+    """By an implementation that binds nothing."""
+    return lambda operands: entry(spec.kind(*operands), **parameters)
+
+
+def _telling(serve: Serve, written: Sequence[int]) -> Serve:
+    """`serve`, of which autograd learns that it writes the operands of these numbers."""
+
+    def run(operands: Sequence[Any]) -> Any:
+        results = serve(operands)
+        torch._C._increment_version([operands[number] for number in written])
+        return results
+
+    return run
+
+
+def _normalising(serve: Serve, spec: OpSpec) -> Serve:
+    """`serve` of operands in the form that a caller gave them in."""
+    normalise = spec.normalise
+    assert normalise is not None
+    return lambda operands: serve(normalise(spec.kind(*operands)))
 
 
 def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> bool:
@@ -132,40 +147,24 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
     return True
 
 
-def _find_served(spec: OpSpec, operands: Any, arguments: Sequence[Any]) -> _Served:
+def _find_served(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
     """What serves a call, which is checked unless one like it was."""
-    *values, backend = arguments[len(spec.operands) :]
+    count = len(spec.operands)
+    *values, backend = arguments[count:]
     chosen_by = backend, raw_settings(), registry.size
-    key = (spec.operation, *map(_layout, operands), *values, *chosen_by)
-    served = _served.get(key)
-    if served is None:
-        served = _checked(spec, arguments)
+    key = (spec.operation, *map(_layout, arguments[:count]), *values, *chosen_by)
+    serve = _served.get(key)
+    if serve is None:
+        serve = _checked(spec, arguments)
         if len(_served) >= MOST_SERVED:
             _served.clear()
-        _served[key] = served
-    return served
-
-
-def _serving(spec: OpSpec, operands: Any, arguments: Sequence[Any]) -> Callable[[Any], Any]:
-    """What serves calls like this one, of an operation that writes to none of its operands."""
-    chosen, function, parameters, _ = _find_served(spec, operands, arguments)
-    if chosen.bind:
-        return function
-    return lambda given: function(spec.kind(*given), **parameters)
+        _served[key] = serve
+    return serve
 
 
 def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
     """Check a call, unless one like it was served, and have its backend compute the results."""
-    operands = spec.kind(*arguments[: len(spec.operands)])
-    chosen, function, parameters, written = _find_served(spec, operands, arguments)
-    results = function(operands, **parameters)
-    for number in written:
-        torch.autograd.graph.increment_version(operands[number])
-    if chosen.launch_config:
-        indexer_launch.keep(
-            chosen, operands, (parameters["sorted"], parameters["positions"], arguments[-1])
-        )
-    return results
+    return _find_served(spec, arguments)(arguments[: len(spec.operands)])
 
 
 def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Callable[[], None]:

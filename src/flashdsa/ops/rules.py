@@ -21,6 +21,8 @@ MAX_PAGES = 2**31 // PAGE_SIZE
 """Token ids are int32."""
 PACKED = (torch.uint8, torch.int8)
 """dtypes of packed kv rows."""
+SCALE_BYTES = 4
+"""Of a key's fp32 scale, which stands among bytes in the index-K cache."""
 
 
 def same_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -172,10 +174,10 @@ def packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
             f"{name}: expected each page's bytes to be contiguous; got strides "
             f"{list(cache.stride())}"
         )
-    if cache.stride(0) % 4 or cache.storage_offset() % 4:
+    if cache.stride(0) % SCALE_BYTES or cache.storage_offset() % SCALE_BYTES:
         raise ArgumentValueError(
-            f"{name}: expected pages aligned to 4 bytes for their fp32 scales; got page stride "
-            f"{cache.stride(0)} and offset {cache.storage_offset()}"
+            f"{name}: expected pages aligned to {SCALE_BYTES} bytes for their fp32 scales; "
+            f"got page stride {cache.stride(0)} and offset {cache.storage_offset()}"
         )
     if sizes["num_pages"] > MAX_PAGES:
         raise ArgumentValueError(

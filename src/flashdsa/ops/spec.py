@@ -49,7 +49,7 @@ class Operand:
         note: follows the shape in the message about a wrong one.
         why: ends that message.
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
-        by_address: its rule reads where it begins in its storage.
+        begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Operand:
     note: str = ""
     why: str = ""
     rule: Callable[[str, Tensor, Sizes], None] | None = None
-    by_address: bool = False
+    begins_at: int = 1
 
     @cached_property
     def dims(self) -> list[str]:
@@ -189,11 +189,11 @@ class OpSpec:
     detached: bool = False
 
     @cached_property
-    def memory(self) -> CallMemory | None:
-        """Of its calls; None where the checks read more of the operands than their types, sizes and
-        strides, and where one is written."""
-        alone = any(operand.written or operand.by_address for operand in self.operands)
-        return None if alone else CallMemory()
+    def memory(self) -> CallMemory:
+        """Of its calls: the checks read nothing of the operands but their types, sizes and strides,
+        and whether they begin where they must."""
+        begins_at = {n: x.begins_at for n, x in enumerate(self.operands) if x.begins_at > 1}
+        return CallMemory(begins_at)
 
     @property
     def schema(self) -> str:

@@ -31,6 +31,7 @@ from flashdsa.operands import (
 )
 from flashdsa.ops import given, rules
 from flashdsa.ops.checks import int32_slots
+from flashdsa.ops.index_requests import rows_of_requests
 from flashdsa.ops.spec import Operand, OpSpec, Parameter
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, Operation
 
@@ -120,7 +121,7 @@ _CACHE = Operand(
     f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}",
     BYTES,
     rule=rules.packed_pages,
-    by_address=True,
+    begins_at=rules.SCALE_BYTES,
 )
 _INDEXER = (
     Operand(
@@ -153,6 +154,7 @@ DSA_TOPK_INDEXER = OpSpec(
     ),
     parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
     facts=_OF_INDEX_HEADS,
+    normalise=rows_of_requests,
 )
 INDEXER_LOGITS = OpSpec(
     Operation.INDEXER_LOGITS,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
 import flashdsa
-from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from flashdsa import reference
+from flashdsa.verify.prefill_cases import (
+    PrefillCase,
+    PrefillInputs,
+    causal,
+    make_prefill_inputs,
+)
+from tests.kernels.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 TOPK = 20
@@ -32,3 +41,92 @@ def test_many_short_documents(num_heads: int, length: int, by_score: bool) -> No
     if not by_score:
         best = best.masked_fill(missing, QUERIES).sort(dim=1).values
     assert torch.equal(ids, best.masked_fill(missing, -1).int())
+
+
+def best_rows(x: PrefillInputs, by_score: bool) -> torch.Tensor:
+    """Of the kernel's own scores, by a stable sort."""
+    scores = flashdsa.prefill_logits(*x.operands, **x.options, backend="sm90").cpu()
+    starts = None if x.starts is None else x.starts.cpu()
+    best = reference.dsa_topk_prefill(scores, starts, x.ends.cpu(), TOPK, sorted=by_score)
+    return best.to(x.ends.device)
+
+
+ALIKE = PrefillCase("alike", causal(300, 700), TOPK, 64)
+
+
+@pytest.mark.parametrize("by_score", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16], ids=str)
+def test_calls_that_are_known_again_take_the_tensors_they_are_given(
+    dtype: torch.dtype, by_score: bool
+) -> None:
+    """Other values, other addresses: the second call is made without a check."""
+    for seed in range(4):
+        x = make_prefill_inputs(replace(ALIKE, dtype=dtype), seed, "cuda")
+        if seed == 2:
+            room = torch.empty(x.weights.numel() + 1, device="cuda")
+            x = replace(x, weights=room[1:].view_as(x.weights).copy_(x.weights))
+        ids = x.output_buffer()
+        before = ids._version
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, sorted=by_score, backend="sm90")
+        assert ids._version > before
+        assert torch.equal(ids, best_rows(x, by_score))
+
+
+@pytest.mark.parametrize("by_score", [False, True])
+def test_a_graph_of_a_known_call_replays_with_other_contents(by_score: bool) -> None:
+    held = make_prefill_inputs(ALIKE, 0, "cuda")
+    ids = held.output_buffer()
+    call = partial(flashdsa.dsa_topk_prefill, *held.operands, ids, **held.options, sorted=by_score)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for seed in range(1, 4):
+        x = make_prefill_inputs(ALIKE, seed, "cuda")
+        for buffer, content in zip(
+            (*held.operands, held.k_scale), (*x.operands, x.k_scale), strict=True
+        ):
+            if buffer is not None:
+                buffer.copy_(content)
+        held.ends.clamp_(max=200 * seed)
+        ids.fill_(-99)
+        graph.replay()
+        assert torch.equal(ids, best_rows(held, by_score))
+
+
+def test_known_calls_on_two_streams_do_not_disturb_each_other() -> None:
+    """Each stream has a workspace of its own."""
+    inputs = [make_prefill_inputs(ALIKE, seed, "cuda") for seed in range(2)]
+    expected = [best_rows(x, False) for x in inputs]
+
+    def choose(x: PrefillInputs) -> torch.Tensor:
+        ids = x.output_buffer()
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, backend="sm90")
+        return ids
+
+    for found, right in zip(
+        by_turns_on_streams([partial(choose, x) for x in inputs], 20), expected, strict=True
+    ):
+        assert all(torch.equal(ids, right) for ids in found)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_call_that_is_known_on_one_gpu_runs_on_another() -> None:
+    for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:1"):
+        x = make_prefill_inputs(ALIKE, 0, device)
+        ids = x.output_buffer()
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, backend="sm90")
+        assert ids.device == torch.device(device)
+        assert torch.equal(ids, best_rows(x, False))
+
+
+def test_a_known_call_checks_values_once_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = make_prefill_inputs(ALIKE, 0, "cuda")
+    ids = x.output_buffer()
+    x.ends[3] = 710
+    for _ in range(2):
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options)  # clamped
+        monkeypatch.setenv("FLASHDSA_CHECK", "1")
+        with pytest.raises(ValueError, match=r"ends: expected values in .*ends\[3\] = 710"):
+            flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options)
+        monkeypatch.delenv("FLASHDSA_CHECK")

@@ -177,19 +177,13 @@ def part_of(
     """The groups of that number; arguments as for `launch_large`."""
     q, kv, dO, lse, O, indices, lengths, _ = operands
     delta, dq, dkv = outputs
-    queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
-    rows = MlaBwdOperands(
-        q[queries].flatten(0, 1),
-        kv,
-        dO[queries].flatten(0, 1),
-        lse[queries].flatten(),
-        O,
-        indices,
-        lengths,
-    )
-    of_part = Lists(*(x[groups] for x in lists))
-    flat = delta[queries].flatten(), dq[queries].flatten(0, 1)
-    return Part(rows, *flat, dkv, of_part, groups.start, q.shape[1])
+    if groups.start or groups.stop < lists.counts.shape[0]:
+        queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
+        q, dO, lse, delta, dq = (x[queries] for x in (q, dO, lse, delta, dq))
+        lists = Lists(*(x[groups] for x in lists))
+    flat_q, flat_dO, flat_dq = (x.flatten(0, 1) for x in (q, dO, dq))
+    rows = MlaBwdOperands(flat_q, kv, flat_dO, lse.flatten(), O, indices, lengths)
+    return Part(rows, delta.flatten(), flat_dq, dkv, lists, groups.start, q.shape[1])
 
 
 def launch_part(

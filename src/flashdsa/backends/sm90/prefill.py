@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.indexer.tensors import values_are_checked
-from flashdsa.backends.memory import readable
+from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS, PREFILL_ORDER
@@ -18,6 +19,7 @@ from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
 from flashdsa.operands import PrefillOperands, TopkPrefillOperands
+from flashdsa.settings import Settings
 
 
 def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool) -> None:
@@ -27,85 +29,161 @@ def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool)
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
     device.
     """
-    topk_indices, inputs = operands.topk_indices, operands.inputs
+    bind(runner, operands, sorted=sorted)(operands)
+
+
+def bind(
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
+) -> Callable[[Sequence[Any]], None]:
+    """`topk_prefill` of operands that differ from these in what they hold alone."""
+    topk_indices = operands.topk_indices
     if not topk_indices.is_contiguous():
         raise UnsupportedError(
             "topk_indices: the kernel writes contiguous tensors only; got shape "
             f"{list(topk_indices.shape)} with strides {list(topk_indices.stride())}"
         )
-    _check_if_asked(inputs)
-    if not inputs.q_index.shape[0] or not inputs.k_index.shape[0]:
-        topk_indices.fill_(-1)
-        return
-    plan = plan_of(inputs)
+    if topk_indices.shape[0] and operands.k_index.shape[0]:
+        serve = _bind_rows(runner, operands, sorted=sorted)
+    else:
+        serve = _write_none
+    return _with_ranges_checked(serve, lambda given: TopkPrefillOperands(*given).inputs)
+
+
+def _write_none(operands: Sequence[Any]) -> None:
+    """There is no key, or no query."""
+    TopkPrefillOperands(*operands).topk_indices.fill_(-1)
+
+
+def _bind_rows(
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
+) -> Callable[[Sequence[Any]], None]:
+    plan = plan_of(operands.inputs, with_scores=sorted)
+    launch = bind_plan(runner, plan, operands)
     if not sorted:
-        launch(runner, plan, operands)
-        return
-    scores = runner.empty(*topk_indices.shape, dtype=torch.int32)
-    launch(runner, replace(plan, with_scores=True), operands, scores)
-    width = next(width for width in TOPK if width >= topk_indices.shape[1])
+        return runner.on_device(launch)
+    queries, topk = operands.topk_indices.shape
+    width = next(width for width in TOPK if width >= topk)
     order = runner.function(PREFILL_ORDER, OrderPlan(width))
-    with runner.launching():
-        order(topk_indices, scores)
+    empty_scores = runner.allocator(queries, topk, dtype=torch.int32)
+
+    def serve(operands: Sequence[Any]) -> None:
+        scores = empty_scores()
+        order(launch(operands, scores), scores)
+
+    return runner.on_device(serve)
+
+
+def bind_plan(
+    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands
+) -> Callable[..., Tensor]:
+    """What launches a plan's kernel on operands that differ from these in what they hold alone,
+    inside `runner.launching()`, and gives `topk_indices`; there are queries and keys.
+
+    A plan with scores takes their buffer too: (S, topk) int32 for the bits of fp32.
+    """
+    function = runner.function(PREFILL, plan)
+    words, num_sms = plan.workspace_words, runner.num_sms
+    allocate = partial(_allocate, words=words)
+    arguments = _bind_arguments(runner, operands.inputs)
+
+    def launch(operands: Sequence[Any], *topk_scores: Tensor) -> Tensor:
+        q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands
+        inputs = arguments(q_index, k_index, weights, ends, starts, k_scale)
+        (workspace,) = runner.workspace(words, allocate)
+        function(*inputs, topk_indices, *topk_scores, workspace, num_sms)
+        return topk_indices  # type: ignore[no-any-return]
+
+    return launch
 
 
 def launch(
-    runner: Runner,
-    plan: PrefillPlan,
-    operands: TopkPrefillOperands,
-    topk_scores: Tensor | None = None,
+    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands, *topk_scores: Tensor
 ) -> None:
-    """Launch a plan's kernel; there are queries and keys.
-
-    Args:
-        topk_scores: (S, topk) int32, bits of the best's fp32 scores; of a plan that writes them.
-    """
-    outputs = [operands.topk_indices] + ([] if topk_scores is None else [topk_scores])
-    allocate = partial(_allocate, words=plan.workspace_words)
-    (workspace,) = runner.workspace(plan.workspace_words, allocate)
-    function = runner.function(PREFILL, plan)
+    """Launch any plan's kernel once; operands and scores as `bind_plan` has them."""
     with runner.launching():
-        function(*_arguments(operands.inputs), *outputs, workspace, runner.num_sms)
+        bind_plan(runner, plan, operands)(operands, *topk_scores)
 
 
 def logits(runner: Runner, operands: PrefillOperands) -> Tensor:
     """Scores (S, S_kv) fp32, -inf outside each query's range. Bit-equal to what is ranked."""
-    rows, keys = operands.q_index.shape[0], operands.k_index.shape[0]
-    scores = runner.empty(rows, keys, dtype=torch.float32).fill_(-torch.inf)
-    _check_if_asked(operands)
-    if scores.numel():
+    return bind_logits(runner, operands)(operands)
+
+
+def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence[Any]], Tensor]:
+    """`logits` of operands that differ from these in what they hold alone."""
+    queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
+    empty_scores = runner.allocator(queries, keys, dtype=torch.float32)
+    if queries and keys:
         function = runner.function(PREFILL_LOGITS, plan_of(operands, scores_only=True))
-        with runner.launching():
-            function(*_arguments(operands), scores, runner.num_sms)
-    return scores
+        arguments, num_sms = _bind_arguments(runner, operands), runner.num_sms
+
+    def serve(operands: Sequence[Any]) -> Tensor:
+        scores = empty_scores().fill_(-torch.inf)
+        if queries and keys:
+            function(*arguments(*operands), scores, num_sms)
+        return scores
+
+    return _with_ranges_checked(runner.on_device(serve), lambda given: PrefillOperands(*given))
 
 
-def plan_of(operands: PrefillOperands, *, scores_only: bool = False) -> PrefillPlan:
+def plan_of(
+    operands: PrefillOperands, *, scores_only: bool = False, with_scores: bool = False
+) -> PrefillPlan:
     """Of the kernel that serves a call."""
     dtype = str(operands.q_index.dtype).removeprefix("torch.")
-    return PrefillPlan(operands.q_index.shape[1], dtype, scores_only)
+    return _plan(operands.q_index.shape[1], dtype, scores_only, with_scores)
 
 
-def _arguments(operands: PrefillOperands) -> tuple[Tensor, ...]:
-    """In the kernel's order, copied where it cannot read them as they are."""
-    q_index, k_index, weights, ends, starts, k_scale = operands
-    weights = readable(weights)
-    return (
-        readable(q_index),
-        readable(k_index),
-        weights.view(-1) if k_scale is None else readable(k_scale),
-        weights,
-        ends.new_empty(0) if starts is None else starts.contiguous(),
-        ends.contiguous(),
-    )
+@cache
+def _plan(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
+    """A plan checks its barriers, which takes longer than a launch."""
+    return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores)
+
+
+def _bind_arguments(runner: Runner, operands: PrefillOperands) -> Callable[..., tuple[Tensor, ...]]:
+    """What gives the inputs in the kernel's order, copied where it cannot read them as they are."""
+    from_row_0 = runner.empty(0, dtype=torch.int32)
+    no_scales = runner.empty(0, dtype=torch.float32)
+    dense = lie_densely(operands)
+
+    def arguments(
+        q_index: Tensor,
+        k_index: Tensor,
+        weights: Tensor,
+        ends: Tensor,
+        starts: Tensor | None,
+        k_scale: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        if starts is None:
+            starts = from_row_0
+        if k_scale is None:
+            k_scale = no_scales
+        if not dense:
+            q_index, k_index, weights = (x.contiguous() for x in (q_index, k_index, weights))
+            ends, starts, k_scale = (x.contiguous() for x in (ends, starts, k_scale))
+        q_index, k_index, weights = aligned(q_index), aligned(k_index), aligned(weights)
+        return q_index, k_index, aligned(k_scale), weights, starts, ends
+
+    return arguments
 
 
 def _allocate(runner: Runner, words: int) -> tuple[Tensor, ...]:
     return (runner.empty(runner.num_sms, words, dtype=torch.int32),)
 
 
-def _check_if_asked(operands: PrefillOperands) -> None:
-    """With FLASHDSA_CHECK=1, raise ArgumentValueError for a range that is none of the keys."""
-    if values_are_checked():
-        starts = None if operands.starts is None else operands.starts.cpu()
-        ranges_of(operands._replace(ends=operands.ends.cpu(), starts=starts))
+def _with_ranges_checked(
+    serve: Callable[[Sequence[Any]], Any], inputs_of: Callable[[Sequence[Any]], PrefillOperands]
+) -> Callable[[Sequence[Any]], Any]:
+    """`serve`; with FLASHDSA_CHECK=1 what first raises ArgumentValueError for a range that is none
+    of the keys."""
+    if not Settings.from_environment().check:
+        return serve
+
+    def checked(operands: Sequence[Any]) -> Any:
+        if values_are_checked():  # not while a graph is captured
+            inputs = inputs_of(operands)
+            starts = None if inputs.starts is None else inputs.starts.cpu()
+            ranges_of(inputs._replace(ends=inputs.ends.cpu(), starts=starts))
+        return serve(operands)
+
+    return checked

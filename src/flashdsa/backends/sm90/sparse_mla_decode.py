@@ -10,7 +10,7 @@ from torch import Tensor
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sparse_mla_launches import launch_operands
+from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_operands
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, MOST_CTAS, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
@@ -37,12 +37,9 @@ def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
-def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> Callable[[], None]:
-    """One launch of these tensors; there is a query and a kv row, and no max_logits are asked for.
-
-    Args:
-        operands: out and lse are written, without gaps.
-    """
+def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> Kernel:
+    """What serves operands that differ from these in what they hold alone; there is a query and a
+    kv row, and no max_logits are asked for."""
     queries, num_heads = operands.q.shape[:2]
     key = "decode", is_packed(operands.kv), queries, num_heads, operands.indices.shape[1]
     found = runner.launches.get(key)
@@ -50,12 +47,15 @@ def prepare(runner: Runner, operands: SparseMlaOutOperands, sm_scale: float) -> 
         plan, size = choose(runner, *key[1:])
         found = runner.launches[key] = runner.function(spec_of(plan), plan), size
     function, size = found
+    return Kernel(function, arguments_for(runner, operands, sm_scale, size))
 
-    def run() -> None:
-        with runner.launching():
-            launch(runner, function, size, operands, sm_scale)
 
-    return run
+def arguments_for(
+    runner: Runner, operands: SparseMlaOperands, sm_scale: float, cluster_size: int
+) -> Arguments:
+    """Of the one launch of a decode."""
+    launch_operands = bind_operands(runner, operands, sm_scale)
+    return lambda operands: [(*launch_operands(operands), cluster_size)]
 
 
 def launch(
@@ -65,12 +65,14 @@ def launch(
     operands: SparseMlaOutOperands,
     sm_scale: float,
 ) -> None:
-    """The compiled function on the operands, some of which are copied for it.
+    """The compiled function of any plan on the operands, inside `runner.launching()`.
 
     Args:
         operands: out and lse are written, without gaps.
     """
-    function(*launch_operands(runner, operands, sm_scale), cluster_size)
+    arguments = arguments_for(runner, operands.inputs, sm_scale, cluster_size)
+    for each in arguments(operands):
+        function(*each)
 
 
 def choose(

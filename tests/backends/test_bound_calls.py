@@ -1,0 +1,255 @@
+"""What Hopper kernels are launched with by calls that were bound: on a pretended GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashdsa.backends.runner import Allocate
+from flashdsa.backends.sm90 import prefill, sparse_mla
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.kernels.sparse_mla.operands import Operands
+from flashdsa.operands import (
+    PrefillOperands,
+    SparseMlaOperands,
+    SparseMlaOutOperands,
+    TopkPrefillOperands,
+)
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+
+
+class Pretended:
+    """A `Runner` of CPU tensors whose functions note what they are launched with."""
+
+    num_sms = 4
+
+    def __init__(self) -> None:
+        self.launches: dict[tuple[Any, ...], Any] = {}
+        self.asked: list[KernelPlan] = []
+        """Plans of functions, in the order in which they were asked for."""
+        self.launched: list[tuple[KernelPlan, tuple[Any, ...]]] = []
+
+    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
+        """Pairs."""
+        return {1: 4, 2: 2}
+
+    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        """Launches nothing."""
+        self.asked.append(plan)
+        return lambda *arguments: self.launched.append((plan, arguments))
+
+    def launching(self) -> nullcontext[None]:
+        """The device is there."""
+        return nullcontext()
+
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """As it is."""
+        return serve
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """On the CPU."""
+        return torch.empty(shape, dtype=dtype)
+
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """On the CPU."""
+        return partial(self.empty, *shape, dtype=dtype)
+
+    def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
+        """New each time."""
+        return allocate(self)
+
+
+def keys_and_queries(dtype: torch.dtype = torch.float8_e4m3fn) -> TopkPrefillOperands:
+    """Five queries of 16 heads, 40 keys, topk 7."""
+    fp8 = dtype is torch.float8_e4m3fn
+    return TopkPrefillOperands(
+        torch.randn(5, 16, 128).to(dtype),
+        torch.randn(40, 128).to(dtype),
+        torch.randn(5, 16),
+        torch.randint(0, 41, (5,), dtype=torch.int32),
+        torch.empty(5, 7, dtype=torch.int32),
+        None,
+        torch.rand(40) if fp8 else None,
+    )
+
+
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether they are the same objects, or equal numbers."""
+    return all(x is y or x == y for x, y in zip(some, others, strict=True))
+
+
+def misaligned(x: Tensor) -> Tensor:
+    """The same values, four bytes behind an address that a kernel can read 16 bytes from."""
+    room = torch.empty(x.nbytes + 16, dtype=torch.uint8)
+    return room[4:][: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
+
+
+def test_a_bound_prefill_asks_for_its_kernel_once_and_takes_other_tensors() -> None:
+    runner = Pretended()
+    serve = prefill.bind(runner, keys_and_queries(), sorted=False)
+    for _ in range(2):
+        x = keys_and_queries()
+        serve(tuple(x))
+        plan, (q, k, scale, weights, starts, ends, ids, workspace, num_sms) = runner.launched.pop()
+        assert same((q, k, weights, ends, ids), x[:5]) and scale is x.k_scale
+        assert starts.shape == (0,) and starts.dtype is torch.int32
+        assert workspace.shape == (4, plan.workspace_words) and num_sms == 4
+    assert runner.asked == [plan] and not plan.with_scores
+
+
+def test_what_lies_at_another_address_is_copied_when_it_does() -> None:
+    """Guards do not see addresses: the call that was bound had all tensors aligned."""
+    runner = Pretended()
+    x = keys_and_queries()
+    serve = prefill.bind(runner, x, sorted=False)
+    moved = x._replace(k_scale=misaligned(x.k_scale), weights=misaligned(x.weights))
+    for given in (x, moved):
+        serve(given)
+        _, (q, k, scale, weights, *_) = runner.launched[-1]
+        assert all(each.data_ptr() % 16 == 0 for each in (q, k, scale, weights))
+        assert torch.equal(scale, x.k_scale) and torch.equal(weights, x.weights)
+
+
+def test_gaps_are_closed_and_ranges_passed_on() -> None:
+    runner = Pretended()
+    x = keys_and_queries(torch.bfloat16)
+    starts = torch.zeros(5, 2, dtype=torch.int32)[:, 0]
+    weights = torch.randn(5, 32)[:, ::2]
+    x = x._replace(starts=starts, weights=weights)
+    prefill.bind(runner, x, sorted=False)(x)
+    _, (_, _, no_scale, dense, given_starts, *_) = runner.launched[-1]
+    assert dense.is_contiguous() and torch.equal(dense, weights)
+    assert given_starts.is_contiguous() and given_starts.shape == (5,)
+    assert no_scale.shape == (0,)
+
+
+def test_by_score_the_lists_are_sorted_with_the_scores_that_came_with_them() -> None:
+    runner = Pretended()
+    x = keys_and_queries()
+    prefill.bind(runner, x, sorted=True)(x)
+    (plan, arguments), (_, (ids, scores)) = runner.launched
+    assert plan.with_scores and arguments[6] is ids is x.topk_indices
+    assert arguments[7] is scores and scores.shape == ids.shape
+
+
+@pytest.mark.parametrize("empty", ["queries", "keys"])
+def test_without_keys_or_queries_nothing_is_launched(empty: str) -> None:
+    runner, x = Pretended(), keys_and_queries()
+    if empty == "queries":
+        x = x._replace(**{name: getattr(x, name)[:0] for name in ("q_index", "weights", "ends")})
+        x = x._replace(topk_indices=x.topk_indices[:0])
+    else:
+        x = x._replace(k_index=x.k_index[:0], k_scale=x.k_scale[:0])
+    prefill.bind(runner, x, sorted=False)(x)
+    scores = prefill.bind_logits(runner, x.inputs)(x.inputs)
+    assert (x.topk_indices == -1).all() and scores.numel() == 0
+    assert runner.launched == []
+
+
+def test_ids_with_gaps_are_refused() -> None:
+    x = keys_and_queries()._replace(topk_indices=torch.empty(5, 9, dtype=torch.int32)[:, :7])
+    with pytest.raises(UnsupportedError, match="topk_indices: the kernel writes contiguous"):
+        prefill.bind(Pretended(), x, sorted=False)
+
+
+def test_a_call_that_is_bound_while_values_are_checked_checks_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    runner, x = Pretended(), keys_and_queries()
+    calls = [
+        (prefill.bind(runner, x, sorted=False), tuple(x)),
+        (prefill.bind_logits(runner, x.inputs), tuple(x.inputs)),
+    ]
+    for number, (serve, given) in enumerate(calls, 1):
+        x.ends[0] = 7
+        serve(given)
+        assert len(runner.launched) == number
+        x.ends[0] = 41
+        with pytest.raises(ArgumentValueError, match=r"ends: expected values in .*ends\[0\] = 41"):
+            serve(given)
+        assert len(runner.launched) == number
+
+
+def test_scores_are_new_and_empty_outside_what_the_kernel_writes() -> None:
+    runner, x = Pretended(), keys_and_queries()
+    serve = prefill.bind_logits(runner, x.inputs)
+    first, second = (serve(PrefillOperands(*x.inputs)) for _ in range(2))
+    assert first is not second and (first == -torch.inf).all()
+    assert same([arguments[6] for _, arguments in runner.launched], (first, second))
+
+
+def attention(queries: int, heads: int, **changed: Any) -> SparseMlaOperands:
+    """100 rows, 70 slots a query."""
+    operands = SparseMlaOperands(
+        torch.randn(queries, heads, 576).bfloat16(),
+        torch.randn(100, 576).bfloat16(),
+        torch.randint(0, 100, (queries, 70), dtype=torch.int32),
+    )
+    return operands._replace(**changed)
+
+
+OPTIONS: dict[str, Any] = {"d_v": 512, "sm_scale": 0.5, "max_logits": False}
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(2, 64), (20, 64), (20, 16)])
+def test_a_bound_forward_gives_new_results_of_other_tensors(queries: int, heads: int) -> None:
+    """By the decode, the forward, the forward in groups."""
+    runner = Pretended()
+    serve = sparse_mla.bind(runner, attention(queries, heads), **OPTIONS)
+    kept: list[Tensor] = []
+    for _ in range(2):
+        x = attention(queries, heads)
+        out, lse, largest = serve(tuple(x))
+        ((_, arguments),) = runner.launched
+        runner.launched.clear()
+        of_call = Operands(*arguments[:8])
+        assert same(of_call, (*x[:3], of_call.topk_length, of_call.attn_sink, out, lse, 0.5))
+        assert of_call.topk_length.shape == of_call.attn_sink.shape == largest.shape == (0,)
+        assert out.shape == (queries, heads, 512) and lse.shape == (queries, heads)
+        kept += [out, lse, largest]
+    assert len({id(one) for one in kept}) == 6 and len(runner.asked) == 1
+
+
+def test_sinks_lengths_and_packed_rows_come_as_the_kernel_reads_them() -> None:
+    runner = Pretended()
+    x = attention(
+        2,
+        64,
+        kv=torch.randint(-128, 127, (100, 656), dtype=torch.int8),
+        topk_length=torch.full((2, 2), 9, dtype=torch.int32)[:, 0],
+        attn_sink=torch.randn(64).bfloat16(),
+    )
+    sparse_mla.bind(runner, x, **OPTIONS)(x)
+    _, (_, kv, _, lengths, sink, *_) = runner.launched[0]
+    assert kv.dtype is torch.uint8 and lengths.is_contiguous()
+    assert sink.dtype is torch.float32 and torch.equal(sink, x.attn_sink.float())
+
+
+def test_groups_whose_lists_have_no_room_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
+    runner, x = Pretended(), attention(18, 16)
+    out, *_ = sparse_mla.bind(runner, x, **OPTIONS | {"max_logits": True})(x)
+    parts = [arguments[0].shape[0] for _, arguments in runner.launched]
+    assert parts == [4, 4, 4, 4, 2]
+    assert [arguments[5].data_ptr() for _, arguments in runner.launched] == [
+        out[first].data_ptr() for first in range(0, 18, 4)
+    ]
+
+
+def test_buffers_of_the_caller_must_be_writable_each_time() -> None:
+    runner, x = Pretended(), attention(2, 64)
+    out, lse = torch.empty(2, 64, 512).bfloat16(), torch.empty(2, 64)
+    operands = SparseMlaOutOperands(*x[:3], out, lse)
+    serve = sparse_mla.bind_out(runner, operands, sm_scale=0.5)
+    serve(tuple(operands))
+    assert same(runner.launched[0][1][5:7], (out, lse))
+    with pytest.raises(ArgumentValueError, match="out: expected an address"):
+        serve(operands._replace(out=misaligned(out)))
+    assert len(runner.launched) == 1
