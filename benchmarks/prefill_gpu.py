@@ -5,16 +5,20 @@
 Peers: logits of all queries at once, DeepGEMM's of fp8 and cuDNN Frontend's of bf16; then the
 fastest top-k of cuDNN Frontend, FlashInfer (tools/build_flashinfer_topk.py) and torch.
 What is not installed is named. cuDNN Frontend compiles its kernels with CuTe DSL: --cudnn-object
-takes those of tools/build_cudnn_prefill.py. Calls take turns, the second-level cache is flushed
-before each, times are medians by CUDA events.
+takes those of tools/build_cudnn_prefill.py.
+
+Times are taken as `flashdsa bench indexer` takes them (`flashdsa.bench.gpu.protocol`), in two ways.
+`ms`, `ratio`: plain calls, in turns; L2 is flushed and a kernel spins before each, so that the host
+has queued the call before the GPU begins it, and samples where it had not are thrown away (`late`).
+`captured_ms`, `captured_ratio`: the replays of CUDA graphs of the same calls, in turns. So neither
+has anything of the host in it; a plain call that is slower than its replay is a finding. What the
+host takes stands beside them: `host_us`, of a call whose process waited for the GPU before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,14 +31,13 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.bench.gpu.peers import load_peers
+from flashdsa.bench.gpu.peers import in_a_line, load_peers
+from flashdsa.bench.gpu.protocol import FLUSH_BYTES, Call, CudaTimer
 
 TOPK = 2048
-FLUSH_WORDS = 64 * 2**20
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 TORCH_LIMIT = 2**27
 """Scores up to which torch's top-k, far behind the others, is timed."""
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -193,22 +196,34 @@ def peer_calls(
     return calls, missing
 
 
-def time_calls(calls: dict[str, Call], repeats: int) -> dict[str, float]:
-    """Milliseconds of each, the median; in turns, in another order each time."""
-    flush = torch.zeros(FLUSH_WORDS, dtype=torch.int32, device="cuda")
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for name in random.sample(list(calls), len(calls)):
-            flush.sum()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            calls[name]()
-            end.record()
-            torch.cuda.synchronize()
-            samples[name].append(begin.elapsed_time(end))
-    return {name: round(statistics.median(times), 4) for name, times in samples.items()}
+def captured_calls(
+    calls: dict[str, Call], timer: CudaTimer
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """(replays by name, why the others cannot be captured); all have been called before."""
+    replays: dict[str, Call] = {}
+    refused: dict[str, str] = {}
+    for name, call in calls.items():
+        try:
+            replays[name] = timer.captured(call)
+        except Exception as error:  # a peer may wait for the device, or load code
+            refused[name] = in_a_line(error)
+    return replays, refused
+
+
+def medians(calls: dict[str, Call], timer: CudaTimer, repeats: int) -> tuple[dict[str, float], int]:
+    """(milliseconds of each, samples thrown away because the host was late)."""
+    times = timer.in_turns(calls, repeats)
+    ms = {name: round(taken.us.median / 1e3, 4) for name, taken in times.items()}
+    return ms, sum(taken.late for taken in times.values())
+
+
+def beside_peers(ms: dict[str, float]) -> tuple[str, float] | None:
+    """(the fastest top-k, its time and that of the logits over ours); None without peers."""
+    top_ks = {name: one for name, one in ms.items() if name not in ("ours", "logits")}
+    if not top_ks or not {"ours", "logits"} <= ms.keys():
+        return None
+    best = min(top_ks, key=lambda name: top_ks[name])
+    return best, round((ms["logits"] + top_ks[best]) / ms["ours"], 3)
 
 
 def wrong_rows(x: dict[str, Any], ids: Tensor, logits: Call | None) -> int:
@@ -227,20 +242,25 @@ def wrong_rows(x: dict[str, Any], ids: Tensor, logits: Call | None) -> int:
     return wrong
 
 
-def measure(shape: Shape, repeats: int, cudnn: Callable[[str], Any] | None) -> dict[str, Any]:
-    """One row of the document; times in milliseconds."""
+def measure(
+    shape: Shape, repeats: int, cudnn: Callable[[str], Any] | None, timer: CudaTimer
+) -> dict[str, Any]:
+    """One row of the document."""
     x = make_inputs(shape)
     ids = torch.empty(shape.queries, TOPK, dtype=torch.int32, device="cuda")
     calls, missing = ({}, {}) if shape.by_score else peer_calls(x, cudnn)
     calls["ours"] = partial(flashdsa.dsa_topk_prefill, **x, topk_indices=ids, sorted=shape.by_score)
-    times = time_calls(calls, repeats)
+    ms, late = medians(calls, timer, repeats)
     row: dict[str, Any] = {"name": shape.name, "heads": shape.heads, "queries": shape.queries}
-    row |= {"keys": shape.keys, "ms": times, "missing": missing}
+    row |= {"keys": shape.keys, "ms": ms, "late": late, "missing": missing}
+    if (found := beside_peers(ms)) is not None:
+        row["best_top_k"], row["ratio"] = found
+    replays, row["not_captured"] = captured_calls(calls, timer)
+    row["captured_ms"], _ = medians(replays, timer, repeats)
+    if (found := beside_peers(row["captured_ms"])) is not None:
+        row["captured_best_top_k"], row["captured_ratio"] = found
+    row["host_us"] = {name: round(timer.waited_host_us(call), 1) for name, call in calls.items()}
     row["wrong_rows"] = wrong_rows(x, ids, calls.get("logits"))
-    top_ks = {name: ms for name, ms in times.items() if name not in ("ours", "logits")}
-    if top_ks:
-        row["best_top_k"] = min(top_ks, key=lambda name: top_ks[name])
-        row["ratio"] = round((times["logits"] + min(top_ks.values())) / times["ours"], 3)
     return row
 
 
@@ -258,18 +278,22 @@ def main() -> None:
 
         cudnn = load_shared_object(options.cudnn_object)
     result: dict[str, Any] = {
-        "schema": "flashdsa-prefill/2",
+        "schema": "flashdsa-prefill/3",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(0),
         "protocol": (
-            "median of CUDA events, calls in turns in random order, L2 flushed by reading 256 MiB; "
-            "ratio: (logits of DeepGEMM, for bf16 of cuDNN Frontend, + the fastest top-k) / ours"
+            "median of CUDA events, calls in turns in random order, L2 flushed by reading "
+            f"{FLUSH_BYTES >> 20} MiB and a spinning kernel before each, samples that the GPU "
+            "reached before the host had queued them thrown away; captured: replays of CUDA graphs "
+            "likewise; ratio: (logits of DeepGEMM, for bf16 of cuDNN Frontend, + the fastest "
+            "top-k) / ours; host: a call behind a wait for the GPU"
         ),
         "rows": [],
     }
+    timer = CudaTimer()
     for shape in SHAPES:
         if options.only in shape.name:
-            result["rows"].append(measure(shape, options.repeats, cudnn))
+            result["rows"].append(measure(shape, options.repeats, cudnn, timer))
             sys.stdout.write(json.dumps(result["rows"][-1]) + "\n")
             sys.stdout.flush()
             options.document.write_text(json.dumps(result, indent=1) + "\n")

@@ -143,6 +143,7 @@ OTHER_SCHEMAS = {
         "flashdsa-indexer-all/1",
         "flashdsa-prefill/1",
         "flashdsa-prefill/2",
+        "flashdsa-prefill/3",
     ),
     "integrations": ("flashdsa-integrations/1",),
     "majorness": ("flashdsa-majorness/1",),

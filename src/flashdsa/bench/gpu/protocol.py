@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ WARMUP_CALLS = 3
 SPIN_CYCLES = 400_000
 MOST_SPIN_CYCLES = 6_400_000
 HOST_CALLS, HOST_BATCH = 2000, 200
+HOST_WAITS = 15
 HANG_SECONDS = 20.0
 
 PROTOCOL = (
-    f"{WARMUP_CALLS} warm-up calls each; then in turns one sample of every contender: L2 flushed "
+    f"{WARMUP_CALLS} warm-up calls each; then in turns, in another order each time, one sample of "
+    "every contender: L2 flushed "
     f"by reading {FLUSH_BYTES >> 20} MiB (torch.sum, fp32), a spinning kernel, CUDA event, call, "
     "event; a sample counts only if the host had queued all of it before the GPU reached the first "
     "event; median, 10th and 90th percentile; a pair of peers is one call of both kernels, its "
@@ -69,7 +72,8 @@ class Timer(Protocol):
 class CudaTimer:
     """The protocol on the current CUDA device."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        self._draw = random.Random(seed)
         self._flush = torch.zeros(FLUSH_BYTES // 4, device="cuda")
         self._spin = SPIN_CYCLES
 
@@ -82,7 +86,8 @@ class CudaTimer:
         samples: dict[str, list[float]] = {name: [] for name in calls}
         late = dict.fromkeys(calls, 0)
         while any(len(taken) < repeats for taken in samples.values()):
-            events = {name: self._sample(call) for name, call in calls.items()}
+            order = self._draw.sample(list(calls), len(calls))
+            events = {name: self._sample(calls[name]) for name in order}
             for name, (_, end, _) in events.items():
                 _wait(end, name)
             for name, (start, end, in_time) in events.items():
@@ -127,6 +132,19 @@ class CudaTimer:
             batches.append(1e6 * (time.perf_counter() - start) / HOST_BATCH)
         self.synchronize("launch")
         return median(batches)
+
+    def waited_host_us(self, call: Call) -> float:
+        """The same of a call alone whose process waited for the GPU before, by when caches and
+        branch predictors have forgotten it: the median of HOST_WAITS."""
+        taken = []
+        for _ in range(HOST_WAITS):
+            self._flush.sum()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            taken.append(1e6 * (time.perf_counter() - start))
+        self.synchronize("launch")
+        return median(taken)
 
     def synchronize(self, what: str) -> None:
         """Wait for the device; raises GpuHangError after HANG_SECONDS."""
