@@ -32,6 +32,7 @@ SHARED = [
     ("q", [[1.0]], TypeError, r"q: expected a torch.Tensor; got list"),
     ("q", _int32(3, 2, 12), TypeError, "q: expected dtype bfloat16 or float16 or .*; got int32"),
     ("q", torch.zeros(3, 12).bfloat16(), ValueError, r"q: expected shape \[S, H, d_qk\]; got 2"),
+    ("q", torch.zeros(()).bfloat16(), ValueError, r"q: expected shape \[S, H, d_qk\]; got"),
     ("q", torch.zeros(3, 0, 12).bfloat16(), ValueError, r"q: expected .*H >= 1.*\[3, 0, 12\]"),
     ("kv", None, TypeError, "kv: expected a torch.Tensor; got NoneType"),
     ("kv", torch.zeros(7, 12), TypeError, "kv: expected dtype bfloat16.*; got float32"),

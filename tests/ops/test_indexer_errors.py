@@ -25,6 +25,12 @@ def _arguments() -> dict[str, Any]:
 CACHE = inputs.indexer().k_index_cache_fp8
 INPUTS = [
     ("q_index_fp8", 3, TypeError, "q_index_fp8: expected a torch.Tensor; got int"),
+    (
+        "q_index_fp8",
+        torch.zeros(()).to(torch.float8_e4m3fn),
+        ValueError,
+        r"q_index_fp8: expected shape \[B, H, 128\]",
+    ),
     ("q_index_fp8", torch.zeros(2, 4, 128), TypeError, "q_index_fp8: expected dtype float8_e4m3fn"),
     (
         "q_index_fp8",

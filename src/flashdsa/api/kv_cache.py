@@ -59,6 +59,7 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
     """
     power_of_two = _is_power_of_two(scale)
     rows, pages = _rows(kv), _pages(cache)
+    require_device("cache", cache, kv.device, "kv")
     _check_slots(slots, rows)
     if _are_checked(slots):
         _require_inside(slots, pages, padding=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentValueError
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.checks import require_dtype, require_shape, require_tensor
 
 
@@ -64,6 +64,9 @@ def merge_attention(
 
 def _parts(name: str, values: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """One tensor a part."""
+    if not isinstance(values, Iterable):
+        wanted = "a tensor, or a sequence of tensors"
+        raise ArgumentTypeError(f"{name}: expected {wanted}; got {type(values).__name__}")
     parts = list(values)
     for part in parts:
         require_tensor(name, part)

@@ -115,6 +115,8 @@ def scale_or_default(sm_scale: float | None, q: Tensor) -> float:
     """`sm_scale`, or d_qk ** -0.5 where it is None."""
     if sm_scale is None:
         require_tensor("q", q)
+        if not q.dim() or not q.shape[-1]:
+            raise ArgumentValueError(f"q: expected shape [S, H, d_qk]; got {_shape(q)}")
         return float(q.shape[-1] ** -0.5)
     if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float):
         raise ArgumentTypeError(

@@ -66,8 +66,8 @@ def rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
 def require_table_of_rows(operands: TopkIndexerOperands) -> None:
     """`block_table` has a row for each query, where queries have no dimension of their own."""
     queries, table = operands.q_index_fp8, operands.block_table
-    if table.dim() != 2:
-        return  # what the operation's table says of it
+    if not queries.dim() or table.dim() != 2:
+        return  # what the operation's table says of them
     # A trace would take the comparison for a constant.
     if not torch._C._get_tracing_state() and table.shape[0] != queries.shape[0]:
         shape = (queries.shape[0], table.shape[1])

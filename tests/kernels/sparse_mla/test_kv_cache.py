@@ -102,6 +102,7 @@ def test_where_values_are_not_checked_slots_outside_are_skipped(
     [
         ({"kv": torch.zeros(T, 575)}, ValueError, r"kv: expected shape .*576.*; got .*575"),
         ({"kv": torch.zeros(T, 576).half()}, TypeError, "kv: expected dtype bfloat16 or float32"),
+        ({"kv": torch.zeros(T, 576, device="meta")}, ValueError, "cache: expected device meta"),
         ({"slots": torch.zeros(T)}, TypeError, "slots: expected dtype int32 or int64; got float"),
         ({"slots": torch.arange(5)}, ValueError, r"slots: .*\[6\]; got shape \[5\]"),
         ({"slots": torch.arange(T) + 5}, ValueError, r"slots: expected slots in \[0, 10\); got 10"),

@@ -81,6 +81,7 @@ def test_a_part_s_nan_is_not_hidden() -> None:
             r"outs: expected shape of the first part = \[3, 2, 8\]; got",
         ),
         ([torch.zeros(3, 2, 8), 1], [torch.zeros(3, 2)] * 2, TypeError, "outs: expected a torch"),
+        (None, torch.zeros(1, 3, 2), TypeError, "outs: expected a tensor, or a sequence"),
     ],
 )
 def test_what_is_refused(outs: Any, lses: Any, error: type[Exception], message: str) -> None:
