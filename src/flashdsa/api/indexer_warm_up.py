@@ -13,8 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.checks import (
+    require_device,
     require_dtype,
     require_positive,
+    require_rank,
     require_shape,
     require_tensor,
     scale_or_default,
@@ -100,6 +102,10 @@ class _Problem:
             require_dtype(name, getattr(self, name), dtype)
         require_dtype("weights", self.weights, *index_weight_dtypes(dtype))
         require_dtype("lse", self.lse, sum_dtype(dtype))
+        require_rank("q_index", self.q_index, (3,), "[S, H_I, 128]")
+        require_rank("k_index", self.k_index, (2,), "[S_kv, 128]")
+        require_rank("q", self.q, (3,), "[S, H, d]")
+        require_rank("k", self.k, (2, 3), "[S_kv, d] or [S_kv, H, d]")
         rows, keys = self.q_index.shape[0], self.k_index.shape[0]
         heads, index_heads = self.q.shape[1], self.q_index.shape[1]
         require_shape("q_index", self.q_index, (rows, index_heads, INDEX_HEAD_DIM), "[S, H_I, 128]")
@@ -115,6 +121,9 @@ class _Problem:
                 require_tensor(name, value)
                 require_dtype(name, value, *((sum_dtype(dtype),) if "row" in name else INT32))
                 require_shape(name, value, (rows,), "[S]")
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                require_device(name, value, self.q_index.device, "q_index")
         require_positive("chunk_bytes", self.chunk_bytes)
         if not index_heads or not heads:
             raise ArgumentValueError("q and q_index: expected at least one head; got 0")

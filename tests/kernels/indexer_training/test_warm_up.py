@@ -140,6 +140,8 @@ WRONG = [
     ({"key_end": torch.zeros(S)}, "key_end: expected dtype int32"),
     ({"lse": torch.zeros(S, HEADS)}, "lse: expected dtype float64"),
     ({"k": torch.zeros(S_KV, D + 1, dtype=torch.float64)}, "q: expected shape"),
+    ({"q": torch.zeros((), dtype=torch.float64)}, "q: expected shape"),
+    ({"key_end": torch.zeros(S, dtype=torch.int32, device="meta")}, "key_end: expected device cpu"),
     ({"chunk_bytes": 0}, "chunk_bytes: expected at least 1"),
 ]
 
