@@ -199,7 +199,6 @@ class FusedIndexer:
 
         from flashdsa.backends.emulated.runner import sm90
         from flashdsa.kernels.catalog import INDEXER
-        from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
         from tests.kernels.indexer.exact_inputs import make_inputs
 
         plan = self.plan()
@@ -209,9 +208,9 @@ class FusedIndexer:
         if self.bad_page:
             others[-1][0, 2] = -1
         runner = sm90(torch.device("cpu"))
-        selecting = self.clusters[0] * self.clusters[1] * plan.teams
-        counters = torch.zeros(max(len(lengths), selecting * ROW_COUNTERS), dtype=torch.int32)
-        slots = runner.empty(selecting, plan.slot_words, dtype=torch.int32)
+        sizes = plan.split_workspace(self.clusters[0] * self.clusters[1])
+        counters = torch.zeros(sizes.counters, dtype=torch.int32)
+        slots = runner.empty(*sizes.slots, dtype=torch.int32)
         ids = runner.empty(len(lengths), plan.topk, dtype=torch.int32)
         function = runner.function(INDEXER, plan)
         with runner.launching():

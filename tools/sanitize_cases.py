@@ -100,13 +100,11 @@ def launch(
     """By a function that `compile_indexer` describes. Slots of split rows are not initialised."""
     import torch
 
-    from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
-
     how: tuple[Any, ...] = clusters[:2]
     if plan.splits:
-        selecting = clusters[0] * clusters[1] * plan.teams
-        slots = torch.empty(selecting, plan.slot_words, dtype=torch.int32, device=ids.device)
-        counters = torch.zeros(selecting * ROW_COUNTERS, dtype=torch.int32, device=ids.device)
+        sizes = plan.split_workspace(clusters[0] * clusters[1])
+        slots = torch.empty(sizes.slots, dtype=torch.int32, device=ids.device)
+        counters = torch.zeros(sizes.counters, dtype=torch.int32, device=ids.device)
         how = (counters, slots, *clusters)
     function(*inputs, ids, *how)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from flashdsa.backends.emulated.runner import POISON, Emulator
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, TOPK_INDICES
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.registration import custom_op
@@ -66,10 +65,10 @@ def emulate_indexer(
     number, size, splits = clusters
     assert splits == 1 or plan.splits
     how: tuple[Any, ...] = (number, size)
-    selecting = number * size * plan.teams
-    arrivals = torch.zeros(max(len(operands.seq_lens), selecting * ROW_COUNTERS)).int()
+    sizes = plan.split_workspace(number * size)
+    arrivals = torch.zeros(sizes.counters).int()
     if plan.splits:
-        slots = runner.empty(selecting, plan.slot_words, dtype=torch.int32)
+        slots = runner.empty(*sizes.slots, dtype=torch.int32)
         assert (slots.view(torch.uint8) == POISON).all()
         how = (arrivals, slots, *clusters)
         runner.workspaces[0] = (arrivals, slots)

@@ -12,7 +12,6 @@ from torch import Tensor
 from flashdsa.backends.indexer.clusters import NARROW_CLUSTER, NARROW_PAGES
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.plan.kernel_spec import KernelSpec
 
 
@@ -36,9 +35,9 @@ class RowSplits:
         self._split: Callable[..., Any] | None
         self._unsplit = runner.function(spec, unsplit) if unsplit else None
         self._least_pages = least_pages if unsplit else 0
-        self._num_slots = runner.num_sms * plan.teams
+        self._sizes = plan.split_workspace(runner.num_sms)
         self._workspace = partial(
-            runner.workspace, plan.slot_words, self._allocate, self._num_slots * ROW_COUNTERS
+            runner.workspace, plan.slot_words, self._allocate, self._sizes.counters
         )
         self._split = None if unsplit else runner.function(spec, plan)
 
@@ -68,6 +67,5 @@ class RowSplits:
         self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows or 1)
 
     def _allocate(self, runner: Runner) -> tuple[Tensor]:
-        """Slots behind the counters: see `launch_splits`. Where rows are counted, there are no more
-        of them than CTAs, or than rows in which they select at once."""
-        return (runner.empty(self._num_slots, self._plan.slot_words, dtype=torch.int32),)
+        """Slots behind the counters."""
+        return (runner.empty(*self._sizes.slots, dtype=torch.int32),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.sizes import (
@@ -15,6 +15,7 @@ from flashdsa.kernels.indexer.sizes import (
     LISTED_SLOTS,
     MAX_CLUSTER,
     PAIRS_CLUSTER,
+    ROW_COUNTERS,
     SLOT_HEADER_WORDS,
 )
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
@@ -35,6 +36,13 @@ POSITIONS = tuple(
     for num_heads, kind in product((64, 32), FUSED_KINDS)
 )
 """Those that write positions, of the sizes of DeepSeek-V3.2 and GLM-5."""
+
+
+class SplitWorkspace(NamedTuple):
+    """Device memory in which the CTAs of split rows meet, in 32-bit words: see `launch_splits`."""
+
+    counters: int  # 0 before a launch and after it
+    slots: tuple[int, int]  # how many, words of each
 
 
 @dataclass(frozen=True)
@@ -275,3 +283,9 @@ class SelectPlan:
     def slot_words(self) -> int:
         """32-bit words of what a CTA publishes at most: see select/row_splits.py."""
         return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
+
+    def split_workspace(self, ctas: int) -> SplitWorkspace:
+        """Of a launch of so many CTAs, or of fewer: each selects in as many rows at once as it has
+        teams, and there are no more counted rows than that."""
+        selecting = ctas * self.teams
+        return SplitWorkspace(selecting * ROW_COUNTERS, (selecting, self.slot_words))
