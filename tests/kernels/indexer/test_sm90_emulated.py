@@ -209,6 +209,12 @@ def test_split_rows_compact_their_parts() -> None:
     assert_as_the_cpu(SPLITS, inputs, 2, 1, num_splits=2)
 
 
+def test_a_cluster_publishes_more_entries_than_it_has_threads() -> None:
+    plan = replace(SPLITS, topk=1024)
+    inputs = make_inputs([5200], num_heads=16, values="descending")
+    assert_as_the_cpu(plan, inputs, 2, 1, num_splits=2)
+
+
 def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
     """Each team publishes less than topk, one of them nothing."""
     inputs = make_inputs([2000], num_heads=16)

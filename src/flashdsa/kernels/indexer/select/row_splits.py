@@ -160,17 +160,18 @@ def list_published(
             entries = cute.arch.shuffle_sync(count, block + i)
             before = cute.arch.shuffle_sync(inclusive, block + i) - entries
             if thread < entries:
-                put(
-                    select,
-                    before + thread,
-                    Uint32(keys[i]),
-                    positions[i],
-                    cutlass.Boolean(True),
-                )
-            for at in cutlass.range(
-                thread + plan.consumer_threads, entries, plan.consumer_threads, unroll=1
-            ):
-                key, position = load_entry(published, first_slot + block + i, at, plan)
+                index = before + thread
+                put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
+    # The rest of slots with more entries than there are consumers, which are rare. In a loop that
+    # is the same for all lanes: with one of each lane's own, ptxas would keep no uniform registers.
+    most = cute.arch.warp_redux_sync(count, "max")
+    for begin in cutlass.range(plan.consumer_threads, most, plan.consumer_threads, unroll=1):
+        for slot in cutlass.range(coord.num_splits, unroll=1):
+            entries = cute.arch.shuffle_sync(count, slot)
+            before = cute.arch.shuffle_sync(inclusive, slot) - entries
+            at = begin + thread
+            if at < entries:
+                key, position = load_entry(published, first_slot + slot, at, plan)
                 put(select, before + at, Uint32(key), position, cutlass.Boolean(True))
     last = coord.num_splits - 1
     start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)

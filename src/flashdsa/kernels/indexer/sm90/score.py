@@ -18,6 +18,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.static import Static
+from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.relu import doubled_relu
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
@@ -162,7 +163,6 @@ def score_page(
     plan: cutlass.Constexpr,
 ) -> Sums:
     """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads."""
-    state = state._replace(stage=cute.arch.make_warp_uniform(state.stage))
     stage = state.stage
     # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says that
     # none came. All may be read until this warp arrives at page_empty[stage].
@@ -233,7 +233,7 @@ def prepare(
     """The tile's weights into registers."""
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs.weights, tile_stage, thread % WARP_SIZE, plan)
-    return Prepared(weights, cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE))
+    return Prepared(weights, uniform(thread // WARPGROUP_SIZE))
 
 
 @cute.jit
@@ -255,7 +255,7 @@ def score_pages(
         count=cutlass.max(pages.end - first + groups - 1, Int32(0)) // groups,
         first_number=pages.first_number + first,
         first_position=(pages.first_page + first) * PAGE_SIZE,
-        tile_stage=pages.tile_stage,
+        tile_stage=uniform(pages.tile_stage),
     )
     score_span(inputs, scorer, prepared.weights, span, thread, store, sink, plan)
 
@@ -283,7 +283,9 @@ def score_span(
     in_page = token % PAGE_SIZE
     position = span.first_position + token
     ring = inputs.page_ring
-    state = ring.state(span.first_number)
+    # In uniform registers, as are the stage and the queries' descriptors then: no instruction moves
+    # them there in front of a product.
+    state = ring.state(uniform(span.first_number))
     for done in cutlass.range(0, span.count, 2, unroll=1):
         both = done + 1 < span.count
         first = score_page(inputs, scorer, weights, state, span.tile_stage, lane, in_page, plan)
