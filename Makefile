@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 .PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 $(READY): pyproject.toml constraints.txt tools/make_venv.sh
 	tools/make_venv.sh $(VENV)

@@ -91,8 +91,9 @@ def _launch(
     """D's cells (schedules, inputs, CTAs, 128, columns), the kernel's PTX, and what was found."""
     import torch
     from cutlass import Int32, cute
-    from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor
+    from cutlass.cute.runtime import from_dlpack
 
+    from flashdsa.dsl.fake_tensors import fake_tensor
     from flashdsa.lab.kernels.operand_forms.sm100.kernel import run_form
     from ptxemu import Policy
     from ptxemu.cutedsl import emulate
@@ -103,15 +104,7 @@ def _launch(
         rows = np.zeros((len(image), 1, 4), dtype=np.uint32)
     out = np.zeros((len(image), 128, plan.product.columns), dtype=np.uint32)
     tensors = [torch.from_numpy(array.view(np.int32)) for array in (image, rows, out)]
-    fakes: list[Any] = [
-        make_fake_compact_tensor(
-            Int32,
-            tuple(tensor.shape),
-            stride_order=tuple(range(tensor.dim()))[::-1],
-            assumed_align=16,
-        )
-        for tensor in tensors
-    ]
+    fakes = [fake_tensor(Int32, tuple(tensor.shape)) for tensor in tensors]
     compiled: Any = None
     runs, found = [], []
     for schedule in SCHEDULES:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, cute
-from cutlass.cute.runtime import make_fake_compact_tensor
 
-from flashdsa.hw import BULK_ALIGNMENT, TMEM_LANES
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import TMEM_LANES
 from flashdsa.lab.kernels.majorness.plan import NUM_PARTS, MajornessPlan
 from flashdsa.lab.kernels.majorness.sm90.kernel import launch as launch_sm90
 from flashdsa.lab.kernels.majorness.sm100.kernel import launch as launch_sm100
@@ -34,13 +34,4 @@ def _compile(launch: Callable[..., Any], plan: MajornessPlan) -> Any:
         (Uint32, (TMEM_LANES, plan.num_a_words)),
         (Float32, (NUM_PARTS, plan.num_d_rows, plan.n)),
     )
-    tensors = [
-        make_fake_compact_tensor(
-            dtype,
-            shape,
-            stride_order=tuple(reversed(range(len(shape)))),
-            assumed_align=BULK_ALIGNMENT,
-        )
-        for dtype, shape in shapes
-    ]
-    return cute.compile(launch, *tensors, plan)
+    return cute.compile(launch, *(fake_tensor(*one) for one in shapes), plan)
