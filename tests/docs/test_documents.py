@@ -23,8 +23,13 @@ def python_blocks(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def prose(path: Path) -> str:
+    """Without blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
 def links(path: Path) -> list[str]:
-    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = prose(path)
     targets = re.findall(r"\]\(([^)\s]+)\)", text)
     return [t.partition("#")[0] for t in targets if not t.startswith(("http", "#", "mailto:"))]
 
@@ -124,6 +129,12 @@ def test_the_readmes_claim_of_the_indexer_is_of_every_case() -> None:
 def test_links_lead_to_files(path: Path) -> None:
     missing = [target for target in links(path) if not (path.parent / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_no_brackets_look_like_a_link_by_reference(path: Path) -> None:
+    """`make docs` would look for what the second pair names."""
+    assert not re.findall(r"\]\[[^\]]*\]", re.sub(r"`[^`]*`", "", prose(path)))
 
 
 def test_every_decision_is_listed() -> None:
