@@ -16,6 +16,7 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass._mlir.dialects import nvvm
 
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.plan import Arrives, Barrier
 
@@ -255,6 +256,13 @@ def advanced(
         stage -= stages
         phase = phase ^ 1
     return PipelineState(stage, phase)
+
+
+def masked_state(number: Any, stages: int) -> PipelineState:
+    """Where use `number`, not negative, of a ring falls that has a power of two of stages: by
+    shifts and masks, which stay in uniform registers."""
+    # Opaque, or each multiple of the stage would be shifted and masked for itself.
+    return PipelineState(opaque(number & (stages - 1)), number >> (stages.bit_length() - 1) & 1)
 
 
 def rotated_state(number: Any, first: int, stages: int) -> PipelineState:

@@ -117,8 +117,10 @@ def test_the_public_operation_scores_pairs_of_full_sizes() -> None:
     [
         (lambda: IndexerPlan(pairs=True), "pairs: only with splits and scheduled"),
         (lambda: pairs_plan(list_capacity=4096), "no room for what a CTA publishes"),
+        (lambda: pairs_plan(list_capacity=5560), "as many entries for each warp"),
+        (lambda: pairs_plan(stages=12), "a power of two"),
     ],
-    ids=["alone", "short list"],
+    ids=["alone", "short list", "uneven list", "stages"],
 )
 def test_plans_that_cannot_work_are_refused(plan: Callable[[], IndexerPlan], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -117,6 +117,8 @@ class SelectPlan:
             raise ValueError("splits: a kernel that sorts splits no rows")
         if self.pairs and not self.splits_to_ctas:
             raise ValueError("pairs: only with splits and scheduled")
+        if self.pairs and self.list_capacity % self.segment_entries:
+            raise ValueError("list_capacity: expected as many entries for each warp")
         if self.list_capacity < self.most_kept + PAGE_SIZE * self.refill_pages:
             raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
         if self.splits_to_ctas and self.list_capacity < 2 * self.most_kept:
@@ -167,6 +169,13 @@ class SelectPlan:
     def compacted_together(self) -> int:
         """Entries of a thread in registers while a list is rewritten."""
         return 4 * self.teams
+
+    @property
+    def segment_entries(self) -> int:
+        """Entries of a list that is not in order, of rows in pairs: each of the CTA's warps has a
+        segment, the first one those in front. To a team, too, it is the CTA's warps that count."""
+        teams = 2 if self.is_team else 1
+        return self.list_capacity // (self.consumer_warps * teams)
 
     @property
     def candidate_words(self) -> int:

@@ -13,6 +13,7 @@ from flashdsa.kernels.indexer.sizes import (
     MAX_OWN_ROWS,
     NUM_BINS,
     ORDERED_ROWS,
+    PAIRS_SCRATCH_WORDS,
     SCRATCH_WORDS,
 )
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
@@ -52,12 +53,12 @@ def _team_regions(plan: Any) -> list[SmemRegion]:
         SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
     ]
     # Where there are two teams, each has its own scratch.
-    return [*regions, scratch_region()] if plan.pairs else regions
+    return [*regions, scratch_region(PAIRS_SCRATCH_WORDS)] if plan.pairs else regions
 
 
-def scratch_region() -> SmemRegion:
+def scratch_region(words: int = SCRATCH_WORDS) -> SmemRegion:
     """Words of those that select in a row."""
-    return SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers")
+    return SmemRegion("scratch", words * 4, 16, "scans and broadcasts of the consumers")
 
 
 def select_barrier_regions(plan: Any) -> list[SmemRegion]:

@@ -14,7 +14,7 @@ from flashdsa.kernels.indexer.select.list_scores import (
     Batch,
     ListSink,
     PageRange,
-    first_fill,
+    first_room,
     list_score,
 )
 from flashdsa.kernels.indexer.select.select_rows import SelectContext
@@ -30,11 +30,11 @@ class PageScoring(NamedTuple):
     score_pages: (inputs, scorer, prepared, PageRange, thread, store, sink, plan) scores the calling
         warpgroup's share of the pages. It calls store(sink, score, position, valid, present) with
         all lanes: the score of the token at that position of the row, whether its page id is in the
-        cache, and whether the lane has a token.
+        cache, and whether the lane has a token. Of rows in pairs: see sm90/score_pairs.py.
     """
 
     prepare: Callable[..., Any]
-    score_pages: Callable[..., None]
+    score_pages: Callable[..., Any]
 
 
 class PageSource(NamedTuple):
@@ -64,8 +64,7 @@ def score_batch(
     prepared = scoring.prepare(ctx.inputs, source.scorer, batch.stage, thread, plan)
     in_order = floor == 0
     room = (plan.list_capacity - entries) // PAGE_SIZE
-    if in_order and tile.num_pages > room and ctx.coord.num_parts == 1:
-        room = first_fill(plan)
+    room = first_room(room, in_order, tile, ctx.coord, plan)
     room = room // plan.pages_per_stage * plan.pages_per_stage
     # Opaque, so that one register holds it through the loops, and not a second one the sum.
     stop = opaque(cutlass.min(tile.num_pages, batch.begin + room))

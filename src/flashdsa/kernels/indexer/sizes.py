@@ -39,6 +39,8 @@ MAX_HALVINGS = 2
 """How often a cluster is halved into groups of CTAs that share rows, at most."""
 SCRATCH_WORDS = 64
 """32-bit words for scans and broadcasts of the consumers (see smem_views.py)."""
+PAIRS_SCRATCH_WORDS = SCRATCH_WORDS + 32
+"""The same of a team."""
 FILLS = 8
 """Different numbers of pages that CTAs take before they first compact their lists."""
 DEPTH_STEPS = 8

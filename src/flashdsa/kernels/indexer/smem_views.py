@@ -50,6 +50,8 @@ SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
 SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
 SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see teams.py
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
+SCRATCH_RECOUNTED = 62  # not 0: the histogram is that of a later round, likewise
+SCRATCH_SEGMENTS = 64  # of each of the CTA's warps, entries in its segment of the list, likewise
 
 
 class ClusterBuffers(NamedTuple):

@@ -11,23 +11,25 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
+from flashdsa.dsl.warp import kept
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS
 from flashdsa.kernels.indexer.schedule.work_tile import row_length, word_in
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.bins import bin_of, sortable
+from flashdsa.kernels.indexer.select.bins import NO_POSITION, bin_of, sortable
 from flashdsa.kernels.indexer.select.candidate_list import count_in_bin, put
-from flashdsa.kernels.indexer.select.list_scores import Batch, ListSink, PageRange, first_fill
+from flashdsa.kernels.indexer.select.list_scores import Batch, PageRange, first_room
 from flashdsa.kernels.indexer.select.row_splits import Published
 from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
-    SCRATCH_COUNT,
     SCRATCH_FULLEST,
     SCRATCH_LIST_FLOOR,
+    SCRATCH_SEGMENTS,
     ClusterBuffers,
     SelectBuffers,
     cluster_buffers_in,
@@ -37,14 +39,21 @@ from flashdsa.problem import PAGE_SIZE
 
 SECOND_ROW = 2
 """Of a lane's number, the bit that names the row of its scores."""
-FIRST_ROWS_LANES, SECOND_ROWS_LANES = 0x33333333, 0xCCCCCCCC - (1 << 32)
+FIRST_ROWS_LANES = 0x33333333
+"""Bits of the lanes without that bit."""
+ROW_LANES = WARP_SIZE // 2
+"""Lanes of a warp that have scores of the same row."""
+LOWEST_KEY = 1
+"""Of all tokens: see `sortable`."""
+WARP_TOKENS = ROW_LANES
+"""Tokens of a page that a warp has: one for each of those lanes."""
 
 
 class TogetherSource(NamedTuple):
     """What `score_together` scores with."""
 
     pages: PageSource
-    of_lane: SelectBuffers  # those of the row that the calling lane has scores of
+    arena: Arena  # of the CTA
     thread: Int32  # of the CTA
     static: Static  # the plan of the CTA
 
@@ -64,6 +73,11 @@ def arena_of(arena: Arena, team: Int32) -> Arena:
 def row_of_lane(lane: Int32) -> Int32:
     """Which of the two rows a lane's scores are of."""
     return lane // SECOND_ROW % 2
+
+
+def lane_of_row(lane: Int32) -> Int32:
+    """The lane's number among those that have scores of the same row."""
+    return lane // 4 * 2 + lane % 2
 
 
 def select_buffers_of(arena: Arena, team: Int32, plan: Any) -> SelectBuffers:
@@ -125,8 +139,7 @@ def select_in_teams(
     team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
     mine = thread % one.consumer_threads
     share_schedule(arena, team, mine, given_out, plan)
-    of_lane = select_buffers_of(arena, row_of_lane(thread % WARP_SIZE), plan)
-    source = TogetherSource(pages, of_lane, thread, Static(plan))
+    source = TogetherSource(pages, arena, thread, Static(plan))
     ctx = ctx._replace(
         select=select_buffers_of(arena, team, plan),
         cluster=cluster_buffers_of(arena, team, plan),
@@ -134,6 +147,20 @@ def select_in_teams(
         team=team,
     )
     select_rows(ctx, source, score_together, mine, one)
+
+
+class PairSink(NamedTuple):
+    """Where a lane's scores go: as `ListSink`, but that in a list that is not in order each warp
+    has a segment to itself (see select/list_segments.py), so that nobody waits for a counter."""
+
+    select: SelectBuffers  # of the lane's row
+    first_position: Int32  # of the part
+    length: Int32  # tokens of the row
+    floor: Uint32  # keys below it cannot win any more
+    ordered: cutlass.Boolean  # an entry's index is that of its position in the part
+    slot: Int32  # the first free index of the warp's segment
+    row_lanes: Int32  # bits of the warp's lanes whose scores are of the same row
+    lanes_before: Int32  # those of them before the caller
 
 
 @cute.jit
@@ -146,82 +173,123 @@ def score_together(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
-    """As `score_batch`, for both teams, whose rows' pages are the same."""
+    """As `score_batch`, for both teams, whose rows' pages are the same.
+
+    Behind the first compaction it goes on until a segment of either list is full. How many pages
+    are scored in between follows from the fullest segment, as if all their tokens would win.
+    """
     tile, scoring, whole = batch.tile, source.scoring, source.static.value
-    mine, lists = ctx.select.scratch, source.of_lane
+    mine, lane = ctx.select.scratch, source.thread % WARP_SIZE
+    # Of the row that the lane has scores of; kept, as they are needed in every turn of the loop.
+    lists = select_buffers_of(source.arena, kept(row_of_lane(lane), lane), whole)
+    row_lanes = kept(Int32(FIRST_ROWS_LANES) << (lane & SECOND_ROW), lane)
+    lanes_before = kept(row_lanes & Int32(cute.arch.lanemask_lt()), lane)
     if thread == 0:
         mine[SCRATCH_LIST_FLOOR] = Int32(floor)
     # All consumers of the CTA: both lists may be added to, and both floors are there.
     consumer_sync(whole)
-    lane_floor = Uint32(lists.scratch[SCRATCH_LIST_FLOOR])
-    fullest = fullest_list(lists)
-    # It syncs all consumers of the CTA: everyone has read both counts.
+    # A row that has no room in the list is listed by segments from the start.
+    ordered = floor == 0 and tile.num_pages <= plan.list_capacity // PAGE_SIZE
+    lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
+    slot, free = own_segment(lists, batch.begin > 0, source.thread, whole)
+    # It syncs all consumers of the CTA: everyone has read what there is of both lists.
     prepared = scoring.prepare(ctx.inputs, source.pages.scorer, batch.stage, source.thread, whole)
-    in_order = floor == 0
-    room = (plan.list_capacity - fullest) // PAGE_SIZE
-    if in_order and tile.num_pages > room and ctx.coord.num_parts == 1:
-        room = first_fill(plan)
-    stop = cutlass.min(tile.num_pages, batch.begin + room)
+    room = free // WARP_TOKENS * whole.consumer_warpgroups
+    if ordered:
+        room = Int32(plan.list_capacity // PAGE_SIZE)
+    elif floor == 0:
+        room = cutlass.min(room, first_room(room, cutlass.Boolean(True), tile, ctx.coord, plan))
     first_number = word_in(ctx.inputs.tiles, batch.stage, "first_number")
-    pages = PageRange(batch.stage, tile.first_page, first_number, batch.begin, stop)
-    lane = source.thread % WARP_SIZE
     length = row_length(ctx.output.rows, (tile.row & -2) + row_of_lane(lane))
-    sink = ListSink(lists, tile.first_page * PAGE_SIZE, length, lane_floor, in_order)
-    scoring.score_pages(
-        ctx.inputs, source.pages.scorer, prepared, pages, source.thread, list_pair, sink, whole
-    )
+    first_position = tile.first_page * PAGE_SIZE
+    stop, more = batch.begin, cutlass.Boolean(True)
+    while more:
+        begin = stop
+        stop = opaque(cutlass.min(tile.num_pages, begin + room))
+        pages = PageRange(batch.stage, tile.first_page, first_number, begin, stop)
+        sink = PairSink(
+            lists, first_position, length, lane_floor, ordered, slot, row_lanes, lanes_before
+        )
+        slot = source.scoring.score_pages(
+            ctx.inputs, source.pages.scorer, prepared, pages, source.thread, list_pair, sink, whole
+        )
+        if not ordered and (lane == 0 or lane == SECOND_ROW):
+            warp = source.thread // WARP_SIZE
+            lists.scratch[SCRATCH_SEGMENTS + warp] = slot - warp * whole.segment_entries
+        more = floor != 0 and stop < tile.num_pages
+        if more:
+            # All consumers of the CTA: how many entries each segment has is there.
+            consumer_sync(whole)
+            _, free = own_segment(lists, cutlass.Boolean(True), source.thread, whole)
+            room = free // WARP_TOKENS * whole.consumer_warpgroups
+            more = free * whole.consumer_warps >= plan.refill_entries
+            # All consumers of the CTA: everyone has read it, so that it may be written again.
+            consumer_sync(whole)
     # Between the reads of the tile's weights and the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers of the CTA: both lists are complete up to `stop`, and nobody reads the tile's
     # stage any more.
     consumer_sync(whole)
     entries = fullest = stop * PAGE_SIZE
-    if not in_order:
-        entries, fullest = mine[SCRATCH_COUNT], fullest_list(lists)
+    if not ordered:
+        _, free = own_segment(lists, cutlass.Boolean(True), source.thread, whole)
+        entries = Int32(plan.list_capacity)
+        fullest = plan.list_capacity - free * whole.consumer_warps
+        is_full = plan.list_capacity - fullest < plan.refill_entries
+        if stop == tile.num_pages or is_full or floor == 0:
+            clear_rest(lists, slot, source.thread, whole)
     if thread == 0:
         mine[SCRATCH_FULLEST] = fullest
-    # All consumers of the CTA: everyone has read both counts, so that they may be written again.
+    # All consumers of the CTA: both lists may be read, and what says how full they are written.
     consumer_sync(whole)
     return entries, stop
 
 
 @cute.jit
-def fullest_list(lists: SelectBuffers) -> Int32:
-    """Entries of the fullest list; all lanes call, which see all of them."""
-    return cute.arch.warp_redux_sync(lists.scratch[SCRATCH_COUNT], "max")
+def own_segment(
+    lists: SelectBuffers, used: cutlass.Boolean, thread: Int32, plan: cutlass.Constexpr
+) -> tuple[Int32, Int32]:
+    """(the first free index of the calling warp's segment, room in the fullest segment of both
+    lists). Not `used`: all segments are empty. All lanes call, which see both lists."""
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    slot, free = warp * plan.segment_entries, Int32(plan.segment_entries)
+    if used:
+        slot += lists.scratch[SCRATCH_SEGMENTS + warp]
+        free -= lists.scratch[SCRATCH_SEGMENTS + lane_of_row(lane)]
+    return slot, cute.arch.warp_redux_sync(free, "min")
+
+
+@cute.jit
+def clear_rest(lists: SelectBuffers, slot: Int32, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """What the calling warp's segments have room for yet becomes entries that never win."""
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    end = (warp + 1) * plan.segment_entries
+    for i in cutlass.range(slot + lane_of_row(lane), end, ROW_LANES, unroll=1):
+        lists.keys[i] = Int32(0)
+        lists.positions[i] = Int32(NO_POSITION)
 
 
 @cute.jit
 def list_pair(
-    sink: ListSink,
+    sink: PairSink,
+    slot: Int32,
     score: cutlass.Float32,
     position: Int32,
     valid: cutlass.Boolean,
-    present: cutlass.Boolean,
-) -> None:
-    """As `list_score`, where lanes have scores of two rows, each a sink of its own list."""
+) -> Int32:
+    """As `list_score`, of two rows' scores, each into the list of its own; returns the first free
+    index behind them."""
     key = sortable(score)
     valid = valid and position < sink.length
-    if sink.in_order:
+    if sink.ordered:
         put(sink.select, position - sink.first_position, key, position, valid)
     else:
         wanted = valid and key >= sink.floor
         mask = Int32(cute.arch.vote_ballot_sync(wanted))
-        if mask != 0:
-            lane = cute.arch.lane_idx()
-            second = row_of_lane(lane) == 1
-            mask = mask & (Int32(SECOND_ROWS_LANES) if second else Int32(FIRST_ROWS_LANES))
-            index = Int32(0)
-            if lane == 0 or lane == SECOND_ROW:
-                index = cute.arch.atomic_add(
-                    sink.select.scratch.iterator + SCRATCH_COUNT,
-                    Int32(cute.arch.popc(mask)),
-                    sem="relaxed",
-                    scope="cta",
-                )
-            index = cute.arch.shuffle_sync(index, lane & SECOND_ROW)
-            index += Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
-            if wanted:
-                sink.select.keys[index] = Int32(key)
-                sink.select.positions[index] = position
-                count_in_bin(sink.select, bin_of(key))
+        index = slot + Int32(cute.arch.popc(mask & sink.lanes_before))
+        slot += Int32(cute.arch.popc(mask & sink.row_lanes))
+        if wanted:
+            sink.select.keys[index] = Int32(key)
+            sink.select.positions[index] = position
+            count_in_bin(sink.select, bin_of(key))
+    return slot

@@ -6,7 +6,14 @@ import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.smem import load4
-from flashdsa.kernels.indexer.consumers import consumer_prefix, consumer_sync
+from flashdsa.dsl.warp import prefix_sums
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import (
+    before_warp,
+    consumer_prefix,
+    consumer_sync,
+    warp_sums,
+)
 from flashdsa.kernels.indexer.emit.output import Output, fill_rest, store_id, token_id
 from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.select.bins import accepts
@@ -19,6 +26,8 @@ from flashdsa.problem import PAGE_SIZE
 WORD_BITS = 32
 GROUP = 4 * WORD_BITS
 """Positions of one vector load from the bitmap: two pages."""
+ROWS_OF_WORDS = 4
+"""Words of the bitmap that a thread takes of a row in pairs, at most."""
 
 
 @cute.jit
@@ -136,3 +145,69 @@ def words_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Any:
         for k in cutlass.range_constexpr(1, 4):
             words[k] = Int32(0)
     return words
+
+
+@cute.jit
+def emit_pair_row(
+    select: SelectBuffers,
+    output: Output,
+    row: Int32,
+    coord: Coord,
+    part: Part,
+    threshold: Threshold,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """As `emit_by_position`, by a team: neighbouring lanes have neighbouring words, so that what
+    they store at once lies together."""
+    bitmap, lane = select.bitmap, thread % WARP_SIZE
+    window_size = ROWS_OF_WORDS * plan.consumer_threads * WORD_BITS
+    written = Int32(0)
+    for window in cutlass.range(part.first, part.end, window_size, unroll=1):
+        size = cutlass.min(part.end - window, Int32(window_size))
+        # A warp takes so many times 32 neighbouring words.
+        each = (size + WORD_BITS * plan.consumer_threads - 1) // (WORD_BITS * plan.consumer_threads)
+        begin = thread // WARP_SIZE * each * WARP_SIZE + lane
+        ids = cute.make_rmem_tensor(ROWS_OF_WORDS, Int32)
+        for i in cutlass.range_constexpr(ROWS_OF_WORDS):
+            ids[i] = Int32(0)
+            at = window + (begin + i * WARP_SIZE) * WORD_BITS
+            if i < each:
+                ids[i] = first_id(output, row, at, part.end)
+            bitmap[thread + i * plan.consumer_threads] = Int32(0)
+        consumer_sync(plan)
+        for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
+            keys = load4(select.keys, i)
+            positions = load4(select.positions, i)
+            for k in cutlass.range_constexpr(4):
+                position = Uint32(positions[k])
+                # Unsigned: a position below the window wraps around to far above it.
+                in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
+                if in_window and accepts(
+                    Uint32(keys[k]), position, threshold.key, threshold.position
+                ):
+                    set_bit(bitmap, Int32(position) - window)
+        consumer_sync(plan)
+        words = cute.make_rmem_tensor(ROWS_OF_WORDS, Int32)
+        counts = []
+        for i in cutlass.range_constexpr(ROWS_OF_WORDS):
+            words[i] = bitmap[begin + i * WARP_SIZE] if i < each else Int32(0)
+            counts.append(Int32(cute.arch.popc(words[i])))
+        sums = prefix_sums(counts, lane)
+        of_warp = Int32(0)
+        for i in cutlass.range_constexpr(ROWS_OF_WORDS):
+            sums[i] += of_warp
+            of_warp = cute.arch.shuffle_sync(sums[i], WARP_SIZE - 1)
+        of_warps = warp_sums(select, of_warp, thread, plan)
+        before = threshold.first_out_index + written + before_warp(of_warps, thread)
+        for i in cutlass.range_constexpr(ROWS_OF_WORDS):
+            bits, out_index = words[i], before + sums[i] - counts[i]
+            while bits != 0:
+                lowest = bits & (Int32(0) - bits)
+                store_id(output, row, out_index, ids[i] + 31 - clz(lowest), plan)
+                bits = bits ^ lowest
+                out_index += 1
+        written += cute.arch.warp_redux_sync(of_warps, "add")
+        consumer_sync(plan)
+    fill_rest(output, row, coord, threshold.total, thread, plan)
+    consumer_sync(plan)

@@ -53,7 +53,9 @@ def sum_groups(
     vectors = NUM_BINS // VECTOR // plan.consumer_threads  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
-        four = load4(select.histogram, vectors * thread + i)
+        # Of a team's threads, which have four vectors each, eight neighbours read all banks.
+        turn = (i + thread // 2) % vectors if const_expr(vectors == VECTOR) else i
+        four = load4(select.histogram, vectors * thread + turn)
         mine += four[0] + four[1] + four[2] + four[3]
     lanes = BIN_GROUP // VECTOR // vectors
     mine = neighbours_sum(mine, lanes)

@@ -1,6 +1,6 @@
 """Scores of a tile's pages into the list, as they are computed."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
@@ -68,7 +68,12 @@ def list_score(
 
 
 @cute.jit
-def first_fill(plan: cutlass.Constexpr) -> Int32:
-    """Pages that the calling CTA lists before it compacts the list for the first time."""
-    cta, _, _ = cute.arch.block_idx()
-    return plan.first_fill_pages + cta % FILLS * plan.fill_step_pages
+def first_room(
+    room: Int32, in_order: cutlass.Boolean, tile: WorkTile, coord: Any, plan: cutlass.Constexpr
+) -> Int32:
+    """Pages that the calling CTA lists next: as many as there is `room` for, but before it compacts
+    the list of a row that it has alone for the first time its own number."""
+    if in_order and tile.num_pages > room and coord.num_parts == 1:
+        cta, _, _ = cute.arch.block_idx()
+        room = plan.first_fill_pages + cta % FILLS * plan.fill_step_pages
+    return room

@@ -12,7 +12,7 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.emit.by_bitmap import emit_by_position
+from flashdsa.kernels.indexer.emit.by_bitmap import emit_by_position, emit_pair_row
 from flashdsa.kernels.indexer.emit.by_score import emit_sorted
 from flashdsa.kernels.indexer.emit.in_order import WarpSpan, emit_in_order, own_span
 from flashdsa.kernels.indexer.emit.output import Output
@@ -21,6 +21,7 @@ from flashdsa.kernels.indexer.select.candidate_list import compact, reset
 from flashdsa.kernels.indexer.select.cta_splits import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.exchange import EVENTS
 from flashdsa.kernels.indexer.select.list_scores import Batch
+from flashdsa.kernels.indexer.select.list_segments import compact_segments
 from flashdsa.kernels.indexer.select.ranges import Part
 from flashdsa.kernels.indexer.select.row_counts import (
     contribute,
@@ -144,9 +145,7 @@ def select_rows(
                             ctx.select, ctx.published, threshold, floor, settles, thread, plan
                         )
                 if not scored:
-                    entries = compact(
-                        ctx.select, entries, threshold.key, threshold.position, thread, plan
-                    )
+                    entries = cut_down(ctx.select, entries, merges, threshold, thread, plan)
                     floor = next_floor
                     if const_expr(plan.splits_to_ctas):
                         if counts:
@@ -168,6 +167,30 @@ def select_rows(
         reset(ctx.select, thread, plan)
         phases = phases.next_number()
         tile = next_tile(ctx, phases.number, thread, plan)
+
+
+@cute.jit
+def cut_down(
+    select: SelectBuffers,
+    entries: Int32,
+    merges: cutlass.Boolean,
+    threshold: Threshold,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> Int32:
+    """Keep the list's accepted entries only: its new length. Ends synced.
+
+    Args:
+        merges: the list is what was published, which is appended to it as a whole.
+    """
+    if const_expr(plan.pairs):
+        if merges:
+            entries = compact(select, entries, threshold.key, threshold.position, thread, plan)
+        else:
+            compact_segments(select, threshold, thread, plan)
+    else:
+        entries = compact(select, entries, threshold.key, threshold.position, thread, plan)
+    return entries
 
 
 @cute.jit
@@ -222,6 +245,8 @@ def emit_row(
         )
     elif in_order:
         emit_in_order(select, output, row, coord, part, span, threshold, thread, plan)
+    elif const_expr(plan.pairs):
+        emit_pair_row(select, output, row, coord, part, threshold, thread, plan)
     else:
         emit_by_position(select, output, row, coord, part, threshold, thread, plan)
     return phases

@@ -10,7 +10,7 @@ how many of its own each accepts: smaller parts of the row have the smaller posi
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.hw import WARP_SIZE
@@ -45,6 +45,7 @@ from flashdsa.kernels.indexer.sizes import LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
+    SCRATCH_RECOUNTED,
     ClusterBuffers,
     SelectBuffers,
 )
@@ -85,6 +86,9 @@ def recount(
     """The histogram of the range's entries: of the first `listed` of the list, and of the
     candidates in registers. Synced."""
     consumer_sync(plan)  # everyone has read what the round before counted
+    if const_expr(plan.pairs):
+        if thread == 0:
+            select.scratch[SCRATCH_RECOUNTED] = Int32(1)
     clear_histogram(select, thread, plan)
     consumer_sync(plan)
     for i in cutlass.range(thread, listed, plan.consumer_threads, unroll=1):
@@ -126,6 +130,8 @@ def find_threshold(
     if thread == 0:
         select.scratch[SCRATCH_BEFORE] = Int32(0)
         select.scratch[SCRATCH_CANDIDATES] = Int32(0)
+        if const_expr(plan.pairs):
+            select.scratch[SCRATCH_RECOUNTED] = Int32(0)
     while state != FOUND:
         steps = steps_of(range_)
         if not counted:

@@ -36,6 +36,8 @@ class IndexerPlan(SelectPlan):
         """Hold the choices against the instructions and the architecture."""
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
+        if self.pairs and self.splits_to_ctas and self.ring_stages & (self.ring_stages - 1):
+            raise ValueError("stages: of rows in pairs, expected a power of two")
         super().__post_init__()
 
     @property
@@ -150,7 +152,7 @@ def pairs_plan(**choices: Any) -> IndexerPlan:
         "stages": 8,
         "list_capacity": 5568,
         "tile_stages": 1,
-        "first_fill_pages": 59,
-        "fill_step_pages": 4,
+        "first_fill_pages": 63,
+        "fill_step_pages": 3,
     }
     return IndexerPlan(**{**usual, **choices})

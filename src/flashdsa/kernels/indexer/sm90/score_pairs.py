@@ -9,14 +9,15 @@ row's, 2 and 3 with the second one's.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import advanced
+from flashdsa.dsl.pipeline import masked_state
 from flashdsa.dsl.smem import load4, load_float
 from flashdsa.dsl.static import Static
+from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
@@ -124,7 +125,7 @@ def prepare(
     consumer_sync(plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs, 0, thread % WARP_SIZE, plan)
-    return Prepared(weights, cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE))
+    return Prepared(weights, uniform(thread // WARPGROUP_SIZE))
 
 
 @cute.jit
@@ -137,32 +138,41 @@ def score_pages(
     store: cutlass.Constexpr,
     sink: Any,
     plan: cutlass.Constexpr,
-) -> None:
+) -> Int32:
     """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
-    the row of teams.py's `row_of_lane`."""
-    groups = plan.consumer_warpgroups
-    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    the row of teams.py's `row_of_lane`.
+
+    Args:
+        store: called for each page as store(sink, slot, score, position, valid); returns the next
+            `slot`, which starts as the sink's, and at the end is what this function returns.
+    """
+    groups, ring = plan.consumer_warpgroups, inputs.page_ring
     begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
-    token = warp % 4 * 16 + lane // 4 + lane % 2 * 8
+    # In registers, uniform ones where they can be: the loop would compute each of them anew.
+    lane = Uint32(kept(thread % WARP_SIZE, thread % WARP_SIZE))
+    keys = uniform(scorer.keys)
+    queries = uniform(scorer.queries + pages.tile_stage * (plan.query_bytes >> 4))
+    first_number = uniform(pages.first_number + begin)
+    end_number = uniform(pages.first_number + pages.end)
+    token = thread // WARP_SIZE % 4 * 16 + Int32(lane // 4 + lane % 2 * 8)
     position = (pages.first_page + begin) * PAGE_SIZE + token
     scales = opaque(Int32(scale_of(scorer, Int32(0), token, plan).toint()))
-    ring = inputs.page_ring
-    state = ring.state(pages.first_number + begin)
     accumulator = cute.make_rmem_tensor(plan.tile_heads // 2, Float32)
     # The second row's, in registers that the first one's sums leave: all would be too many.
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
-    queries = scorer.queries + pages.tile_stage * (plan.query_bytes >> 4)
-    for _ in cutlass.range(begin, pages.end, groups, unroll=1):
-        stage = cute.arch.make_warp_uniform(state.stage)
+    slot = sink.slot
+    for number in cutlass.range(first_number, end_number, groups, unroll=1):
+        state = masked_state(number, ring.stages)
+        stage = state.stage
         # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says
         # that none came. All may be read until this warp arrives at page_empty[stage].
-        ring.wait(state._replace(stage=stage))
+        ring.wait(state)
         # In front of the product, as in score.py: ptxas leaves nothing of the sync_warp below in a
         # warp that has not parted, and racecheck then takes the product's fence for what orders the
         # loads of all lanes and the arrival of one.
         scale = load_float(scales + stage * plan.stage_bytes)
         valid = inputs.page_valid[stage]
-        multiply(accumulator, scorer.keys + stage * (plan.stage_bytes >> 4), queries, plan)
+        multiply(accumulator, keys + stage * (plan.stage_bytes >> 4), queries, plan)
         warpgroup.wait_group(0)
         # page_empty[stage]: the product has read the keys, and all lanes of this warp the rest. The
         # fourth warp's arrival completes the phase, and TMA may write.
@@ -171,12 +181,12 @@ def score_pages(
             ring.release(stage + nothing_when_loaded(scale, valid))
         upper, lower = sum_row(accumulator, prepared.weights, 0, plan)
         first = Sums(upper, lower, scale, valid)
-        load_weights(weights, inputs, 1, lane, plan)
+        load_weights(weights, inputs, 1, Int32(lane % 4), plan)
         upper, lower = sum_row(accumulator, weights, plan.num_heads // 2, plan)
         score, is_valid = finish_pair(first, Sums(upper, lower, scale, valid), lane)
-        store(sink, score, position, is_valid, cutlass.Boolean(True))
-        state = advanced(state, groups, ring.stages)
+        slot = store(sink, slot, score, position, is_valid)
         position += groups * PAGE_SIZE
+    return slot
 
 
 SCORING = PageScoring(prepare, score_pages)
