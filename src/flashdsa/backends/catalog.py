@@ -18,10 +18,9 @@ _CPU_ATTENTION = Features(
     dtypes=("bfloat16", "float16", "float32", "float64"),
     attn_sink=True,
     topk_length=True,
-    max_logits=True,
     deterministic=True,
-    packed_kv=True,
 )
+_CPU_FORWARD = replace(_CPU_ATTENTION, max_logits=True, packed_kv=True)
 _CPU_INDEXER = Features(
     devices=("cpu",),
     dtypes=("float8_e4m3fn",),
@@ -41,15 +40,13 @@ _CPU_QUANTIZE = Features(
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     deterministic=True,
 )
-_CPU_TRAINING = replace(
-    _CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False, packed_kv=False
-)
+_CPU_TRAINING = replace(_CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False)
 _CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), deterministic=True)
 _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=True)
 
 _CPU = {
-    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _CPU_ATTENTION),
-    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _CPU_ATTENTION),
+    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _CPU_FORWARD),
+    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _CPU_FORWARD),
     Operation.MLA_BWD: ("sparse_mla:backward", _CPU_ATTENTION),
     Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _CPU_INDEXER),
     Operation.INDEXER_LOGITS: ("indexer:logits", _CPU_INDEXER),
@@ -94,7 +91,7 @@ _SM90_FORWARD = Features(
 )
 """Of any form of rows; `_SM90_MAX_LOGITS` is of bf16 rows only."""
 _SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
-_SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS))
+_SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS), packed_kv=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),

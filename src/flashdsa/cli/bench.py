@@ -171,14 +171,14 @@ def _print_result(result: BenchResult) -> None:
     console = new_console()
     if result.rows:
         table = new_table(
-            [("operation", "left"), ("problem", "wrap")]
+            [("operation and sizes", "wrap")]
             + [(h, "right") for h in ("ms", "p10", "p90", "rate", "ceiling", "of it")],
         )
         for row in result.rows:
             seconds = (row.seconds_median, row.seconds_p10, row.seconds_p90)
             times = [f"{1e3 * value:.3g}" for value in seconds]
             rates = [f"{_rate(row.rate)} {row.unit}", _rate(row.ceiling_rate), f"{row.ratio:.2g}"]
-            table.add_row(row.op, _sizes(row.problem), *times, *rates)
+            table.add_row(f"{row.op}\n{_sizes(row.problem)}", *times, *rates)
         print_table(console, f"Speed, {result.threads} threads", table)
     if result.memory:
         headings = ("inputs", "outputs", "extra")
