@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Allocate
-from flashdsa.backends.sm90 import prefill, sparse_mla
+from flashdsa.backends.sm90 import indexer, prefill, sparse_mla
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.operands import (
     PrefillOperands,
     SparseMlaOperands,
     SparseMlaOutOperands,
+    TopkIndexerOperands,
     TopkPrefillOperands,
 )
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -253,3 +254,54 @@ def test_buffers_of_the_caller_must_be_writable_each_time() -> None:
     with pytest.raises(ArgumentValueError, match="out: expected an address"):
         serve(operands._replace(out=misaligned(out)))
     assert len(runner.launched) == 1
+
+
+def pages_and_rows(rows: int = 2, dtype: torch.dtype = torch.uint8) -> TopkIndexerOperands:
+    """Rows of 64 heads over pages of their own, topk 2048."""
+    return TopkIndexerOperands(
+        torch.randn(rows, 64, 128).to(torch.float8_e4m3fn),
+        torch.zeros(6, 64, 1, 132, dtype=dtype),
+        torch.randn(rows, 64),
+        torch.full((rows,), 100, dtype=torch.int32),
+        torch.zeros(rows, 5, dtype=torch.int32)[:, :2],
+        torch.empty(rows, 2048, dtype=torch.int32),
+    )
+
+
+INDEXER_OPTIONS: dict[str, Any] = {"sorted": True, "positions": False, "check": True}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)
+def test_a_bound_indexer_takes_other_tensors_and_pages_of_either_byte(dtype: torch.dtype) -> None:
+    runner = Pretended()
+    serve = indexer.bind(runner, pages_and_rows(dtype=dtype), **INDEXER_OPTIONS)
+    for _ in range(2):
+        x = pages_and_rows(dtype=dtype)
+        serve(tuple(x))
+        _, (q, cache, weights, *rest) = runner.launched.pop()
+        assert same((q, weights, *rest[:3]), (x[0], *x[2:])) and len(rest) == 5
+        assert cache.dtype is torch.uint8 and cache.data_ptr() == x[1].data_ptr()
+    assert len(runner.asked) == 1
+
+
+def test_a_bound_indexer_refuses_addresses_and_looks_at_values_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner, x = Pretended(), pages_and_rows()
+    serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
+    with pytest.raises(UnsupportedError, match="weights: the kernel needs addresses aligned"):
+        serve(x._replace(weights=misaligned(x.weights)))
+    x.seq_lens[1] = 129
+    serve(x)
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    checking = indexer.bind(runner, x, **INDEXER_OPTIONS)
+    with pytest.raises(ArgumentValueError, match=r"seq_lens\[1\] = 129|block_table"):
+        checking(x)
+    assert len(runner.launched) == 1
+
+
+def test_a_bound_indexer_without_pages_writes_that_there_are_none() -> None:
+    runner, x = Pretended(), pages_and_rows()
+    x = x._replace(k_index_cache_fp8=x.k_index_cache_fp8[:0])
+    indexer.bind(runner, x, **INDEXER_OPTIONS)(x)
+    assert (x.topk_indices == -1).all() and runner.launched == []

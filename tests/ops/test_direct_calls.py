@@ -112,6 +112,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
         entry="pretended:serve",
         runner="pretended:runner",
         launch_config="pretended:launch_config",
+        bind="",
         features=features,
     )
     loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}

@@ -157,6 +157,8 @@ def test_every_form_of_an_operand_is_remembered(new: list[str]) -> None:
             out = flashdsa.sparse_mla_fwd(x.q / scale, **{**call, "kv": scaled}, d_v=x.d_v)[0]
             assert torch.equal(out, scale * expected), form
         assert len(new) == number, form
+    with pytest.raises(FlashDsaError, match="expected pages that follow each other"):
+        flashdsa.sparse_mla_fwd(x.q, kv.view(2, 64, 1, -1)[:, :32], x.indices, d_v=x.d_v)
 
 
 def test_requests_with_several_queries_are_remembered(new: list[str]) -> None:

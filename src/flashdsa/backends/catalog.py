@@ -171,13 +171,14 @@ _FURTHER = {
 }
 """Second rows of an operation: features that its first row does not have together."""
 _PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
-_BIND_FORWARDS = {
+_BINDS_OF_BOTH = {
+    Operation.DSA_TOPK_INDEXER: "indexer:bind",
     Operation.SPARSE_MLA_FWD: "sparse_mla:bind",
     Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:bind_out",
 }
 _BINDS = {
     "sm90": {
-        **_BIND_FORWARDS,
+        **_BINDS_OF_BOTH,
         Operation.MLA_BWD: "mla_bwd:bind",
         Operation.DSA_TOPK_PREFILL: "prefill:bind",
         Operation.PREFILL_LOGITS: "prefill:bind_logits",
@@ -187,7 +188,7 @@ _BINDS = {
         Operation.INDEXER_KL: "indexer_kl:bind",
         Operation.INDEXER_KL_BWD: "indexer_kl:bind_backward",
     },
-    "sm100": _BIND_FORWARDS,
+    "sm100": _BINDS_OF_BOTH,
 }
 _LAUNCH_CONFIGS = {
     (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"

@@ -70,7 +70,9 @@ def _call(
         arguments = (*operands, *values, backend)
         serve = _find_served(spec, arguments)
         if key is not None:
-            alike = serve if operands is in_a_row else _normalising(serve, spec)
+            alike = serve
+            if operands is not in_a_row:
+                alike = _normalising(serve, spec, in_a_row, operands)
             spec.memory.keep(key, in_a_row, alike)
         return serve(operands)
 
@@ -126,11 +128,29 @@ def _telling(serve: Serve, written: Sequence[int]) -> Serve:
     return run
 
 
-def _normalising(serve: Serve, spec: OpSpec) -> Serve:
-    """`serve` of operands in the form that a caller gave them in."""
+def _normalising(serve: Serve, spec: OpSpec, given: Sequence[Any], brought: Sequence[Any]) -> Serve:
+    """`serve` of operands in the form that a caller gave them in.
+
+    Args:
+        given: in that form. brought: by `spec.normalise` into the table's; where it only took
+            views, the same views are taken of calls alike, without a look at what they are of.
+    """
     normalise = spec.normalise
     assert normalise is not None
-    return lambda operands: serve(normalise(spec.kind(*operands)))
+    views = []
+    for number, (one, other) in enumerate(zip(given, brought, strict=True)):
+        if other is not one:
+            if other.dtype != one.dtype or other.data_ptr() != one.data_ptr():
+                return lambda operands: serve(normalise(spec.kind(*operands)))
+            views.append((number, other.shape, other.stride()))
+
+    def run(operands: Sequence[Any]) -> Any:
+        viewed = list(operands)
+        for number, shape, stride in views:
+            viewed[number] = viewed[number].as_strided(shape, stride)
+        return serve(viewed)
+
+    return run
 
 
 def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> bool:

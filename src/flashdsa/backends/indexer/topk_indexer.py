@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.settings import Settings
 
 UNEVEN_PAGES = 88
 """Of the longest row that a table has room for, pages of each CTA of a cluster, from which on it
@@ -43,29 +44,44 @@ def topk_indexer(
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
     """
-    require_layout(*operands)
-    q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = operands
-    if check and values_are_checked():
-        from flashdsa.backends.cpu.indexer import check_values
+    bind(spec, runner, operands, sorted=sorted, positions=positions, check=check)(operands)
 
-        check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
-    if not seq_lens.numel() or not cache.numel():
-        topk_indices.fill_(-1)
-        return
-    num_heads, topk, rows = q_index_fp8.shape[1], topk_indices.shape[1], seq_lens.numel()
-    function, *numbers = launch_config(
-        spec, runner, num_heads, topk, sorted, positions, rows, block_table.shape[0]
-    )
-    with runner.launching():
-        function(
-            q_index_fp8,
-            cache.view(torch.uint8),
-            weights,
-            seq_lens,
-            block_table,
-            topk_indices,
-            *numbers,
+
+def bind(
+    spec: KernelSpec,
+    runner: Runner,
+    operands: TopkIndexerOperands,
+    *,
+    sorted: bool,
+    positions: bool,
+    check: bool,
+) -> Callable[[Sequence[Any]], None]:
+    """`topk_indexer` of operands that differ from these in what they hold alone."""
+    require_layout(*operands)
+    q_index_fp8, cache, _, seq_lens, block_table, topk_indices = operands
+    rows, signed = seq_lens.numel(), cache.dtype is torch.int8
+    check = check and Settings.from_environment().check
+    is_empty = not rows or not cache.numel()
+    if not is_empty:
+        num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
+        function, *numbers = launch_config(
+            spec, runner, num_heads, topk, sorted, positions, rows, block_table.shape[0]
         )
+
+    def serve(given: Sequence[Any]) -> None:
+        require_layout(*given)
+        q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given
+        if check and values_are_checked():
+            from flashdsa.backends.cpu.indexer import check_values
+
+            check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
+        if is_empty:
+            topk_indices.fill_(-1)
+            return
+        pages = cache.view(torch.uint8) if signed else cache
+        function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
+
+    return runner.on_device(serve)
 
 
 class LaunchConfig(NamedTuple):

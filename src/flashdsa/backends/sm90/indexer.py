@@ -9,5 +9,6 @@ from flashdsa.backends.indexer import topk_indexer as fused
 from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS
 
 topk_indexer = partial(fused.topk_indexer, INDEXER)
+bind = partial(fused.bind, INDEXER)
 launch_config = partial(fused.launch_config, INDEXER)
 logits = partial(scores.logits, INDEXER_LOGITS)

@@ -13,7 +13,7 @@ from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_fused import Call, Launch, bind_either, bind_fused
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
-from flashdsa.backends.sm90.mla_bwd_spool import buffers_for, grouping_for, launch_large
+from flashdsa.backends.sm90.mla_bwd_spool import bind_large, buffers_for, grouping_for
 from flashdsa.operands import MlaBwdOperands
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -58,7 +58,8 @@ def bind(
     if grouping is None:
         launch: Launch = bind_small(call)
     else:
-        launch = bind_either(call, partial(launch_large, runner, grouping), bind_small)
+        large = bind_large(runner, grouping, deterministic=deterministic)
+        launch = bind_either(call, large, bind_small)
     every = runner.empty(0, dtype=torch.int32)
 
     def serve(operands: MlaBwdOperands) -> Gradients:

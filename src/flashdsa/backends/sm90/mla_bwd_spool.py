@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -126,45 +127,51 @@ def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, Dkv
     return scores, DqPlan(BLOCKS), DkvPlan(BLOCKS, ordered=deterministic)
 
 
-def launch_large(
-    runner: Runner,
-    grouping: Grouping,
-    operands: MlaBwdOperands,
-    outputs: tuple[Tensor, Tensor, Tensor],
-    sm_scale: float,
-    lists: Lists,
-    choice: Tensor,
-) -> None:
-    """dQ and dKV of delta and lists that are there, where `choice` takes the large groups.
+def bind_large(
+    runner: Runner, grouping: Grouping, *, deterministic: bool
+) -> Callable[[MlaBwdOperands, tuple[Tensor, Tensor, Tensor], float, Lists, Tensor], None]:
+    """What launches dQ and dKV of delta and lists that are there, where `choice` takes the large
+    groups.
 
-    Args:
+    Its arguments:
         operands: without gaps; lse has the sinks.
         outputs: delta (S, H), dq, written, and dkv fp32, added to: (S_kv, d_qk); deterministic:
-            (buffers, S_kv, d_qk). lists: of all groups of the operands' queries.
+            (buffers, S_kv, d_qk).
+        sm_scale. lists: of all groups of the operands' queries. choice: (1,) int32.
     """
-    deterministic = outputs[2].ndim > operands.kv.ndim
     scores, dq, dkv = plans_of(grouping.queries, deterministic)
     functions = (
         runner.function(MLA_BWD_SCORES, scores),
         runner.function(MLA_BWD_DQ, dq),
         runner.function(MLA_BWD_DKV, dkv),
     )
-    groups = lists.counts.shape[0]
-    room = MOST_WORKSPACE_BYTES - sum(x.nbytes for x in lists)
-    at_a_time = max(1, room // grouping.spool_bytes)
-    if at_a_time > runner.num_sms:
-        # So many groups are whole waves of all three kernels.
-        at_a_time -= at_a_time % runner.num_sms
-    at_a_time = min(groups, at_a_time)
-    shape = at_a_time * BLOCKS, block_bytes(grouping.most_keys)
-    spool = runner.empty(*shape, dtype=torch.uint8)
-    words = None
-    if deterministic:
-        words = runner.empty(at_a_time, DKV_SLICES * WORDS, dtype=torch.int32)
-    with runner.launching():
-        for first in range(0, groups, at_a_time):
-            part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
-            launch_part(functions, part, (spool, choice, words), sm_scale, runner.num_sms)
+    num_sms, spool_bytes = runner.num_sms, grouping.spool_bytes
+    group_bytes = block_bytes(grouping.most_keys)
+
+    def launch(
+        operands: MlaBwdOperands,
+        outputs: tuple[Tensor, Tensor, Tensor],
+        sm_scale: float,
+        lists: Lists,
+        choice: Tensor,
+    ) -> None:
+        groups = lists.counts.shape[0]
+        room = MOST_WORKSPACE_BYTES - sum(x.nbytes for x in lists)
+        at_a_time = max(1, room // spool_bytes)
+        if at_a_time > num_sms:
+            # So many groups are whole waves of all three kernels.
+            at_a_time -= at_a_time % num_sms
+        at_a_time = min(groups, at_a_time)
+        spool = runner.empty(at_a_time * BLOCKS, group_bytes, dtype=torch.uint8)
+        words = None
+        if deterministic:
+            words = runner.empty(at_a_time, DKV_SLICES * WORDS, dtype=torch.int32)
+        with runner.launching():
+            for first in range(0, groups, at_a_time):
+                part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
+                launch_part(functions, part, (spool, choice, words), sm_scale, num_sms)
+
+    return launch
 
 
 def part_of(
@@ -174,7 +181,7 @@ def part_of(
     lists: Lists,
     groups: slice,
 ) -> Part:
-    """The groups of that number; arguments as for `launch_large`."""
+    """The groups of that number; arguments as for `bind_large`'s."""
     q, kv, dO, lse, O, indices, lengths, _ = operands
     delta, dq, dkv = outputs
     if groups.start or groups.stop < lists.counts.shape[0]:
