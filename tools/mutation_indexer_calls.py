@@ -21,8 +21,8 @@ class Prefill:
     """`dsa_topk_prefill` on Hopper: `queries` in a causal row of `keys`.
 
     Attributes:
-        plateaus: most keys are equal. wide: the first 128 keys' scores are far from each other, so
-            that all others fall into a few bins of the window.
+        plateaus: most keys are equal. wide: not 0: the first 128 keys' scores are so many times as
+            large, so that all others fall into fewer bins of the window, of 4,096 into a few.
 
     Of a query 1,024 keys are ranked at a time, and 350 scores of earlier ones are kept, so that
     short rows have several segments and fill the log.
@@ -34,7 +34,7 @@ class Prefill:
     num_heads: int = 64
     dtype: str = "float8_e4m3fn"
     plateaus: bool = False
-    wide: bool = False
+    wide: int = 0
     sms: int = 1
 
     def __call__(self) -> None:
@@ -55,7 +55,7 @@ class Prefill:
         )  # fmt: skip
         x = make_prefill_inputs(case, 0)
         if self.wide:
-            (x.k_index if x.k_scale is None else x.k_scale)[:128] *= 4096
+            (x.k_index if x.k_scale is None else x.k_scale)[:128] *= self.wide
         operands = TopkPrefillOperands(
             x.q_index, x.k_index, x.weights, x.ends, x.output_buffer(), x.starts, x.k_scale
         )

@@ -75,8 +75,9 @@ def _prefill(dtype: str) -> tuple[Call, ...]:
         Prefill(queries=9, keys=2500, topk=300, dtype=dtype),  # three segments, a full log
         Prefill(queries=5, keys=3000, topk=100, dtype=dtype, plateaus=True),
         Prefill(queries=5, keys=60, topk=20, dtype=dtype),  # no keys for a warpgroup
-        Prefill(queries=5, keys=1500, topk=300, dtype=dtype, wide=True),  # many candidates
+        Prefill(queries=5, keys=1500, topk=300, dtype=dtype, wide=4096),  # more candidates than fit
         Prefill(queries=5, keys=1000, topk=300, dtype=dtype),  # warps read places of others
+        Prefill(queries=5, keys=1000, topk=300, dtype=dtype, wide=128),  # candidates of many warps
     )
 
 
@@ -143,7 +144,7 @@ KERNELS = {
             Prefill(num_heads=16, queries=9, keys=2500, topk=300),
             Prefill(num_heads=16, queries=9, keys=3000, topk=100, plateaus=True),
             Prefill(num_heads=16, queries=5, keys=60, topk=20),
-            Prefill(num_heads=16, queries=5, keys=1500, topk=300, wide=True),
+            Prefill(num_heads=16, queries=5, keys=1500, topk=300, wide=4096),
             Prefill(num_heads=16, queries=33, keys=60, topk=20),  # a ring of tiles goes round
         ),
     ),
@@ -226,11 +227,19 @@ KERNELS = {
             PairsIndexer((1300, 1301)),
             PairsIndexer((1500, 1400), (1, 2), "two"),
             PairsIndexer((0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1)),
-            PairsIndexer((2700, 2600, 600, 601)),  # compacts its lists
+            # Compacts its lists; few pages are left for the last time, and another tile comes.
+            PairsIndexer((2240, 2230, 600, 601)),
             PairsIndexer((1300, 5), (1, 2), "equal"),
             PairsIndexer((700, 690), bad_page=True),
             PairsIndexer((530, 529, 6000, 5999), (4, 1)),  # a pair that is split
             PairsIndexer((3200, 5, 513, 514), (3, 2), "equal"),  # of which one row needs no scores
+            PairsIndexer((1500, 1499), (1, 2)),  # candidates of two CTAs
+            PairsIndexer((513, 514), values="two"),  # of one key
+            # CTAs that compact their parts, wait for each other's counts, and find the row's floor.
+            PairsIndexer((9000, 8999, 513, 512), (3, 1), "two"),
+            # The last CTA cuts down what the others have published.
+            PairsIndexer((4400, 4399), (6, 1), "equal"),
+            PairsIndexer((33000, 5), values="two"),  # two windows of the bitmap
         ),
         scratch=("argument 7",),
     ),
