@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashdsa.cli.lab_precision import print_rows
 from flashdsa.lab import accumulation
 from flashdsa.lab.accumulation import HOPPER, TensorCore, orders, tensor_core_step
-from flashdsa.lab.precision import measure, rounded
+from flashdsa.lab.precision import PrecisionRow, measure, rounded
 from flashdsa.lab.precision_picture import draw_precision
 
 SILICON = Path(__file__).parents[1] / "ptxemu" / "silicon"
@@ -158,3 +159,23 @@ def test_plot_is_written(tmp_path: Path) -> None:
     rows = measure(("bf16", "e4m3"), (16, 64))
     draw_precision(rows, tmp_path / "new" / "plot.png")
     assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_shows_every_number_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma+fp32")
+    sums = {name: 1.2e-07 * (place + 1) for place, name in enumerate(names)}
+    print_rows((PrecisionRow("bf16", 8192, 2.3e-03, sums),))
+    shown = capsys.readouterr().out.split()
+    assert shown[-8:] == [
+        "8192",
+        "2.3e-3",
+        "1.2e-7",
+        "2.4e-7",
+        "3.6e-7",
+        "4.8e-7",
+        "6.0e-7",
+        "7.2e-7",
+    ]

@@ -89,17 +89,23 @@ def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> N
         document = {"seed": seed, "picture": str(out), "rows": [asdict(row) for row in rows]}
         print_json(document)
         return
-    _print_rows(rows)
+    print_rows(rows)
     click.echo(f"plot: {out} ({time.monotonic() - start:.0f} s)")
 
 
-def _print_rows(rows: tuple[PrecisionRow, ...]) -> None:
+def print_rows(rows: tuple[PrecisionRow, ...]) -> None:
+    """A table for each type."""
     console = new_console()
-    names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma+fp32")
+    names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma\n+fp32")
     for dtype in dict.fromkeys(row.dtype for row in rows):
         table = new_table([(name, "right") for name in ("K", "rounding", *names)])
         for row in rows:
             if row.dtype == dtype:
-                sums = [f"{error:.1e}" if error else "0" for error in row.sums.values()]
-                table.add_row(str(row.k), f"{row.rounding:.1e}", *sums)
+                errors = (row.rounding, *row.sums.values())
+                table.add_row(str(row.k), *map(_short, errors))
         print_table(console, dtype, table)
+
+
+def _short(error: float) -> str:
+    """Two digits: eight columns of them fit a terminal of 80."""
+    return f"{error:.1e}".replace("e-0", "e-") if error else "0"
