@@ -154,5 +154,6 @@ def pairs_plan(**choices: Any) -> IndexerPlan:
         "tile_stages": 1,
         "first_fill_pages": 63,
         "fill_step_pages": 3,
+        "refill_pages": 8,
     }
     return IndexerPlan(**{**usual, **choices})
