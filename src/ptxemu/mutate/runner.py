@@ -302,8 +302,9 @@ class Trial:
             outcome = _run_mutant(run, mutation)
             noticed = _noticed(outcome, run.baseline)
             # Lines that only a note is of come and go with the schedule: what the original of
-            # another launch has is no news.
-            notes = _new(outcome, self.merged, "note")
+            # another launch has is no news. But a weaker order leaves the schedule as it is.
+            same_way = mutation.site.category == "order"
+            notes = _new(outcome, run.baseline if same_way else self.merged, "note")
             if noticed is None and notes and self._notes:
                 noticed = "note", outcome.faults[notes[0]]
             if noticed is not None:

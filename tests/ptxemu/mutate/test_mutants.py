@@ -173,6 +173,30 @@ def test_a_note_that_the_original_has_in_another_launch_is_no_news():
     assert result.verdict == "survived"
 
 
+def test_of_a_weaker_order_the_note_is_news_wherever_the_launch_had_none():
+    """The mutant's run goes the same way as the original's."""
+    body = """
+        setp.ne.u32 %p0, %r0, 0; @%p0 bra OTHER;
+        red.relaxed.gpu.global.add.u32 [%rd_out+8], 5;
+        red.release.gpu.global.add.u32 [%rd_out+4], 1;
+        bra END;
+        OTHER: setp.ne.u32 %p0, %r0, 32; @%p0 bra END;
+        ld.global.u32 %r4, [%rd_out]; setp.ne.u32 %p1, %r4, 0; @%p1 bra READ;
+        SPIN: ld.acquire.gpu.global.u32 %r5, [%rd_out+4];
+        setp.eq.u32 %p2, %r5, 0; @%p2 bra SPIN;
+        READ: ld.relaxed.gpu.global.u32 %r6, [%rd_out+8];
+        st.global.u32 [%rd_out+12], %r6;
+        END:
+    """
+    text = source(TID + body, {"out": None})
+    waits, reads_at_once = (
+        replay(text, [np.array([x, 0, 0, 0], np.uint32)], block=64) for x in (0, 1)
+    )
+    baseline, results = mutate(waits, also=[reads_at_once], notes=True)
+    assert {fault.code for fault in baseline.faults} == {"stale-read"}
+    assert [(r.verdict, r.how, r.launch) for r in results] == [("caught", "note", 0)] * 2
+
+
 def test_a_line_that_the_launch_does_not_execute_is_not_reached():
     report = run("setp.lt.u32 %p0, %r0, 999;\n@%p0 bra END;\nbar.sync 0;\nEND:")
     (result,) = report.results
