@@ -17,22 +17,16 @@ HOPPER_AIM, BLACKWELL_AIM = 0.15, 0.25
 
 INDEXER_SOURCE = "benchmarks/results/indexer/2026-11-22-all-h200.json"
 INDEXER_MICROSECONDS = {
-    "1/8K": 12.6,
+    "1/8K": 11.7,
     "1/32K": 17.3,
-    "1/128K": 23.6,
-    "8/16K": 16.4,
-    "32/4K": 15.3,
-    "32/16K": 28.3,
-    "32/64K": 86.7,
-    "128/16K": 80.5,
-    "128/64K": 266.5,
+    "1/128K": 22.8,
+    "8/16K": 15.7,
+    "32/4K": 14.5,
+    "32/16K": 29.0,
+    "32/64K": 82.9,
+    "128/16K": 76.3,
+    "128/64K": 261.1,
 }
-INDEXER_MISSES = {
-    "32/64K": "96 SMs do not hide behind device memory that a page takes one 163 ns: its copy, its "
-    "reads and the queries' share the shared memory's port, which the model does not know"
-}
-"""Why, by shape."""
-
 FORWARD_SOURCE = "benchmarks/results/sparse_mla_fwd/2026-11-21-bench-h200.json"
 FORWARD_MILLISECONDS = {128: 3.805, 64: 1.97}
 """By heads, of random ids, back to back."""
@@ -98,7 +92,6 @@ def indexer() -> list[Comparison]:
                 prediction.bound,
                 HOPPER_AIM,
                 INDEXER_SOURCE,
-                INDEXER_MISSES.get(shape.name, ""),
             )
         )
     return found
