@@ -88,6 +88,7 @@ def test_without_it_they_do() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # 75 s alone, four times that beside other work
 @pytest.mark.parametrize(("heads", "queries", "ratio"), [(8, 40, 1.0), (64, 9, 1.0), (128, 6, 8.0)])
 def test_lists_with_rows_out_of_order(
     heads: int, queries: int, ratio: float, monkeypatch: pytest.MonkeyPatch
