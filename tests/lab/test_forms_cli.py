@@ -72,7 +72,7 @@ def test_precision_prints_tables_and_writes_the_plot(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     result = run(precision, "--dtype", "e4m3", "--out", plot)
     assert result.exit_code == 0, result.output
-    assert "wgmma+fp32" in result.output and "8192" in result.output
+    assert "+fp32" in result.output and "8192" in result.output
     assert plot.exists()
 
 
