@@ -67,17 +67,7 @@ def emit_by_position(
         for word in cutlass.range(thread, words, plan.consumer_threads, unroll=1):
             bitmap[word] = Int32(0)
         consumer_sync(plan)
-        for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
-            keys = load4(select.keys, i)
-            positions = load4(select.positions, i)
-            for k in cutlass.range_constexpr(4):
-                position = Uint32(positions[k])
-                # Unsigned: a position below the window wraps around to far above it.
-                in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
-                if in_window and accepts(
-                    Uint32(keys[k]), position, threshold.key, threshold.position
-                ):
-                    set_bit(bitmap, Int32(position) - window)
+        mark_winners(select, part, threshold, window, size, thread, plan)
         consumer_sync(plan)
         count = Int32(0)
         for at in cutlass.range(begin, begin + span, GROUP, unroll=1):
@@ -92,17 +82,47 @@ def emit_by_position(
                 first = first_id(output, row, window + at, part.end)
                 second = first_id(output, row, window + at + PAGE_SIZE, part.end)
             for k in cutlass.range_constexpr(4):
-                bits = four[k]
                 base = (first if const_expr(k < 2) else second) + k % 2 * WORD_BITS
-                while bits != 0:
-                    lowest = bits & (Int32(0) - bits)
-                    store_id(output, row, out_index, base + 31 - clz(lowest), plan)
-                    bits = bits ^ lowest
-                    out_index += 1
+                out_index = store_ids(output, row, out_index, four[k], base, plan)
         written += total
         consumer_sync(plan)
     fill_rest(output, row, coord, threshold.total, thread, plan)
     consumer_sync(plan)
+
+
+@cute.jit
+def mark_winners(
+    select: SelectBuffers,
+    part: Part,
+    threshold: Threshold,
+    window: Int32,
+    size: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Set the bits of the window's winners among the part's entries."""
+    for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
+        keys = load4(select.keys, i)
+        positions = load4(select.positions, i)
+        for k in cutlass.range_constexpr(4):
+            position = Uint32(positions[k])
+            # Unsigned: a position below the window wraps around to far above it.
+            in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
+            if in_window and accepts(Uint32(keys[k]), position, threshold.key, threshold.position):
+                set_bit(select.bitmap, Int32(position) - window)
+
+
+@cute.jit
+def store_ids(
+    output: Output, row: Int32, out_index: Int32, bits: Int32, base: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """Write a word's ids, `base` its first one; returns the place behind them."""
+    while bits != 0:
+        lowest = bits & (Int32(0) - bits)
+        store_id(output, row, out_index, base + 31 - clz(lowest), plan)
+        bits = bits ^ lowest
+        out_index += 1
+    return out_index
 
 
 @cute.jit
@@ -176,17 +196,7 @@ def emit_pair_row(
                 ids[i] = first_id(output, row, at, part.end)
             bitmap[thread + i * plan.consumer_threads] = Int32(0)
         consumer_sync(plan)
-        for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
-            keys = load4(select.keys, i)
-            positions = load4(select.positions, i)
-            for k in cutlass.range_constexpr(4):
-                position = Uint32(positions[k])
-                # Unsigned: a position below the window wraps around to far above it.
-                in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
-                if in_window and accepts(
-                    Uint32(keys[k]), position, threshold.key, threshold.position
-                ):
-                    set_bit(bitmap, Int32(position) - window)
+        mark_winners(select, part, threshold, window, size, thread, plan)
         consumer_sync(plan)
         words = cute.make_rmem_tensor(ROWS_OF_WORDS, Int32)
         counts = []
@@ -201,12 +211,7 @@ def emit_pair_row(
         of_warps = warp_sums(select, of_warp, thread, plan)
         before = threshold.first_out_index + written + before_warp(of_warps, thread)
         for i in cutlass.range_constexpr(ROWS_OF_WORDS):
-            bits, out_index = words[i], before + sums[i] - counts[i]
-            while bits != 0:
-                lowest = bits & (Int32(0) - bits)
-                store_id(output, row, out_index, ids[i] + 31 - clz(lowest), plan)
-                bits = bits ^ lowest
-                out_index += 1
+            store_ids(output, row, before + sums[i] - counts[i], words[i], ids[i], plan)
         written += cute.arch.warp_redux_sync(of_warps, "add")
         consumer_sync(plan)
     fill_rest(output, row, coord, threshold.total, thread, plan)
