@@ -134,6 +134,23 @@ def prepare(
     return prepared(runner, choose(runner, inputs, sm_scale, asked), operands)
 
 
+def prepare_plan(
+    arguments_for: Callable[[Runner, Any, SparseMlaOperands, float], Arguments],
+    runner: Runner,
+    function: Callable[..., Any],
+    plan: Any,
+    operands: SparseMlaOutOperands,
+    sm_scale: float,
+) -> Launch:
+    """`prepare` with the compiled function of any plan.
+
+    Args:
+        arguments_for: of an architecture: what gives those of a plan's function.
+    """
+    arguments = arguments_for(runner, plan, operands.inputs, sm_scale)
+    return prepared(runner, Kernel(function, arguments), operands)
+
+
 def prepared(runner: Runner, kernel: Kernel, operands: SparseMlaOutOperands) -> Launch:
     """The kernel's launches of these tensors."""
     calls = kernel.arguments(operands)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import (
-    Arguments,
-    Kernel,
-    Launch,
-    bind_arguments,
-    prepared,
-)
+from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_arguments
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, ROWS, FwdPlan
-from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.operands import SparseMlaOperands
 
 
 def choose(
@@ -73,13 +65,4 @@ def arguments_for(
     return bind_arguments(runner, plan.group, operands, sm_scale, num_ctas)
 
 
-def prepare_plan(
-    runner: Runner,
-    function: Callable[..., Any],
-    plan: FwdPlan,
-    operands: SparseMlaOutOperands,
-    sm_scale: float,
-) -> Launch:
-    """`prepare` with the compiled function of any plan."""
-    arguments = arguments_for(runner, plan, operands.inputs, sm_scale)
-    return prepared(runner, Kernel(function, arguments), operands)
+prepare_plan = partial(sparse_mla_launches.prepare_plan, arguments_for)
