@@ -12,6 +12,10 @@ THRESHOLDS = (50_000, 20, 20)
 A checked run keeps hundreds of thousands of objects and makes hardly any cycles, so that Python's
 own thresholds look through all of them again and again: up to a third of the time."""
 
+FROZEN_BY_PYTHON = 1_000
+"""More objects than Python freezes itself when it starts: 375 in 3.12, none in 3.11, 3.13 and 3.14.
+A program that calls gc.freeze() freezes tens of thousands."""
+
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
@@ -23,7 +27,7 @@ def rare_collections() -> Iterator[None]:
     if not gc.isenabled() or not 0 < before[0] < THRESHOLDS[0]:
         yield
         return
-    is_mine = gc.get_freeze_count() == 0
+    is_mine = gc.get_freeze_count() < FROZEN_BY_PYTHON
     if is_mine:
         gc.freeze()
     gc.set_threshold(*THRESHOLDS)

@@ -16,7 +16,19 @@ def test_thresholds_and_generations_come_back():
         with rare_collections():  # a launch that an observer makes
             assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() > frozen
-    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, frozen)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() <= frozen  # Python 3.12 freezes some objects itself when it starts
+
+
+def test_what_a_program_froze_stays_frozen():
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        with rare_collections():
+            assert gc.get_freeze_count() == frozen
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
 
 
 class Knot:
@@ -47,10 +59,11 @@ def test_an_error_brings_them_back_too():
 
 
 def test_a_collector_that_is_off_stays_off():
+    frozen = gc.get_freeze_count()
     gc.disable()
     try:
         with rare_collections():
             assert not gc.isenabled()
-            assert gc.get_freeze_count() == 0
+            assert gc.get_freeze_count() == frozen
     finally:
         gc.enable()
