@@ -30,8 +30,8 @@ def run_program(
         UnreadableFileError: there is no such program.
         NoCompilerError: the stand-in cannot be compiled.
     """
-    made = standin()
     program = _path_of(command[0])
+    made = standin()
     with Server(log, arch) as server:
         environment = environment_for(made, str(server.path), os.environ)
         process = subprocess.Popen([program, *command[1:]], env=environment, stdout=output)

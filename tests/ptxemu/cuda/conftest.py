@@ -31,6 +31,8 @@ def runtime_program(made_standin: Standin, tmp_path_factory: pytest.TempPathFact
         compiler, options = nvcc.find_nvcc()
     except nvcc.NvccError as error:
         pytest.skip(str(error))
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler, which nvcc calls for the host's code")
     program = tmp_path_factory.mktemp("program") / "runtime"
     source = PROGRAMS / "runtime.cu"
     made = nvcc.run_nvcc(
