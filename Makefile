@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -39,6 +39,9 @@ lint: $(READY)  ## Format, lint, types, import rules, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+resolve: $(READY)  ## Can all be installed from the registry, on every Python and torch that is promised?
+	$(BIN)/python tools/dependencies.py check
 
 fmt: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
@@ -74,8 +77,8 @@ docs-version: $(READY)  ## Add this version's documentation to those on the loca
 	$(BIN)/mike deploy --update-aliases "$$($(BIN)/python -c 'import flashdsa as f; print(f.__version__.rpartition(".")[0])')" latest
 	$(BIN)/mike set-default latest
 
-constraints: $(READY)  ## Pin what .venv holds now in constraints.txt
-	tools/pin_constraints.sh $(VENV)
+constraints: $(READY)  ## Pin all dependencies in constraints.txt, as the registry resolves them
+	$(BIN)/python tools/dependencies.py pin
 
 clean:  ## Remove .venv and everything built
 	rm -rf $(VENV) build site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

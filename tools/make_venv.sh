@@ -3,18 +3,28 @@
 set -euo pipefail
 venv=$1
 
-supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
+# The promise of pyproject.toml: minor versions of Python 3 from $oldest to before $above.
+promise='^requires-python = ">=3\.([0-9]+),<3\.([0-9]+)"$'
+if ! read -r oldest above < <(sed -nE "s/$promise/\1 \2/p" pyproject.toml); then
+    echo "pyproject.toml: requires-python: expected '>=3.A,<3.B'" >&2
+    exit 1
+fi
+newest=$((above - 1))
+
+supported() {
+    "$1" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] < (3, $above))" 2>/dev/null
+}
 
 python=
-for candidate in ${PYTHON:-} python3 python3.12 python3.11; do
+for candidate in ${PYTHON:-} python3 $(seq -f 'python3.%g' "$newest" -1 "$oldest"); do
     if command -v "$candidate" >/dev/null && supported "$candidate"; then
         python=$candidate
         break
     fi
 done
 if [ -z "$python" ]; then
-    echo "flashdsa needs Python 3.11 or 3.12; found $(python3 --version 2>&1 || echo none)." \
-        "Set PYTHON=/path/to/python3.12 and run make again." >&2
+    echo "flashdsa needs Python 3.$oldest to 3.$newest; found $(python3 --version 2>&1 || echo none)." \
+        "Set PYTHON=/path/to/python3.$newest and run make again." >&2
     exit 1
 fi
 
@@ -38,4 +48,4 @@ echo "Installing the pinned packages into $venv (a minute or two with packages c
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint constraints.txt --editable '.[dev]'
 # As pip would, but on all cores; some packages carry files of another Python.
-"$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true
+"$venv/bin/python" -W ignore -m compileall -qq -j 0 "$venv/lib" || true

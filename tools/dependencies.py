@@ -1,0 +1,142 @@
+"""Pins the dependencies of pyproject.toml, and checks that they can be installed.
+
+    python tools/dependencies.py pin      # writes constraints.txt; --upgrade takes newer versions
+    python tools/dependencies.py check    # the promised versions of Python and torch
+
+Both ask the package registry alone: no configuration of pip or uv on this machine, and no package
+that lies on it, takes part. `check` installs nothing. It downloads metadata, for up to two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
+CONSTRAINTS = ROOT / "constraints.txt"
+HEADER = """\
+# The only file that pins versions: what make installs and CI tests on every Python and machine.
+# Regenerate it with `make constraints` after a change of dependencies in pyproject.toml.
+"""
+
+TORCH_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
+NO_SOLUTION = 1
+"""uv's exit status where no set of versions fits; any other failure may be the network's."""
+ATTEMPTS = 3
+RESOLUTIONS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """One question to the resolver: do these dependencies fit together?"""
+
+    title: str
+    python: str
+    processor: str
+    extras: tuple[str, ...]
+    """Of pyproject.toml; empty for all of them."""
+    constraints: str
+    """Lines of a constraints file."""
+
+    def run(self) -> str | None:
+        """Resolve; None if a solution exists, else what uv says."""
+        extras = [f"--extra={extra}" for extra in self.extras] or ["--all-extras"]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+            constraints.write(self.constraints)
+            constraints.flush()
+            options = [*extras, "--constraint", constraints.name, "--output-file", os.devnull]
+            for _ in range(ATTEMPTS):
+                done = run_uv(self.python, self.processor, options)
+                if done.returncode in (0, NO_SOLUTION):
+                    break
+        return None if done.returncode == 0 else done.stderr.strip()
+
+
+def run_uv(python: str, processor: str, options: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run `uv pip compile` on pyproject.toml, without any configuration of this machine.
+
+    Only wheels count: a package that has none for this Python would need a compiler.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("UV_", "PIP_"))}
+    command = [
+        sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--no-header",
+        "--no-annotate", "--only-binary", ":all:", "--python-version", python,
+        "--python-platform", f"{processor}-manylinux_2_28", *options, str(PYPROJECT),
+    ]  # fmt: skip
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def list_pythons() -> list[str]:
+    """The Python versions that pyproject.toml promises, oldest first."""
+    promise = tomllib.loads(PYPROJECT.read_text())["project"]["requires-python"]
+    bounds = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", promise)
+    if bounds is None:
+        raise SystemExit(f"requires-python: expected '>=3.A,<3.B'; got {promise!r}")
+    return [f"3.{minor}" for minor in range(int(bounds[1]), int(bounds[2]))]
+
+
+def list_resolutions() -> Iterator[Resolution]:
+    """Everything that a README or guide promises can be installed."""
+    pins = CONSTRAINTS.read_text()
+    pythons = list_pythons()
+    for python in pythons:
+        yield Resolution("all pins, x86_64", python, "x86_64", (), pins)
+    for python in (pythons[0], pythons[-1]):
+        yield Resolution("all pins, aarch64", python, "aarch64", (), pins)
+        for torch in TORCH_VERSIONS:
+            users = ("cuda", "emulate", "hf")
+            yield Resolution(f"torch {torch}", python, "x86_64", users, f"torch=={torch}.*")
+
+
+def pin(upgrade: bool) -> int:
+    """Write constraints.txt: versions stay where they still fit, unless `upgrade`."""
+    options = ["--all-extras", "--output-file", str(CONSTRAINTS), *["--upgrade"] * upgrade]
+    done = run_uv(list_pythons()[0], "x86_64", options)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        return 1
+    CONSTRAINTS.write_text(HEADER + CONSTRAINTS.read_text())
+    return 0
+
+
+def check() -> int:
+    """Resolve every promised combination; print a line each."""
+    resolutions = list(list_resolutions())
+    failures = 0
+    with ThreadPoolExecutor(RESOLUTIONS_AT_ONCE) as pool:
+        said = pool.map(Resolution.run, resolutions)
+        for resolution, problem in zip(resolutions, said, strict=True):
+            verdict = "resolves" if problem is None else "FAILS"
+            print(f"Python {resolution.python}, {resolution.title}: {verdict}", flush=True)
+            if problem is not None:
+                failures += 1
+                print(problem, flush=True)
+    print(f"{len(resolutions) - failures} of {len(resolutions)} combinations resolve")
+    return 1 if failures else 0
+
+
+def main() -> int:
+    """Read the command line and do what it says."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    pinning = commands.add_parser("pin", help="write constraints.txt")
+    pinning.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
+    commands.add_parser("check", help="resolve every promised combination")
+    arguments = parser.parse_args()
+    return pin(arguments.upgrade) if arguments.command == "pin" else check()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
