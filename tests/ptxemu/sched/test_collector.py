@@ -9,15 +9,14 @@ from ptxemu.sched.collector import THRESHOLDS, rare_collections
 
 
 def test_thresholds_and_generations_come_back():
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()  # Python 3.12 freezes some itself
     with rare_collections():
         assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() > frozen
         with rare_collections():  # a launch that an observer makes
             assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() > frozen
-    assert gc.get_threshold() == before
-    assert gc.get_freeze_count() <= frozen  # Python 3.12 freezes some objects itself when it starts
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
 
 
 def test_what_a_program_froze_stays_frozen():
