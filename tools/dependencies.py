@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,8 @@ HEADER = """\
 """
 
 TORCH_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
+ALL_PINS = ("--all-extras", "--constraint", str(CONSTRAINTS))
+WHAT_USERS_INSTALL = ("--extra=cuda", "--extra=emulate", "--extra=hf")
 NO_SOLUTION = 1
 """uv's exit status where no set of versions fits; any other failure may be the network's."""
 ATTEMPTS = 3
@@ -43,26 +44,24 @@ class Resolution:
     title: str
     python: str
     processor: str
-    extras: tuple[str, ...]
-    """Of pyproject.toml; empty for all of them."""
-    constraints: str
-    """Lines of a constraints file."""
+    options: tuple[str, ...]
+    """Of `uv pip compile`."""
+    requirement: str = ""
+    """Beside those of pyproject.toml."""
 
     def run(self) -> str | None:
         """Resolve; None if a solution exists, else what uv says."""
-        extras = [f"--extra={extra}" for extra in self.extras] or ["--all-extras"]
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-            constraints.write(self.constraints)
-            constraints.flush()
-            options = [*extras, "--constraint", constraints.name, "--output-file", os.devnull]
-            for _ in range(ATTEMPTS):
-                done = run_uv(self.python, self.processor, options)
-                if done.returncode in (0, NO_SOLUTION):
-                    break
+        options = (*self.options, "--output-file", os.devnull)
+        for _ in range(ATTEMPTS):
+            done = run_uv(self.python, self.processor, options, self.requirement)
+            if done.returncode in (0, NO_SOLUTION):
+                break
         return None if done.returncode == 0 else done.stderr.strip()
 
 
-def run_uv(python: str, processor: str, options: list[str]) -> subprocess.CompletedProcess[str]:
+def run_uv(
+    python: str, processor: str, options: tuple[str, ...], requirement: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run `uv pip compile` on pyproject.toml, without any configuration of this machine.
 
     Only wheels count: a package that has none for this Python would need a compiler.
@@ -71,9 +70,11 @@ def run_uv(python: str, processor: str, options: list[str]) -> subprocess.Comple
     command = [
         sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--no-header",
         "--no-annotate", "--only-binary", ":all:", "--python-version", python,
-        "--python-platform", f"{processor}-manylinux_2_28", *options, str(PYPROJECT),
+        "--python-platform", f"{processor}-manylinux_2_28", *options, str(PYPROJECT), "-",
     ]  # fmt: skip
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, input=requirement, capture_output=True, text=True, check=False
+    )
 
 
 def list_pythons() -> list[str]:
@@ -87,20 +88,21 @@ def list_pythons() -> list[str]:
 
 def list_resolutions() -> Iterator[Resolution]:
     """Everything that a README or guide promises can be installed."""
-    pins = CONSTRAINTS.read_text()
     pythons = list_pythons()
     for python in pythons:
-        yield Resolution("all pins, x86_64", python, "x86_64", (), pins)
+        yield Resolution("all pins, x86_64", python, "x86_64", ALL_PINS)
     for python in (pythons[0], pythons[-1]):
-        yield Resolution("all pins, aarch64", python, "aarch64", (), pins)
+        yield Resolution("all pins, aarch64", python, "aarch64", ALL_PINS)
         for torch in TORCH_VERSIONS:
-            users = ("cuda", "emulate", "hf")
-            yield Resolution(f"torch {torch}", python, "x86_64", users, f"torch=={torch}.*")
+            wanted = f"torch=={torch}.*"
+            yield Resolution(f"torch {torch}", python, "x86_64", WHAT_USERS_INSTALL, wanted)
 
 
 def pin(upgrade: bool) -> int:
     """Write constraints.txt: versions stay where they still fit, unless `upgrade`."""
-    options = ["--all-extras", "--output-file", str(CONSTRAINTS), *["--upgrade"] * upgrade]
+    options = ("--all-extras", "--output-file", str(CONSTRAINTS))
+    if upgrade:
+        options = (*options, "--upgrade")
     done = run_uv(list_pythons()[0], "x86_64", options)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
