@@ -83,3 +83,45 @@ def test_two_streams_do_not_share_a_workspace() -> None:
         for got in results:
             assert torch.equal(got[0], expected[0])
             torch.testing.assert_close(got[1], expected[1], rtol=1e-4, atol=1e-3)
+
+
+def tables(kind: str, queries: int, num_keys: int, topk: int) -> torch.Tensor:
+    """(queries, topk) int32 on the GPU.
+
+    Args:
+        kind: a query names "dense": the same stretch of rows as its neighbours, and rows far away;
+            "windowed": rows of a window that moves with it; "random": any rows, distinct;
+            "repeated": any rows, several of them again and again.
+    """
+    weights = torch.rand(queries, num_keys, device="cuda")
+    query = torch.arange(queries, device="cuda")[:, None]
+    row = torch.arange(num_keys, device="cuda")
+    if kind == "dense":
+        weights += (row < topk * 3 // 4) * 2.0
+    elif kind == "windowed":
+        weights += ((row - query * (num_keys // queries)) % num_keys < topk * 5 // 4) * 2.0
+    chosen = weights.topk(topk, dim=1).indices.int()
+    if kind == "repeated":
+        chosen[:, : topk // 8] = chosen[:, :1]
+    return chosen
+
+
+@pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("kind", ["dense", "windowed", "random", "repeated"])
+def test_deterministic_bits_are_equal_over_50_calls(kind: str, heads: int) -> None:
+    torch.manual_seed(heads)
+    queries, num_keys, topk = 384, 4096, 1024
+    q, kv = (torch.randn(n, 576, device="cuda") for n in (queries * heads, num_keys))
+    q, kv = q.view(queries, heads, 576).bfloat16(), kv.bfloat16()
+    do = torch.randn(queries, heads, 512, device="cuda").bfloat16()
+    indices = tables(kind, queries, num_keys, topk)
+    O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="sm90")
+    backward = partial(
+        flashdsa.mla_bwd, q, kv, do, lse, O, indices, deterministic=True, backend="sm90"
+    )
+    first = backward()
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(49):
+        for got, expected in zip(backward(), first, strict=True):
+            different += (got != expected).sum()
+    assert int(different) == 0

@@ -196,10 +196,8 @@ def write_range(
 def write_dense(
     x: Slots, shared: Shared, lists: Lists, base: Int32, words: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """The warp's rows where words have several, to place `to` and those behind it.
-
-    Of 32 words the first rows come first, then the second ones, and so on: neighbouring lanes write
-    to neighbouring places.
+    """The warp's rows, in ascending order, to place `to` and those behind it, where words have
+    several: a lane takes one of 32 neighbouring rows, and neighbours write to neighbouring places.
 
     Args:
         words: number of the first, and how many.
@@ -207,14 +205,14 @@ def write_dense(
     lane = cute.arch.lane_idx()
     first, count = words
     for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
-        word = shared.words[start + lane]
-        row = base + (start + lane) * x.word_rows
         for i in cutlass.range_constexpr(x.word_rows):
-            members = (word >> (x.row_bits * i)) & x.row_mask
+            row = start * x.word_rows + i * WARP_SIZE + lane
+            word = shared.words[row // x.word_rows]
+            members = (word >> (row % x.word_rows * x.row_bits)) & x.row_mask
             mask = Int32(cute.arch.vote_ballot_sync(members != 0))
             if members != 0:
                 own = to + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
-                (lists.rows.iterator + own).store(row + i)
+                (lists.rows.iterator + own).store(base + row)
                 store_members(lists, own, members)
             to += Int32(cute.arch.popc(mask))
 
@@ -223,7 +221,7 @@ def write_dense(
 def write_sparse(
     x: Slots, shared: Shared, lists: Lists, base: Int32, fours: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """The same, in ascending order, where most words have none: a lane takes four words.
+    """The same, where most words have none: a lane takes four words.
 
     Args:
         fours: number of the first four words, and how many fours.
