@@ -51,8 +51,9 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
     # Two parts, of two groups and of one. Of each delta with the lists of single queries, the lists
-    # of groups, the choice, the copy of kv and the fused kernel; and of each group scores, dQ, dKV.
-    assert len(setups) == 2 * 5 + 3 * 3
+    # of groups, the choice, the copy of kv and the fused kernel; and of each group scores, dQ, what
+    # mends it, dKV.
+    assert len(setups) == 2 * 5 + 3 * 4
 
 
 @pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])

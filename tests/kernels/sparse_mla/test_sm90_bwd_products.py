@@ -140,7 +140,8 @@ def launch(
     with emulator.launching():
         function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order)
     assert unexpected(emulator.findings, in_order=bool(order)) == []
-    (setup,) = emulator.setups
+    setup, *behind = emulator.setups
+    assert len(behind) == (spec is MLA_BWD_DQ)  # what mends dQ
     assert (setup.smem, setup.block[0]) == (plan.smem.total, plan.threads)
 
 
@@ -156,7 +157,11 @@ def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
     kv[0] = NAN  # which no list names
     inputs.ids.clamp_(min=1)
     dq = torch.full_like(inputs.q, NAN)
-    launch(MLA_BWD_DQ, inputs, policy, kv, dq)
+    # Of queries whose own results are not finite nothing is mended.
+    lse = torch.full((len(inputs.q),), NAN)
+    indices, lengths = torch.zeros(len(lse) // heads, 1).int(), torch.zeros(0).int()
+    of_queries = inputs.q, kv, inputs.do, lse, indices, lengths, lse, dq, heads, 1.0
+    launch(MLA_BWD_DQ, inputs, policy, *of_queries)
     expected = torch.zeros(len(inputs.ds), BLOCK_ROWS, 576, dtype=torch.float64)
     terms = torch.zeros_like(expected)
     for block in range(len(inputs.ds)):

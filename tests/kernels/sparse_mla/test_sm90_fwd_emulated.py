@@ -97,7 +97,7 @@ def test_queries_whose_unions_have_no_room_are_launched_in_parts(
 ) -> None:
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
     setups = run(GROUP, FwdPlan(group=4)).setups
-    assert len(setups) == 4  # of each group its union, and the forward
+    assert len(setups) == 6  # of each group its union, the forward, and what mends O
 
 
 def test_rows_that_a_query_of_a_group_names_again_count_again() -> None:

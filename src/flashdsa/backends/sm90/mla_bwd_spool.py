@@ -187,6 +187,8 @@ def part_of(
     if groups.start or groups.stop < lists.counts.shape[0]:
         queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
         q, dO, lse, delta, dq = (x[queries] for x in (q, dO, lse, delta, dq))
+        assert lengths is not None
+        indices, lengths = indices[queries], lengths[queries]
         lists = Lists(*(x[groups] for x in lists))
     flat_q, flat_dO, flat_dq = (x.flatten(0, 1) for x in (q, dO, dq))
     rows = MlaBwdOperands(flat_q, kv, flat_dO, lse.flatten(), O, indices, lengths)
@@ -208,14 +210,15 @@ def launch_part(
     """
     compute_scores, compute_dq, compute_dkv = functions
     spool, choice, words = workspace
-    q, kv, dO, lse, *_ = part.operands
+    q, kv, dO, lse, _, indices, lengths, _ = part.operands
     rows, _, counts, present, _ = part.lists
     groups = counts.shape[0]
     scalars = part.heads, sm_scale, min(groups * BLOCKS // ITEM_BLOCKS, num_sms), choice
     compute_scores(q, kv, dO, lse, part.delta, *part.lists, spool, *scalars)
     taken = 0, groups, choice, FIRST
     num_ctas = min(groups * dq_slices(BLOCKS), num_sms)
-    compute_dq(spool, rows, counts, kv, part.dq, *taken, num_ctas)
+    of_queries = q, kv, dO, lse, indices, lengths, part.delta, part.dq, part.heads, sm_scale
+    compute_dq(spool, rows, counts, *of_queries, *taken, num_ctas)
     num_ctas = min(groups * DKV_SLICES, num_sms)
     in_order = () if words is None else (words[:groups].zero_(), part.first)
     of_rows = counts, present, q, dO, part.dkv, part.heads

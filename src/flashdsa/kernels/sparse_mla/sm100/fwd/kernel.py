@@ -21,6 +21,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.mend import launch_mend_out
 from flashdsa.kernels.sparse_mla.operands import split
 from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
 from flashdsa.kernels.sparse_mla.sm100.fwd.context import LEADER, Context
@@ -193,3 +194,5 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
         slots = lists.rows, lists.counts, lists.members
     launch_pairs(x.q, x.kv, *slots, x.attn_sink, x.out, x.lse, max_logits, x.sm_scale, plan, stream)
+    if cutlass.const_expr(plan.group > 1):
+        launch_mend_out(x, stream)

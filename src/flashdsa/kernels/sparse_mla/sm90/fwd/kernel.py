@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.mend import launch_mend_out
 from flashdsa.kernels.sparse_mla.operands import split
 from flashdsa.kernels.sparse_mla.sm90.fwd.context import Context
 from flashdsa.kernels.sparse_mla.sm90.fwd.epilogue import LOG2_E, Output
@@ -123,3 +124,5 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     forward_kernel(q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
+    if cutlass.const_expr(plan.group > 1):
+        launch_mend_out(x, stream)

@@ -9,13 +9,14 @@ dS and keys of tile 2      | dQ += dS K of tile 1, tile 0 is freed
                            | dQ to device memory
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.mend import Group, launch_mend_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.load import Load, load_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.multiply import Multiply, multiply_all
@@ -56,31 +57,37 @@ def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) 
     return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
+class Operands(NamedTuple):
+    """What a launch has, in the order of its arguments. What the tensors hold is said in
+    spool.py."""
+
+    spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
+    ids: cute.Tensor  # (groups, capacity) int32
+    counts: cute.Tensor  # (groups,) int32
+    q: cute.Tensor  # (S * H, 576) bf16; it and what follows as far as delta: of the launch's groups
+    kv: cute.Tensor  # (S_kv, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    delta: cute.Tensor  # (S * H,) fp32
+    dq: cute.Tensor  # (S * H, 576) bf16; all rows of the launch's groups are written
+    heads: Int32  # H
+    sm_scale: Float32
+
+
 @cute.jit
-def launch_dq(
-    spool: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    kv: cute.Tensor,
-    dq: cute.Tensor,
-    group_begin: Int32,
-    group_end: Int32,
-    choice: cute.Tensor,
-    number: Int32,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`. What the tensors hold is said in spool.py.
+def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`.
 
     Args:
-        spool: (row blocks, bytes) uint8: images of the groups from group_begin to group_end, which
-            is not one.
-        ids: (groups, capacity) int32. counts: (groups,) int32.
-        kv: (S_kv, 576) bf16. dq: (S * H, 576) bf16; all rows of the launch's groups are written.
-        choice, number: see `choice.is_taken`.
-        num_ctas: at most the work items, plan.slices a group; best so many as run at once.
+        arguments: those of `Operands`, those of `Groups`, and
+            num_ctas: at most the work items, plan.slices a group; best so many as run at once.
     """
-    dq_kernel(
-        spool, ids, counts, kv, dq, Groups(group_begin, group_end, choice, number), plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    count = len(Operands._fields)
+    x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])
+    dq_kernel(x.spool, x.ids, x.counts, x.kv, x.dq, groups, plan).launch(
+        grid=[arguments[-1], 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )
+    group = Group(x.q, x.kv, x.indices, x.topk_length, x.lse, x.heads, x.sm_scale)
+    launch_mend_dq(group, x.do, x.delta, x.dq, groups.choice, stream)

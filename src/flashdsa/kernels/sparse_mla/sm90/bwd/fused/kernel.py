@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.sparse_mla.mend import Group, launch_mend_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.dkv import Dkv, dkv_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.gather import Gatherer, gather_all
@@ -147,6 +148,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch delta, the lists, the copy of kv and the backward on `stream`; where plan.more is not
     0, the backward only where groups of plan.more queries have too little in common.
 
+    Queries of 64 heads and more, which alone have such groups, are not taken together here.
+
     Args:
         arguments: those of `Operands`. Without slots follow
             spread: see `Context`.
@@ -186,6 +189,9 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         spread, num_ctas = rest[:2]
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
         launch_part(work, spread, choice, None, None, num_ctas, plan, stream)
+    if cutlass.const_expr(plan.queries > 1):
+        group = Group(x.q, x.kv, x.indices, x.topk_length, x.lse, x.heads, x.sm_scale)
+        launch_mend_dq(group, x.do, x.delta, x.dq, None, stream)
 
 
 @cute.jit

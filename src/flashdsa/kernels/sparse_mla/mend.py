@@ -1,0 +1,268 @@
+"""Results of queries whose group names a row that is not finite: computed again, each by itself.
+
+Kernels that take neighbouring queries together multiply every row of their union with all of them,
+with P = 0, or dS = 0, for those that do not name it. 0 times NaN, or times infinity, is NaN: so a
+row that is not finite, named by one query, would reach its neighbours. It reaches the same columns
+of all their heads. So the first head of each query says whether all were reached, unless the
+query's own lse, or delta, is not finite: then the head's result is as it should be.
+
+A warp looks at a query; where it was reached, the same warp computes it again, in fp32.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
+
+from flashdsa.dsl.gmem import store4
+from flashdsa.dsl.warp import lowest_bit, neighbours_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.sparse_mla.delta import UNIT, load_unit
+from flashdsa.kernels.sparse_mla.operands import Operands
+from flashdsa.kernels.sparse_mla.sm90.choice import FIRST, is_taken
+from flashdsa.problem import D_QK, D_V
+
+THREADS = 128
+WARPS = THREADS // WARP_SIZE
+LOG2_E = 1.4426950408889634
+INFINITY = float("inf")
+LEAST = -3.0e38
+"""A maximum below every logit; minus itself it is 0."""
+V_UNITS = D_V // (UNIT * WARP_SIZE)
+"""Units of a lane among the latent columns; behind them the first lanes have one of RoPE."""
+ROPE_LANES = (D_QK - D_V) // UNIT
+
+
+class Group(NamedTuple):
+    """What the queries of the launch were computed from."""
+
+    q: cute.Tensor  # (S * H, 576) bf16
+    kv: cute.Tensor  # (S_kv, 576) bf16
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    lse: cute.Tensor  # (S * H,) fp32; of a backward with the sinks in it
+    heads: Int32  # H
+    sm_scale: Float32
+
+
+class Backward(NamedTuple):
+    """What only dQ needs."""
+
+    do: cute.Tensor  # (S * H, 512) bf16
+    delta: cute.Tensor  # (S * H,) fp32
+
+
+@cute.jit
+def is_finite(value: Float32) -> Boolean:
+    """Neither NaN nor infinite."""
+    return (value < INFINITY) & (value > -INFINITY)
+
+
+@cute.jit
+def is_own(x: Group, of_dq: Any, row: Int32) -> Boolean:
+    """Whether the query's own rows, and dO, give the row (query, head) a finite result."""
+    own = is_finite(x.lse[row])
+    if cutlass.const_expr(of_dq is not None):
+        # lse = +inf: no slot is valid, and dQ is 0.
+        own = (x.lse[row] > -INFINITY) & is_finite(of_dq.delta[row])
+    return own
+
+
+@cute.jit
+def load_row(tensor: cute.Tensor, row: Int32, lane: Int32) -> list[Any]:
+    """This lane's columns of a row of 576, in fp32: UNIT in each V_UNITS, then of RoPE or 0."""
+    values = []
+    for number in cutlass.range_constexpr(V_UNITS):
+        unit = load_unit(tensor, row, number * WARP_SIZE + lane)
+        values += [unit[i] for i in range(UNIT)]
+    rope = load_unit(tensor, row, V_UNITS * WARP_SIZE + lane % ROPE_LANES)
+    for i in cutlass.range_constexpr(UNIT):
+        values.append(rope[i] if lane < ROPE_LANES else Float32(0.0))
+    return values
+
+
+@cute.jit
+def store_units(tensor: cute.Tensor, row: Int32, lane: Int32, values: Any) -> None:
+    """The opposite, in bf16; of a tensor of 512 columns without RoPE."""
+    has_rope = tensor.shape[1] == D_QK
+    for number in cutlass.range_constexpr(V_UNITS + has_rope):
+        own = [values[UNIT * number + i] for i in range(UNIT)]
+        words = Vector.from_elements(own, Float32).to(BFloat16).bitcast(Int32)
+        at = Int64(row) * tensor.shape[1] + (number * WARP_SIZE + lane) * UNIT
+        if number < V_UNITS or lane < ROPE_LANES:
+            store4(tensor.iterator + at, [words[i] for i in range(4)])
+
+
+def dot(left: Any, right: Any, count: int) -> Any:
+    """Over `count` columns of every lane, in all lanes."""
+    total = Float32(0.0)
+    for i in range(count):
+        total += left[i] * right[i]
+    return neighbours_sum(total, WARP_SIZE)
+
+
+@cute.jit
+def first_own_head(x: Group, of_dq: Any, query: Int32, lane: Int32) -> Int32:
+    """The query's first head whose own result is finite; -1 if none is."""
+    head = Int32(-1)
+    for first in cutlass.range(0, x.heads, WARP_SIZE, unroll=1):
+        row = query * x.heads + cutlass.min(first + lane, x.heads - 1)
+        mask = cute.arch.vote_ballot_sync(is_own(x, of_dq, row))
+        if head < 0 and mask != 0:
+            # Of lanes behind the last head the last head's is the lowest bit.
+            head = first + lowest_bit(Int32(mask))
+    return head
+
+
+@cute.jit
+def was_reached(x: Group, of_dq: Any, result: cute.Tensor, query: Int32, lane: Int32) -> Boolean:
+    """Whether a row that is not finite and not the query's own reached its result."""
+    head = first_own_head(x, of_dq, query, lane)
+    reached = Boolean(False)
+    if head >= 0:
+        row = query * x.heads + head
+        sum_of_zeros = Float32(0.0)
+        for number in cutlass.range_constexpr(V_UNITS):
+            unit = load_unit(result, row, number * WARP_SIZE + lane)
+            for i in cutlass.range_constexpr(UNIT):
+                sum_of_zeros += unit[i] * Float32(0.0)
+        if cutlass.const_expr(result.shape[1] == D_QK):
+            rope = load_unit(result, row, V_UNITS * WARP_SIZE + lane % ROPE_LANES)
+            for i in cutlass.range_constexpr(UNIT):
+                sum_of_zeros += rope[i] * Float32(0.0)
+        finite = Int32(1) if is_finite(sum_of_zeros) else Int32(0)
+        reached = cute.arch.vote_any_sync(finite == 0)
+    return reached
+
+
+@cute.jit
+def slots_of(x: Group, query: Int32) -> Int32:
+    """Slots of the query that may be valid."""
+    count = Int32(x.indices.shape[1])
+    if x.topk_length.shape[0] > 0:
+        count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
+    return count
+
+
+@cute.jit
+def write_out(x: Group, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32) -> None:
+    """O of a row (query, head), by an online softmax."""
+    query, head = row // x.heads, row % x.heads
+    q = load_row(x.q, row, lane)
+    scale = x.sm_scale * Float32(LOG2_E)
+    acc = cute.make_rmem_tensor(V_UNITS * UNIT, Float32)
+    acc.fill(0.0)
+    top, total = Float32(LEAST), Float32(0.0)
+    for slot in cutlass.range(slots_of(x, query), unroll=1):
+        key = x.indices[query, slot]
+        if key >= 0 and key < x.kv.shape[0]:
+            k = load_row(x.kv, key, lane)
+            logit = dot(q, k, len(k)) * scale
+            if logit > top:
+                factor = cute.math.exp2(top - logit)
+                for i in cutlass.range_constexpr(V_UNITS * UNIT):
+                    acc[i] = acc[i] * factor
+                total = total * factor
+                top = logit
+            p = cute.math.exp2(logit - top)
+            total += p
+            for i in cutlass.range_constexpr(V_UNITS * UNIT):
+                acc[i] = acc[i] + p * k[i]
+    if attn_sink.shape[0] > 0:
+        total += cute.math.exp2(attn_sink[head] * Float32(LOG2_E) - top)
+    for i in cutlass.range_constexpr(V_UNITS * UNIT):
+        # A sink of +inf takes everything.
+        acc[i] = acc[i] / total if total < INFINITY else Float32(0.0)
+    store_units(out, row, lane, acc)
+
+
+@cute.jit
+def write_dq(x: Group, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int32) -> None:
+    """dQ of a row (query, head)."""
+    query = row // x.heads
+    q = load_row(x.q, row, lane)
+    do = []
+    for number in cutlass.range_constexpr(V_UNITS):
+        unit = load_unit(of_dq.do, row, number * WARP_SIZE + lane)
+        do += [unit[i] for i in range(UNIT)]
+    scale, log2_sum = x.sm_scale * Float32(LOG2_E), x.lse[row] * Float32(LOG2_E)
+    delta = of_dq.delta[row]
+    acc = cute.make_rmem_tensor((V_UNITS + 1) * UNIT, Float32)
+    acc.fill(0.0)
+    for slot in cutlass.range(slots_of(x, query), unroll=1):
+        key = x.indices[query, slot]
+        if key >= 0 and key < x.kv.shape[0]:
+            k = load_row(x.kv, key, lane)
+            p = cute.math.exp2(dot(q, k, len(k)) * scale - log2_sum)
+            ds = p * (dot(do, k, len(do)) - delta) * x.sm_scale
+            for i in cutlass.range_constexpr((V_UNITS + 1) * UNIT):
+                acc[i] = acc[i] + ds * k[i]
+    store_units(dq, row, lane, acc)
+
+
+@cute.kernel
+def mend_kernel(x: Group, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any):
+    """WARPS queries; arguments as in `launch_mend`."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    lane = thread % WARP_SIZE
+    query = block * WARPS + thread // WARP_SIZE
+    taken = Boolean(True)
+    if cutlass.const_expr(choice is not None):
+        taken = is_taken(choice, Int32(FIRST))
+    if taken and query < x.indices.shape[0]:
+        if was_reached(x, of_dq, result, query, lane):
+            for head in cutlass.range(x.heads, unroll=1):
+                row = query * x.heads + head
+                if is_own(x, of_dq, row):
+                    if cutlass.const_expr(of_dq is None):
+                        write_out(x, attn_sink, result, row, lane)
+                    else:
+                        write_dq(x, of_dq, result, row, lane)
+
+
+def flat(tensor: Any, columns: int | None = None) -> Any:
+    """A tensor (S, H, columns) or (S, H) without gaps as (S * H, columns) or (S * H,)."""
+    rows = tensor.shape[0] * tensor.shape[1]
+    if columns is None:
+        return cute.make_tensor(tensor.iterator, cute.make_layout((rows,), stride=(1,)))
+    layout = cute.make_layout((rows, columns), stride=(columns, 1))
+    return cute.make_tensor(tensor.iterator, layout)
+
+
+@cute.jit
+def launch_mend_out(x: Operands, stream: Any):
+    """Launch on `stream`, behind the forward of `x`, which took queries together."""
+    heads = Int32(x.q.shape[1])
+    group = Group(flat(x.q, D_QK), x.kv, x.indices, x.topk_length, flat(x.lse), heads, x.sm_scale)
+    launch_mend(group, None, x.attn_sink, flat(x.out, D_V), None, stream)
+
+
+@cute.jit
+def launch_mend_dq(
+    x: Any, do: cute.Tensor, delta: cute.Tensor, dq: cute.Tensor, choice: Any, stream: Any
+):
+    """Launch on `stream`, behind the kernels that wrote dQ of queries which they took together.
+
+    Args:
+        x: `Group`. do, delta: see `Backward`. dq: (S * H, 576) bf16. choice: see `launch_mend`.
+    """
+    launch_mend(x, Backward(do, delta), None, dq, choice, stream)
+
+
+@cute.jit
+def launch_mend(
+    x: Group, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any, stream: Any
+):
+    """Launch on `stream`, behind the kernel that wrote `result`.
+
+    Args:
+        of_dq: of a backward `Backward`; None: of a forward.
+        attn_sink: of a forward (H,) fp32, or (0,): none; of a backward None.
+        result: dQ (S * H, 576), or O (S * H, 512), bf16, written where a query was reached.
+        choice: where it does not take the groups nothing is done; None: they are taken.
+    """
+    queries = x.indices.shape[0]
+    mend_kernel(x, of_dq, attn_sink, result, choice).launch(
+        grid=[(queries + WARPS - 1) // WARPS, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )

@@ -1,0 +1,190 @@
+"""A row of kv that is not finite reaches the queries that name it, and no other: forward, backward.
+
+Kernels that take neighbouring queries together multiply its values with zeros for the others.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from tests.kernels.hopper_gpu import HOPPER_GPU
+
+NAMED, BY = 7, 1
+"""The row, and the query that names it."""
+NOT_FINITE = {"NaN": (3, float("nan")), "inf": (300, float("inf")), "RoPE": (570, float("nan"))}
+"""Of a row: column and value."""
+
+
+def cases(num_sms: int) -> list[Any]:
+    """Heads and queries: as many queries as are taken together on so many SMs, and one more."""
+    return [
+        (8, 7 * num_sms + 9),
+        (16, 3 * num_sms + 5),
+        (32, num_sms + 2),
+        (64, 2 * num_sms + 1),
+        (128, num_sms + 1),
+    ]
+
+
+class Call:
+    """Operands; every query names six of the first `num_keys` rows, the first of which is NAMED for
+    one query alone; the third has no valid slot."""
+
+    def __init__(self, heads: int, queries: int, what: str, device: str) -> None:
+        generator = torch.Generator().manual_seed(heads)
+        num_keys = 12
+        self.q = torch.randn(queries, heads, 576, generator=generator).bfloat16().to(device)
+        kv = torch.randn(num_keys, 576, generator=generator).bfloat16()
+        column, value = NOT_FINITE[what]
+        kv[NAMED, column] = value
+        self.kv = kv.to(device)
+        self.dO = torch.randn(queries, heads, 512, generator=generator).bfloat16().to(device)
+        rows = torch.tensor([row for row in range(num_keys) if row != NAMED])
+        order = torch.rand(queries, len(rows), generator=generator).argsort(1)
+        indices = rows[order[:, :6]].int()
+        indices[BY, 0] = NAMED
+        indices[2] = -1
+        self.indices = indices.to(device)
+        sink = torch.randn(heads, generator=generator)
+        sink[-1] = float("inf")
+        self.attn_sink = sink.to(device)
+        named = self.indices[BY][self.indices[BY] >= 0].long().unique()
+        self.other_rows = torch.tensor([r for r in range(num_keys) if r not in named.tolist()])
+        self.others = torch.tensor([query for query in range(queries) if query != BY])
+
+    def forward(self, backend: str) -> tuple[Tensor, Tensor]:
+        """O and lse."""
+        out, lse = flashdsa.sparse_mla_fwd(
+            self.q, self.kv, self.indices, attn_sink=self.attn_sink, backend=backend
+        )
+        return out.cpu(), lse.cpu()
+
+    def backward(self, backend: str, *, deterministic: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """dQ, dKV and d_sink, from results of the CPU."""
+        operands = (self.q.cpu(), self.kv.cpu(), self.indices.cpu())
+        sink = self.attn_sink.cpu()
+        out, lse = flashdsa.sparse_mla_fwd(*operands, attn_sink=sink, backend="cpu")
+        device = self.q.device
+        gradients = flashdsa.mla_bwd(
+            self.q,
+            self.kv,
+            self.dO,
+            lse.to(device),
+            out.to(device),
+            self.indices,
+            attn_sink=self.attn_sink,
+            deterministic=deterministic,
+            backend=backend,
+        )
+        return tuple(x.cpu() for x in gradients)
+
+    def judge_forward(self, backend: str) -> None:
+        """All but one query are as the reference says; that one's O is not finite."""
+        out, lse = self.forward(backend)
+        wanted, wanted_lse = reference.sparse_mla_fwd(
+            self.q.cpu(), self.kv.cpu(), self.indices.cpu(), attn_sink=self.attn_sink.cpu()
+        )[:2]
+        assert not out[BY, 0].isfinite().all()
+        is_close(out[self.others], wanted[self.others])
+        torch.testing.assert_close(
+            lse[self.others].double(), wanted_lse[self.others], rtol=1e-3, atol=1e-3
+        )
+
+    def judge_backward(self, backend: str, *, deterministic: bool = False) -> None:
+        """dQ of all but one query, and dKV of rows that it does not name, are as of the CPU."""
+        got = self.backward(backend, deterministic=deterministic)
+        wanted = self.backward("cpu", deterministic=False)
+        assert not got[0][BY, 0].isfinite().all() and not got[1][NAMED].isfinite().all()
+        is_close(got[0][self.others], wanted[0][self.others].double())
+        is_close(got[1][self.other_rows], wanted[1][self.other_rows].double())
+
+
+def is_close(got: Tensor, wanted: Tensor) -> None:
+    """Every row is finite and within 1% of its norm."""
+    assert wanted.isfinite().all()
+    error = (got.double() - wanted).norm(dim=-1)
+    assert bool((error <= 0.01 * wanted.norm(dim=-1) + 1e-6).all()), error.max()
+
+
+def emulation(backend: str) -> AbstractContextManager[Any]:
+    """A small device, or none."""
+    if not backend.startswith("emulate"):
+        return nullcontext()
+    pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+    from flashdsa.backends.emulated.devices import SMALL
+    from flashdsa.backends.emulated.runner import emulation as on
+
+    return on(SMALL)
+
+
+EMULATED = [(heads, queries) for heads, queries in cases(4) if heads in (16, 32)]
+
+
+@pytest.mark.parametrize("what", NOT_FINITE)
+@pytest.mark.parametrize("heads", [8, 128])
+def test_on_the_cpu(heads: int, what: str) -> None:
+    call = Call(heads, 5, what, "cpu")
+    call.judge_forward("cpu")
+    call.judge_backward("cpu")
+
+
+@pytest.mark.parametrize("what", ["NaN", "inf"])
+@pytest.mark.parametrize(("heads", "queries"), EMULATED)
+def test_forward_of_hopper(heads: int, queries: int, what: str) -> None:
+    with emulation("emulate-sm90"):
+        Call(heads, queries, what, "cpu").judge_forward("emulate-sm90")
+
+
+@pytest.mark.parametrize("heads", [16, 64])
+def test_forward_of_blackwell(heads: int) -> None:
+    with emulation("emulate-sm100"):
+        Call(heads, 3, "NaN", "cpu").judge_forward("emulate-sm100")
+
+
+@pytest.mark.parametrize(("heads", "deterministic"), [(16, False), (32, True)])
+def test_backward_of_hopper(heads: int, deterministic: bool) -> None:
+    with emulation("emulate-sm90"):
+        call = Call(heads, 5, "RoPE" if deterministic else "NaN", "cpu")
+        call.judge_backward("emulate-sm90", deterministic=deterministic)
+
+
+def test_backward_of_hopper_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of four queries of 64 heads, a launch each: the second group is of the NaN's query."""
+    from flashdsa.backends.sm90 import mla_bwd_spool
+
+    monkeypatch.setattr(mla_bwd_spool, "RATIO", {64: 8.0})
+    monkeypatch.setattr(mla_bwd_spool, "MOST_LENGTH", 4.0)
+    monkeypatch.setattr(mla_bwd_spool, "MOST_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 5)
+    with emulation("emulate-sm90") as emulator:
+        Call(64, 9, "NaN", "cpu").judge_backward("emulate-sm90")
+    assert len(emulator.setups) == 5 + 3 * 4, "the spool's kernels were not launched in parts"
+
+
+@pytest.mark.parametrize("heads", [16, 64])
+def test_backward_of_blackwell(heads: int) -> None:
+    with emulation("emulate-sm100"):
+        Call(heads, 3, "NaN", "cpu").judge_backward("emulate-sm100")
+
+
+@pytest.mark.parametrize("what", NOT_FINITE)
+@pytest.mark.parametrize(("heads", "queries"), cases(132))
+class TestOnHopper:
+    """The same on the GPU."""
+
+    pytestmark = HOPPER_GPU
+
+    def test_forward(self, heads: int, queries: int, what: str) -> None:
+        Call(heads, queries, what, "cuda").judge_forward("sm90")
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_backward(self, heads: int, queries: int, what: str, deterministic: bool) -> None:
+        Call(heads, queries, what, "cuda").judge_backward("sm90", deterministic=deterministic)
