@@ -19,6 +19,7 @@ from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, Lists
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
 from flashdsa.kernels.indexer_training.sm90.bwd.load import Loader, load_all
+from flashdsa.kernels.indexer_training.sm90.bwd.mend import launch_mend
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES
 from flashdsa.kernels.sparse_mla.sm90.choice import FIRST, SECOND, is_taken, launch_choice
@@ -162,13 +163,14 @@ def launch_backward(
             lists that has a key its row of dK, written.
         spread: see `Context`. most_ctas: best so many as run at once.
     """
+    slots = indices, grad_scores, topk_length
     lists = lists_in(scratch, Int32(indices.shape[0]), Int32(indices.shape[1]), plan)
     no_choice = cute.make_tensor(scratch.iterator, cute.make_layout((Int32(0),)))
     launch_group(
-        lines_of(q), k, flat(weights), (indices, grad_scores, topk_length), lists,
-        (lines_of(dq), dk, flat(dw)), no_choice, Int32(SECOND),
-        (spread, cutlass.min(most_ctas, Int32(lists.counts.shape[0]))), plan, stream,
+        lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), no_choice,
+        Int32(SECOND), (spread, cutlass.min(most_ctas, Int32(lists.counts.shape[0]))), plan, stream,
     )  # fmt: skip
+    launch_mend(q, k, weights, slots, dq, dw, stream)
 
 
 @cute.jit
@@ -214,3 +216,4 @@ def launch_chosen(
             lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), choice,
             Int32(number), (spread, num_ctas), grouping, stream,
         )  # fmt: skip
+    launch_mend(q, k, weights, slots, dq, dw, stream)
