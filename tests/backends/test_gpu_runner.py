@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +141,38 @@ def test_without_an_answer_pairs_share_rows_and_the_log_says_why(
     assert said in record.getMessage()
     if driver is not None and "cuCtxPushCurrent_v2" in driver.calls:
         assert driver.calls.count("cuCtxPopCurrent_v2") == 1
+
+
+@pytest.mark.parametrize("way", ["launching", "on_device"])
+@pytest.mark.parametrize("has_one", [False, True])
+def test_a_new_thread_gets_a_context_once(
+    way: str, has_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The primary one, unless it has another, which stays."""
+
+    class Contexts(Driver):
+        def cuCtxGetCurrent(self, context: Any) -> int:  # noqa: N802
+            """Of the thread."""
+            context._obj.value = 5 if has_one else None
+            return 0
+
+    driver = Contexts()
+    pretend_driver(monkeypatch, driver)
+    monkeypatch.setattr(runner, "_current_device", lambda: 0)
+
+    def launch_twice() -> None:
+        for _ in range(2):
+            if way == "launching":
+                with Gpu(0).launching():
+                    driver.calls.append("launch")
+            else:
+                Gpu(0).on_device(driver.calls.append)("launch")
+
+    thread = threading.Thread(target=launch_twice)
+    thread.start()
+    thread.join()
+    gets = [] if has_one else ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"]
+    assert driver.calls == [*gets, "launch", "launch"]
 
 
 def test_the_empty_kernel_is_a_module_for_hopper() -> None:

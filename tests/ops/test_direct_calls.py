@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
+from flashdsa.backends.gpu.context import THREAD
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache
 from flashdsa.ops.plain import is_plain_eager
@@ -119,6 +120,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
     monkeypatch.setattr(registry, "_implementations", [implementation])
     monkeypatch.setattr(registry, "_selected", {})
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
+    monkeypatch.setattr(THREAD, "has_context", True)
     LAUNCHES.clear()
     yield pretended
     LAUNCHES.clear()
@@ -138,6 +140,19 @@ def call(
     out = output() if out is None else out
     operands = {**HELD._asdict(), **changed}
     flashdsa.dsa_topk_indexer(*operands.values(), out, sorted=sorted, ids=ids, backend=backend)
+
+
+def test_a_thread_without_a_context_is_not_launched_for_at_once(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner of the backend gives it one; the driver would refuse the launch."""
+    call()
+    flashdsa.dsa_topk_indexer_launch(*HELD, output())
+    monkeypatch.setattr(THREAD, "has_context", False)
+    kernel.calls.clear()
+    call()
+    flashdsa.dsa_topk_indexer_launch(*HELD, output())
+    assert "direct" not in kernel.calls
 
 
 def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
+from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import resolve_backend
 from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
 from flashdsa.ops.checks import capability, require_positive, wants_positions
@@ -119,7 +120,7 @@ def dsa_topk_indexer_launch(
     # NOTE: of 6 us of host time 5 are spent in the kernel's function: hence no calls here but the
     # tensors' fastest. A function that was compiled for other tensors refuses these.
     launch = find_launch((q_index_fp8.numel(), topk_indices.numel(), topk_indices.get_device()))
-    if launch is not None and k_index_cache_fp8.numel():
+    if launch is not None and k_index_cache_fp8.numel() and THREAD.has_context:
         function, first, second = launch
         try:
             function(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
+from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import Implementation
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.again import Serve
@@ -147,6 +148,7 @@ def launch_again(
     if (
         launch is None
         or raw_check is not None
+        or not THREAD.has_context
         or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
         or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
         or block_table.shape[0] != seq_lens.shape[0]

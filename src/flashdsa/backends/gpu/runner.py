@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.gpu.context import THREAD, make_current
 from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
 from flashdsa.backends.gpu.workspaces import GRAPHS, Workspaces
 from flashdsa.backends.runner import Allocate
@@ -65,8 +66,11 @@ class Gpu:
         return load(spec, plan)
 
     def launching(self) -> AbstractContextManager[Any]:
-        """The device is torch's current one: a function's first call loads the kernel there."""
+        """The device is torch's current one, where a function's first call loads the kernel, and
+        the thread has its context."""
         if _current_device() == self.index:
+            if not THREAD.has_context:
+                make_current(self.index)
             return _NOTHING
         return torch.cuda.device(self.index)
 
@@ -76,6 +80,8 @@ class Gpu:
 
         def run(operands: Any) -> Any:
             if _current_device() == index:
+                if not THREAD.has_context:
+                    make_current(index)
                 return serve(operands)
             with torch.cuda.device(index):
                 return serve(operands)
