@@ -8,7 +8,6 @@ from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import HEADS as BWD_HEADS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, Operation
@@ -91,7 +90,7 @@ _SM90_FORWARD = Features(
 )
 """Of any form of rows; `_SM90_MAX_LOGITS` is of bf16 rows only."""
 _SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
-_SM90_BACKWARD = replace(_SM90_FORWARD, num_heads=OneOf(HEADS), packed_kv=False)
+_SM90_BACKWARD = replace(_SM90_FORWARD, packed_kv=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),

@@ -90,7 +90,22 @@ def test_autograd_is_the_forward_and_the_backward() -> None:
         assert failures(check_autograd(inputs, "emulate-sm90")) == []
 
 
+@pytest.mark.parametrize("heads", [3, 40, 136])
+def test_any_number_of_heads(heads: int) -> None:
+    """The next number that kernels are made for; of more than 128 some after the others."""
+    features = {"invalid": True, "poison": True, "empty_rows": True, "attn_sink": "infinite"}
+    check(SparseMlaCase("padded", 3, 60, heads, 40, **features))
+
+
+def test_padded_heads_are_the_next_that_kernels_take() -> None:
+    assert mla_bwd.head_parts(24) == [(slice(0, 24), 32)]
+    assert mla_bwd.head_parts(128) == [(slice(0, 128), 128)]
+    assert mla_bwd.head_parts(300) == [
+        (slice(0, 128), 128), (slice(128, 256), 128), (slice(256, 300), 64),
+    ]  # fmt: skip
+
+
 def test_what_the_kernels_do_not_take_is_refused() -> None:
-    inputs = make_sparse_mla_inputs(SparseMlaCase("20 heads", 1, 40, 20, 32), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="num_heads: takes 8, 16, 32, 64, 128; got 20"):
+    inputs = make_sparse_mla_inputs(SparseMlaCase("d_qk", 1, 40, 16, 32, d_qk=512), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="d_qk: takes 576; got 512"):
         check_backward(inputs, "emulate-sm90")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_fused import Call, Launch, bind_either, bind_fused
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
 from flashdsa.backends.sm90.mla_bwd_spool import bind_large, buffers_for, grouping_for
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import HEADS
 from flashdsa.operands import MlaBwdOperands
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -44,52 +47,103 @@ def bind(
     dkv_dtype: torch.dtype,
 ) -> Callable[[MlaBwdOperands], Gradients]:
     """`backward` of operands that differ from these in what they hold alone."""
-    kv, topk = operands.kv, operands.indices.shape[1]
-    num_queries, num_heads, _ = operands.q.shape
+    kv, num_queries = operands.kv, operands.q.shape[0]
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)
-    grouping = grouping_for(
-        num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
-    )
-    buffers = (buffers_for(kv.shape[0]),) if deterministic and grouping else ()
-    dkv_shape = *buffers, *kv.shape
-    call = Call(runner, num_queries, num_heads, kv.shape[0], topk, sm_scale, grouping)
-    bind_small = bind_slots if deterministic or is_far(num_heads, kv.shape[0]) else bind_fused
-    if grouping is None:
-        launch: Launch = bind_small(call)
-    else:
-        large = bind_large(runner, grouping, deterministic=deterministic)
-        launch = bind_either(call, large, bind_small)
+    sizes = Sizes(runner, num_queries, kv.shape[0], operands.indices.shape[1], sm_scale)
+    parts = [
+        (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
+        for heads, padded in head_parts(operands.q.shape[1])
+    ]
+    buffers = max(part[2].buffers for part in parts)
     every = runner.empty(0, dtype=torch.int32)
 
     def serve(operands: MlaBwdOperands) -> Gradients:
         q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
-        dkv = runner.empty(*dkv_shape, dtype=torch.float32).zero_()
+        dkv = runner.empty(*((buffers,) if buffers else ()), *kv.shape, dtype=torch.float32).zero_()
         dq = runner.empty(*q.shape, dtype=q.dtype)
         delta = runner.empty(*lse.shape, dtype=torch.float32)
         lengths = every if topk_length is None else topk_length.contiguous()
         with_sink = lse
         if attn_sink is not None:
             with_sink = torch.logaddexp(lse, attn_sink.to(lse.dtype).expand_as(lse))
-        whole = MlaBwdOperands(
-            readable(q),
-            readable(kv),
-            readable(dO),
-            with_sink.contiguous(),
-            readable(O),
-            indices.contiguous(),
-            lengths,
-        )
-        launch(whole, (delta, dq, dkv))
+        keys, slots = readable(kv), indices.contiguous()
+        for heads, padded, (launch, _) in parts:
+            of_part = tuple(
+                readable(padded_heads(x, heads, padded, empty))
+                for x, empty in ((q, 0.0), (dO, 0.0), (with_sink, math.inf), (O, 0.0))
+            )
+            q_part, dO_part, lse_part, O_part = of_part
+            part = MlaBwdOperands(
+                q_part, keys, dO_part, lse_part.contiguous(), O_part, slots, lengths
+            )
+            if len(parts) == 1 and padded == q.shape[1]:
+                launch(part, (delta, dq, dkv))
+                continue
+            dq_part = runner.empty(*q_part.shape, dtype=q.dtype)
+            delta_part = runner.empty(*lse_part.shape, dtype=torch.float32)
+            launch(part, (delta_part, dq_part, dkv))
+            own = heads.stop - heads.start
+            dq[:, heads], delta[:, heads] = dq_part[:, :own], delta_part[:, :own]
         if attn_sink is None:
             d_sink = runner.empty(0, dtype=torch.float32)
         else:
             d_sink = sink_backward(lse, attn_sink, delta)[1]
         if buffers:
-            dkv = dkv[0] if buffers == (1,) else dkv.sum(0)
+            dkv = dkv[0] if buffers == 1 else dkv.sum(0)
         return dq, dkv.to(dkv_dtype), d_sink
 
     return serve
+
+
+def head_parts(num_heads: int) -> list[tuple[slice, int]]:
+    """Heads of each part, and how many the kernels take for them: the rest is padding."""
+    parts = []
+    for first in range(0, num_heads, max(HEADS)):
+        heads = slice(first, min(first + max(HEADS), num_heads))
+        parts.append((heads, min(n for n in HEADS if n >= heads.stop - first)))
+    return parts
+
+
+def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
+    """Some heads of (S, H, ...), with others behind them that hold `empty`."""
+    if heads == slice(0, x.shape[1]) and padded == x.shape[1]:
+        return x
+    made = x.new_full((x.shape[0], padded, *x.shape[2:]), empty)
+    made[:, : heads.stop - heads.start] = x[:, heads]
+    return made
+
+
+class Sizes(NamedTuple):
+    """Of a call but for its heads."""
+
+    runner: Runner
+    num_queries: int
+    num_keys: int
+    topk: int
+    sm_scale: float
+
+
+class Bound(NamedTuple):
+    """Launches of some heads; buffers: dKVs that they add to, 0: one without the dimension."""
+
+    launch: Launch
+    buffers: int
+
+
+def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
+    """Of so many heads, one of HEADS."""
+    runner, num_queries, num_keys, topk, sm_scale = sizes
+    grouping = grouping_for(
+        num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
+    )
+    call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping)
+    bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_fused
+    if grouping is None:
+        return Bound(bind_small(call), 0)
+    large = bind_large(runner, grouping, deterministic=deterministic)
+    buffers = buffers_for(num_keys) if deterministic else 0
+    return Bound(bind_either(call, large, bind_small), buffers)
 
 
 def without_keys(operands: MlaBwdOperands, dkv_dtype: torch.dtype) -> Gradients:
