@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import HEADS as BWD_HEADS
@@ -68,16 +69,14 @@ _INDEXER = Features(
     dtypes=("float8_e4m3fn",),
     num_heads=OneOf((16, 32, 64)),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
-    topk=OneOf((512, 1024, 2048)),
+    topk=UpTo(max(TOPK)),
     next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
     deterministic=True,
     sorted=True,
 )
-_INDEXER_POSITIONS = replace(
-    _INDEXER, num_heads=OneOf((32, 64)), topk=OneOf((2048,)), positions=True
-)
+_INDEXER_POSITIONS = replace(_INDEXER, num_heads=OneOf((32, 64)), positions=True)
 """Of the variants that write positions: the sizes of the models that are served with them."""
-_SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"), topk=UpTo(2048))
+_SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),

@@ -22,9 +22,12 @@ THREAD = _Thread()
 def make_current(device: int) -> None:
     """Make the device's primary context this thread's, unless it has one; once a thread."""
     THREAD.has_context = True
-    driver = ctypes.CDLL("libcuda.so.1")
     context, handle = ctypes.c_void_p(), ctypes.c_int()
-    # What a call returns is not looked at: without a context the launch says what is wrong.
+    # Nothing is raised and no call's result looked at: without a context the launch says so.
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
     driver.cuCtxGetCurrent(ctypes.byref(context))
     if context.value is None:
         driver.cuDeviceGet(ctypes.byref(handle), device)

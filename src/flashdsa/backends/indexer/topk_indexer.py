@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -110,11 +111,21 @@ def launch_config(
     """How calls of these sizes are launched, at least one row; compiles or loads the kernel.
 
     Args:
+        topk: at most what the widest of the spec's kernels writes.
         requests: that the rows are of, 1 to 4 neighbouring ones each; 0: as many as rows.
     """
     key = spec, num_heads, topk, sorted, positions, rows, requests
     found: LaunchConfig | None = runner.launches.get(key)
-    if found is None:
+    if found is not None:
+        return found
+    kinds = num_heads, positions
+    widths = [plan.topk for plan in spec.plans if (plan.num_heads, plan.positions) == kinds]
+    if topk not in widths:
+        width = min(width for width in widths if width > topk)
+        wide = launch_config(spec, runner, num_heads, width, True, positions, rows, requests)
+        function = partial(_launch_wide, wide.function, runner, rows, topk, width)
+        found = wide._replace(function=function)
+    else:
         # Sorting takes so long that one kernel serves all batches.
         plan = replace(
             spec.plans[0],
@@ -126,8 +137,33 @@ def launch_config(
         )
         if rows == 2 * requests:
             found = _choose_pairs(spec, runner, plan, requests)
-        found = runner.launches[key] = found or _choose(spec, runner, plan, rows)
+        found = found or _choose(spec, runner, plan, rows)
+    runner.launches[key] = found
     return found
+
+
+def _launch_wide(
+    function: Callable[..., Any],
+    runner: Runner,
+    rows: int,
+    topk: int,
+    width: int,
+    *arguments: Any,
+) -> None:
+    """The best `topk` by a kernel that writes the best `width`, in the order of their scores.
+
+    Args:
+        arguments: of `LaunchConfig.function`.
+
+    Raises:
+        ValueError: the ids are not what calls of these sizes have; nothing is launched.
+    """
+    *operands, topk_indices, number, size = arguments
+    if topk_indices.shape != (rows, topk):
+        raise ValueError(f"topk_indices: expected shape {[rows, topk]}")
+    ids = runner.empty(rows, width, dtype=torch.int32)
+    function(*operands, ids, number, size)
+    topk_indices.copy_(ids[:, :topk])
 
 
 def _choose_pairs(
