@@ -172,6 +172,55 @@ def test_stages_and_phases_are_computed_in_dsl_only() -> None:
     assert {_name(path) for path, lines in found.items() if lines} == OWN_PHASES, found
 
 
+# What a user's process calls; commands, judges and studies set their own stage.
+LIBRARY = ("adapters", "api", "backends", "distributed", "integrations", "ops")
+# Factories of torch whose result has the default dtype, which is the caller's, or may have it.
+# `arange` of integers is int64 whatever that is.
+FACTORIES = {
+    "empty",
+    "empty_strided",
+    "eye",
+    "full",
+    "linspace",
+    "logspace",
+    "normal",
+    "ones",
+    "rand",
+    "randn",
+    "scalar_tensor",
+    "tensor",
+    "zeros",
+}
+
+
+def _factories_without_a_dtype(tree: ast.Module) -> Iterator[int]:
+    """Lines in which a tensor's dtype is left to torch's default."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if ast.unparse(node.func.value) != "torch":
+            continue
+        floats = any(isinstance(getattr(one, "value", None), float) for one in node.args)
+        depends = node.func.attr in FACTORIES or (node.func.attr == "arange" and floats)
+        if depends and "dtype" not in {one.arg for one in node.keywords}:
+            yield node.lineno
+
+
+def test_no_tensor_of_the_library_has_the_default_dtype() -> None:
+    """It belongs to the process: model code sets bf16 or fp64 while it runs."""
+    assert list(_factories_without_a_dtype(ast.parse("torch.zeros(3)\ntorch.arange(3.0)"))) == [
+        1,
+        2,
+    ]
+    library = [path for path in SOURCES if path.relative_to(ROOT / "src").parts[1] in LIBRARY]
+    found = [
+        f"{_name(path)}:{line}"
+        for path in library
+        for line in _factories_without_a_dtype(_tree(path))
+    ]
+    assert found == []
+
+
 def test_no_two_test_modules_have_the_same_name() -> None:
     """pytest imports them by it: a second one is not run."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]

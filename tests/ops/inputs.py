@@ -27,11 +27,13 @@ def attention(dtype: torch.dtype, num_queries: int = 3, seed: int = 0) -> Attent
     indices = torch.randint(-2, s_kv + 2, (num_queries, topk), generator=generator)
     indices[0] = -1
     return Attention(
-        q=torch.randn(num_queries, num_heads, d_qk, generator=generator).to(dtype),
-        kv=torch.randn(s_kv, d_qk, generator=generator).to(dtype),
+        q=torch.randn(num_queries, num_heads, d_qk, generator=generator, dtype=torch.float32).to(
+            dtype
+        ),
+        kv=torch.randn(s_kv, d_qk, generator=generator, dtype=torch.float32).to(dtype),
         indices=indices.int(),
         topk_length=torch.full((num_queries,), topk - 1, dtype=torch.int32),
-        attn_sink=torch.randn(num_heads, generator=generator),
+        attn_sink=torch.randn(num_heads, generator=generator, dtype=torch.float32),
         d_v=d_v,
     )
 
@@ -51,13 +53,19 @@ def indexer(seed: int = 0) -> Indexer:
     cache = torch.zeros(PAGES, 64, 1, 132, dtype=torch.uint8)
     pages = cache.view(PAGES, -1)
     pages[:, :8192] = (
-        torch.randn(PAGES, 8192, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+        torch.randn(PAGES, 8192, generator=generator, dtype=torch.float32)
+        .to(torch.float8_e4m3fn)
+        .view(torch.uint8)
     )
-    pages[:, 8192:].view(torch.float32).copy_(torch.rand(PAGES, 64, generator=generator))
+    pages[:, 8192:].view(torch.float32).copy_(
+        torch.rand(PAGES, 64, generator=generator, dtype=torch.float32)
+    )
     return Indexer(
-        q_index_fp8=torch.randn(2, 4, 128, generator=generator).to(torch.float8_e4m3fn),
+        q_index_fp8=torch.randn(2, 4, 128, generator=generator, dtype=torch.float32).to(
+            torch.float8_e4m3fn
+        ),
         k_index_cache_fp8=cache,
-        weights=torch.randn(2, 4, generator=generator),
+        weights=torch.randn(2, 4, generator=generator, dtype=torch.float32),
         seq_lens=torch.tensor([130, 70], dtype=torch.int32),
         block_table=torch.tensor([[3, 0, 4], [1, 2, 0]], dtype=torch.int32),
     )

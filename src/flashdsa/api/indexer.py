@@ -170,10 +170,11 @@ def compile_kernel(
         (True, (1,), 1),
         (True, (MANY_ROWS,), 1),
     ):
+        queries = torch.zeros(*rows, num_heads, INDEX_HEAD_DIM, dtype=torch.float8_e4m3fn)
         dsa_topk_indexer(
-            torch.zeros(*rows, num_heads, INDEX_HEAD_DIM, device=device).to(torch.float8_e4m3fn),
+            queries.to(device),
             page.to(device),
-            torch.zeros(*rows, num_heads, device=device),
+            torch.zeros(*rows, num_heads, dtype=torch.float32, device=device),
             torch.full(rows, PAGE_SIZE, dtype=torch.int32, device=device),
             torch.zeros(rows[0], num_pages, dtype=torch.int32, device=device),
             torch.empty(*rows, topk, dtype=torch.int32, device=device),

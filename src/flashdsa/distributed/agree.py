@@ -70,7 +70,7 @@ def agree(
             "captured; make one call with them before the capture"
         )
     channel = _Channel(group, torch.device("cpu") if on_cpu else device)
-    headers = channel.exchange(torch.tensor([_hash(text), error is not None]))
+    headers = channel.exchange(torch.tensor([_hash(text), error is not None], dtype=torch.int64))
     if (headers == headers[0]).all() and error is None:
         _agreed.add(key)
         return

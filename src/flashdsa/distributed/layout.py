@@ -138,7 +138,7 @@ class SequenceLayout:
         of_page = torch.cat([torch.arange(_pages(length)) for length in lengths])
         order = of_page.sort(descending=True, stable=True).indices
         rounds = -(-len(order) // num_ranks)
-        dealt = torch.full((rounds * num_ranks,), len(order))
+        dealt = torch.full((rounds * num_ranks,), len(order), dtype=torch.int64)
         dealt[: len(order)] = order
         dealt = dealt.view(rounds, num_ranks)
         dealt[1::2] = dealt[1::2].flip(1)
@@ -240,7 +240,7 @@ def _layout(kind: str, pages: Tensor, cu_seqlens: tuple[int, ...], mesh: Mesh) -
     """
     rank, num_ranks = _place(mesh)
     real_mesh = None if isinstance(mesh, tuple) else mesh
-    bounds = torch.tensor(cu_seqlens)
+    bounds = torch.tensor(cu_seqlens, dtype=torch.int64)
     pages_of = (bounds.diff() + PAGE_SIZE - 1) // PAGE_SIZE
     first_page = pages_of.cumsum(0) - pages_of
     document = torch.arange(len(pages_of)).repeat_interleave(pages_of)

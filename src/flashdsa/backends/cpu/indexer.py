@@ -73,7 +73,7 @@ def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
         raise ArgumentValueError(
             f"max_len: expected at least the longest of seq_lens, {longest}; got {max_len}"
         )
-    out = torch.full((len(rows), max_len), -math.inf)
+    out = torch.full((len(rows), max_len), -math.inf, dtype=torch.float32)
     every_row = list(range(len(rows)))
     for index, scores in _scores(q_index_fp8, k_index_cache_fp8, weights, rows, every_row):
         out[index, : len(scores)] = scores
@@ -137,7 +137,7 @@ def _scores(
     num_heads = q_index_fp8.shape[1]
     for group in _groups_of_same_pages(rows, wanted, num_heads):
         longest = max((rows[index] for index in group), key=lambda row: row.length)
-        scores = torch.empty(len(group), longest.length)
+        scores = torch.empty(len(group), longest.length, dtype=torch.float32)
         if longest.length:
             q = q_index_fp8[group].double()  # (rows, H, 128), exact
             w = weights[group].float()
@@ -186,7 +186,7 @@ def score(q: Tensor, weights: Tensor, keys: Tensor, scales: Tensor) -> Tensor:
     num_rows, num_heads, dim = q.shape
     dots = torch.matmul(q.reshape(-1, dim), keys)  # (rows * H, tokens)
     relu = dots.clamp_min_(0).float().view(num_rows, num_heads, -1)
-    total = torch.zeros(num_rows, relu.shape[-1])
+    total = torch.zeros(num_rows, relu.shape[-1], dtype=torch.float32)
     for head in range(num_heads):
         total += relu[:, head].mul_(weights[:, head, None])
     return total.mul_(scales)

@@ -47,7 +47,8 @@ def logits(operands: PrefillOperands) -> Tensor:
         ArgumentValueError: a range that is no range of the keys.
     """
     ranges = ranges_of(operands)
-    out = torch.full((operands.q_index.shape[0], operands.k_index.shape[0]), -math.inf)
+    shape = operands.q_index.shape[0], operands.k_index.shape[0]
+    out = torch.full(shape, -math.inf, dtype=torch.float32)
     for query, first_key, scores in _scores(operands, ranges, list(range(len(ranges)))):
         out[query, first_key : first_key + len(scores)] = scores
     return out
@@ -85,11 +86,11 @@ def _scores(
         last = max(ranges[query][1] for query in block)
         q = operands.q_index[block].double()  # (queries, H, 128), exact
         weights = operands.weights[block]
-        scores = torch.empty(len(block), last - first)
+        scores = torch.empty(len(block), last - first, dtype=torch.float32)
         for begin, end in spans(last - first, TOKEN_BLOCK):
             rows = slice(first + begin, first + end)
             keys = operands.k_index[rows].double().t()
-            scale = torch.ones(end - begin)
+            scale = torch.ones(end - begin, dtype=torch.float32)
             if operands.k_scale is not None:
                 scale = operands.k_scale[rows]
             scores[:, begin:end] = score(q, weights, keys, scale)

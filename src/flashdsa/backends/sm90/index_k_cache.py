@@ -53,7 +53,8 @@ def read(_: Runner, operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     count, num_slots = slots.shape[0], cache.shape[0] * PAGE_SIZE
     if num_slots == 0:
         fp8 = torch.zeros(count, INDEX_HEAD_DIM, dtype=torch.uint8, device=cache.device)
-        return fp8.view(torch.float8_e4m3fn), torch.zeros(count, device=cache.device)
+        scale = torch.zeros(count, dtype=torch.float32, device=cache.device)
+        return fp8.view(torch.float8_e4m3fn), scale
     keys, scales = page_views(cache)
     inside = (slots >= 0) & (slots < num_slots)
     used = torch.where(inside, slots, 0).long()
