@@ -205,6 +205,21 @@ def test_gradients_of_keys_are_added_to_the_callers_buffer(mapped: bool) -> None
         flashinfer.dsa_sparse_attention(*leaves, indices, dkv_dst_map=target)
 
 
+def test_autocast_casts_what_goes_to_the_callers_buffer_too() -> None:
+    leaves, indices, _ = _training()
+    dout = torch.randn(3, 2, 512).bfloat16()
+    found = []
+    for cast, autocast in ((torch.Tensor.bfloat16, False), (torch.Tensor.float, True)):
+        own = [x.clone().requires_grad_() for x in leaves]
+        buffer = torch.zeros(9, 576)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            out = flashinfer.dsa_sparse_attention(*map(cast, own), indices, dkv_acc=buffer)
+            out.backward(dout)
+        found.append([out, buffer, own[0].grad, own[1].grad])
+    for got, expected in zip(*found, strict=True):
+        assert torch.equal(got, expected) and got.any()
+
+
 def test_tilelangs_causal_rule_becomes_minus_one() -> None:
     indices = _int32([0, 3, 5, 8], [2, 7, -1, 6])
     got = tilelang.indices_from_tilelang(indices, _int32(3, 6), num_keys=8)

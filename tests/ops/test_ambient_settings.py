@@ -1,4 +1,4 @@
-"""torch's default dtype is the caller's: no operation computes otherwise for it."""
+"""torch's default dtype and autocast are the caller's: no operation computes otherwise for them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Cast = Callable[[Tensor], Tensor]
 """What autocast does to the operands that it casts."""
 Outputs = list[Tensor]
 BF16, FP32 = torch.bfloat16, torch.float32
+CASTING = {"sparse_mla", "sparse_mla_fwd", "attention_target", "indexer_scores", "indexer_kl_loss"}
+"""Operations whose documents say that autocast casts operands of theirs."""
 NO_RESULT = {"compile_kernel"}
 
 
@@ -296,4 +298,21 @@ def test_the_default_dtype_changes_no_bit(
     with default_dtype(dtype):
         got = _bits(run(operands, _as_it_is))
     assert got == _bits(run(operands, _as_it_is))
+    assert got or name in NO_RESULT
+
+
+@pytest.mark.usefixtures("new_calls")
+@pytest.mark.parametrize("served", [False, True], ids=["new", "served before"])
+@pytest.mark.parametrize("operands", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_autocast_casts_what_documents_say_and_changes_no_bit_else(
+    name: str, operands: torch.dtype, served: bool
+) -> None:
+    run = OPERATIONS[name]
+    if served:
+        run(operands, _as_it_is)
+    with torch.autocast("cpu", dtype=BF16):
+        got = _bits(run(operands, _as_it_is))
+    cast = Tensor.bfloat16 if name in CASTING else _as_it_is
+    assert got == _bits(run(operands, cast))
     assert got or name in NO_RESULT

@@ -16,6 +16,7 @@ from flashdsa.adapters.best import TopKTieBreak as TopKTieBreak
 from flashdsa.adapters.best import best_positions
 from flashdsa.api import lse_for_merge, lse_to_base2, mla_bwd, sparse_mla_fwd
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.ops.transforms import as_autocast_casts
 from flashdsa.problem import D_QK, D_V
 
 
@@ -258,7 +259,13 @@ def dsa_sparse_attention(
     kv = torch.cat([kv_latent, k_rope], dim=-1)
     if dkv_acc is not None:
         out, lse = _AccumulatingAttention.apply(  # type: ignore[no-untyped-call]
-            q, kv, indices, topk_length, softmax_scale, dkv_acc, dkv_dst_map
+            as_autocast_casts(q),
+            as_autocast_casts(kv),
+            indices,
+            topk_length,
+            softmax_scale,
+            dkv_acc,
+            dkv_dst_map,
         )
     else:
         if dkv_dst_map is not None:

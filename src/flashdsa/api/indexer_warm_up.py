@@ -72,7 +72,9 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
         q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, sm_scale, chunk_bytes
     )
     problem.check()
-    loss: Tensor = _DenseKl.apply(problem, q_index, k_index, weights)  # type: ignore[no-untyped-call]
+    apply: Any = _DenseKl.apply
+    with torch.autocast(q_index.device.type, enabled=False):
+        loss: Tensor = apply(problem, q_index, k_index, weights)
     return loss
 
 

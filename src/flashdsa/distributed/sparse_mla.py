@@ -36,6 +36,7 @@ from flashdsa.errors import ArgumentTypeError, ArgumentValueError, FlashDsaError
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.ops.checks import as_int32, require_tensor, scale_or_default
 from flashdsa.ops.table import SPARSE_MLA_FWD
+from flashdsa.ops.transforms import as_autocast_casts
 from flashdsa.problem import D_V
 
 GradWire = Literal["fp32", "bf16"]
@@ -214,7 +215,7 @@ def context_parallel_sparse_mla(
             save_gathered,
             options.backend,
         )
-        gathered = None if kv_gathered is None else kv_gathered.wait()
+        gathered = None if kv_gathered is None else as_autocast_casts(kv_gathered.wait())
         apply: Any = _ContextParallelSparseMla.apply
         out = apply(x.q, x.kv, x.indices, x.topk_length, x.attn_sink, gathered, call)
     return as_dtensor(out, spread)
@@ -256,8 +257,8 @@ def _operands(
         indices = layout.key_row(indices)
     length = options.topk_length
     return SparseMlaOperands(
-        q,
-        kv,
+        as_autocast_casts(q),
+        as_autocast_casts(kv),
         as_int32(indices, -1),
         None if length is None else as_int32(length, 0),
         options.attn_sink,

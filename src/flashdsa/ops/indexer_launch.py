@@ -6,6 +6,7 @@ torch's dispatcher takes 5 us of host time, the checks 15, where a launch takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.again import Serve
 from flashdsa.ops.rules import MAX_PAGES
 from flashdsa.ops.table import DSA_TOPK_INDEXER
+from flashdsa.ops.transforms import without_autocast
 from flashdsa.problem import PAGE_BYTES
 from flashdsa.settings import raw_settings
 
@@ -178,6 +180,7 @@ def serve_unchecked(operands: TopkIndexerOperands) -> None:
     sizes = {"H": queries.shape[1], "topk": ids.shape[1], "next_n": 1}
     problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False, "positions": False}, sizes)
     chosen = registry.select(problem)
-    chosen.load()(operands, sorted=False, positions=False, check=False)
+    serve = partial(chosen.load(), sorted=False, positions=False, check=False)
+    without_autocast(serve, operands)
     if chosen.launch_config:
         keep(chosen, operands, ())

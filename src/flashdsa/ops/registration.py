@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from flashdsa.ops.fakes import FAKES
 from flashdsa.ops.plain import is_plain_call
 from flashdsa.ops.spec import OpSpec, Parameters
 from flashdsa.ops.table import DSA_TOPK_INDEXER, OPERATIONS
-from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one
+from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
 from flashdsa.settings import raw_settings
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
@@ -195,19 +196,20 @@ def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Cal
     require_backend("backend", backend)
     sizes = spec.check(operands, parameters)
     chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
-    return chosen.load_prepare()(operands, **spec.passed(operands, parameters))
+    launch = chosen.load_prepare()(operands, **spec.passed(operands, parameters))
+    return partial(without_autocast, launch)
 
 
 def _implementation(spec: OpSpec) -> Callable[..., Any]:
-    """What the dispatcher calls with tensors of any device."""
+    """What the dispatcher calls with tensors of any device, under autocast among others."""
 
     def run(*arguments: Any) -> Any:
-        return serve(spec, arguments)
+        return without_autocast(serve, spec, arguments)
 
     def run_indexer(*arguments: Any) -> None:
         *operands_and_kind, _check, backend = arguments
         if not indexer_launch.launch_again(*(*operands_and_kind, backend)):
-            serve(spec, arguments)
+            run(*arguments)
 
     return run_indexer if spec is DSA_TOPK_INDEXER else run
 

@@ -20,6 +20,31 @@ _CAST = (torch.float32, torch.bfloat16, torch.float16)
 """What autocast casts; as in torch's own operations, fp64 stays as it is."""
 
 
+def without_autocast(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result where torch's own operations take their operands as they are.
+
+    Operations are computed so: autocast casts what the operation's table names, and no product on
+    the way to the results.
+    """
+    # NOTE: the guard takes 0.8 us, the question 0.1.
+    if not torch._C._is_any_autocast_enabled():
+        return function(*arguments)
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+        return function(*arguments)
+
+
+def as_autocast_casts(tensor: Tensor) -> Tensor:
+    """`tensor` as an operation gets it that autocast casts operands of; differentiable.
+
+    For functions that save such an operand beside the operation's result for their backward.
+    """
+    device = tensor.device.type
+    casts = device in AUTOCAST_DEVICES.values() and torch.is_autocast_enabled(device)
+    if not casts or tensor.dtype not in _CAST:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(device))
+
+
 def one_by_one(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """The operation under vmap: a call for each element of the batch, its results stacked."""
 
@@ -64,7 +89,6 @@ def autocast(spec: OpSpec, op: torch._ops.OpOverload, device: str) -> Callable[.
 
         count = len(spec.operands)
         operands = [cast(o.name, x) for o, x in zip(spec.operands, arguments, strict=False)]
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
-            return op(*operands, *arguments[count:])
+        return without_autocast(op, *operands, *arguments[count:])
 
     return run
