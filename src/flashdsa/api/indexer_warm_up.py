@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from flashdsa.errors import ArgumentValueError
+from flashdsa.errors import ArgumentValueError, DoubleBackwardError
+from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import (
     require_device,
     require_dtype,
@@ -62,6 +62,8 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
         sm_scale: factor of the logits; ``d ** -0.5`` by default.
         chunk_bytes: workspace for the two matrices of a chunk, about half of all that is used.
 
+    Whatever a key outside every range holds, or a query without keys or of weight 0, adds nothing.
+
     Returns:
         The loss, a scalar in fp32 (fp64 for fp64 inputs).
 
@@ -72,6 +74,7 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
         q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, sm_scale, chunk_bytes
     )
     problem.check()
+    refuse_tangents("indexer_kl_loss_dense", vars(problem).values())
     apply: Any = _DenseKl.apply
     with torch.autocast(q_index.device.type, enabled=False):
         loss: Tensor = apply(problem, q_index, k_index, weights)
@@ -132,10 +135,16 @@ class _Problem:
 
     def chunks(self) -> Iterator[slice]:
         """Queries whose two matrices of all keys fit `chunk_bytes`; at least one."""
-        bytes_per_query = 2 * max(1, len(self.k_index)) * sum_dtype(self.q.dtype).itemsize
+        bytes_per_query = 2 * max(1, len(self.k_index)) * self.logits_dtype.itemsize
         step = max(1, self.chunk_bytes // bytes_per_query)
         for first in range(0, len(self.q), step):
             yield slice(first, min(first + step, len(self.q)))
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """Of the attention's logits: fp32 holds the products of 16-bit numbers. Those of fp32
+        numbers are off by some 1e-7 of a logit there, which P shows where logits are large."""
+        return torch.float32 if self.q.dtype.itemsize == 2 else torch.float64
 
     def visible(self, rows: slice) -> Tensor:
         """Bool (queries, S_kv)."""
@@ -145,14 +154,15 @@ class _Problem:
 
     def target(self, rows: slice, visible: Tensor) -> Tensor:
         """P (queries, S_kv): the heads' attention added up, 0 where a key is not visible."""
-        dtype = sum_dtype(self.q.dtype)
+        dtype, wide = sum_dtype(self.q.dtype), self.logits_dtype
         scale = scale_or_default(self.sm_scale, self.q)
         total = torch.zeros(visible.shape, dtype=dtype, device=self.q.device)
+        shared = self.k.to(wide) if self.k.dim() == 2 else None
         for head in range(self.q.shape[1]):
-            keys = self.k if self.k.dim() == 2 else self.k[:, head]
-            s = self.q[rows, head].to(dtype) @ keys.to(dtype).T
+            keys = self.k[:, head].to(wide) if shared is None else shared
+            s = self.q[rows, head].to(wide) @ keys.T
             p = s.mul_(scale).sub_(self.lse[rows, head, None]).exp_()
-            total += p.masked_fill_(~visible, 0)
+            total += p.masked_fill_(~visible | (self.lse[rows, head, None] == math.inf), 0)
         return total
 
     def scores(self, rows: slice, visible: Tensor) -> Tensor:
@@ -166,18 +176,34 @@ class _Problem:
         return total.masked_fill_(~visible, -math.inf)
 
 
-def _gradients(problem: _Problem, rows: slice, g: Tensor, sums: list[Tensor]) -> None:
-    """Add a chunk's share of dq_index, dk_index and d_weights to `sums`, given its d_scores."""
+def _gradients(
+    problem: _Problem, rows: slice, g: Tensor, hidden: Tensor, sums: list[Tensor]
+) -> None:
+    """Add a chunk's share of dq_index, dk_index and d_weights to `sums`.
+
+    INVARIANT: a pair of a query and a key that is hidden adds 0, whatever the two hold: its z is
+    selected out, and its A, which is 0, meets finite numbers only. Of a pair that is seen a NaN is
+    in z and, by the softmax, in all of the query's g, so in A.
+
+    Args:
+        g: (queries, S_kv), gradient of the scores. hidden: bool, likewise; g is 0 there.
+    """
     dtype = g.dtype
     dq, dk, d_weights = sums
     keys = problem.k_index.to(dtype)
+    finite_keys = _finite(keys)
     for head in range(problem.q_index.shape[1]):
         q = problem.q_index[rows, head].to(dtype)
-        z = q @ keys.T
+        z = (q @ keys.T).masked_fill_(hidden, 0)
         d_weights[rows, head] = (g * z.relu()).sum(1)
-        a = (g * problem.weights[rows, head, None].to(dtype)).masked_fill_(~(z > 0), 0)
-        dq[rows, head] = a @ keys
-        dk.addmm_(a.T, q)
+        a = (g * problem.weights[rows, head, None].to(dtype)).masked_fill_(z <= 0, 0)
+        dq[rows, head] = a @ finite_keys
+        dk.addmm_(a.T, _finite(q))
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """0 in place of NaN and infinity."""
+    return tensor.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _DenseKl(torch.autograd.Function):
@@ -193,23 +219,41 @@ class _DenseKl(torch.autograd.Function):
             visible = problem.visible(rows)
             p, scores = problem.target(rows, visible), problem.scores(rows, visible)
             total = p.sum(1, dtype=torch.float64)
-            counts = (total > 0) & visible.any(1)
+            counts = (total != 0) & visible.any(1)
             weight = torch.full_like(total, 1 / len(problem.q))
             if problem.row_weight is not None:
                 weight = problem.row_weight[rows].double()
             weight = weight.masked_fill(~counts, 0)
+            hidden = ~visible | (weight == 0)[:, None]
             p /= total[:, None].masked_fill(~counts[:, None], 1).to(dtype)
             log_prediction = scores.log_softmax(1).masked_fill_(~visible, 0)
-            terms = torch.special.xlogy(p, p).sub_(p * log_prediction)
+            terms = torch.special.xlogy(p, p).sub_(p * log_prediction).masked_fill_(hidden, 0)
             loss += (terms.sum(1, dtype=torch.float64) * weight).sum()
             if wants:
                 g = log_prediction.exp_().sub_(p).mul_(weight[:, None].to(dtype))
-                _gradients(problem, rows, g.masked_fill_(~visible, 0), sums)
+                _gradients(problem, rows, g.masked_fill_(hidden, 0), hidden, sums)
         if wants:
-            ctx.save_for_backward(*(s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)))
+            gradients = (s.to(x.dtype) for s, x in zip(sums, inputs, strict=True))
+            ctx.save_for_backward(*inputs, *gradients)
         return loss.to(dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *(d_loss.to(saved.dtype) * saved for saved in ctx.saved_tensors))
+        apply: Any = _Gradients.apply
+        return (None, *apply(d_loss, *ctx.saved_tensors))
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients that the forward left behind, as functions of the inputs without a gradient."""
+
+    @staticmethod
+    def forward(_: Any, d_loss: Tensor, *inputs_and_gradients: Tensor) -> tuple[Tensor, ...]:
+        gradients = inputs_and_gradients[len(inputs_and_gradients) // 2 :]
+        return tuple(d_loss.to(one.dtype) * one for one in gradients)
+
+    @staticmethod
+    def backward(_: Any, *__: Tensor) -> Any:
+        raise DoubleBackwardError(
+            "indexer_kl_loss_dense: no gradient of a gradient is available; its backward cannot "
+            "be differentiated (create_graph=True)"
+        )

@@ -6,7 +6,7 @@ one gives torch.func.grad an error about its own insides, and forward-mode AD ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -167,17 +167,21 @@ def has_tangent(value: object) -> bool:
     )
 
 
+def refuse_tangents(name: str, values: Iterable[object]) -> None:
+    """Raise UnsupportedError where forward-mode AD wants a derivative of `name` along a value."""
+    if forward_ad._current_level >= 0 and any(has_tangent(value) for value in values):
+        raise UnsupportedError(
+            f"{name}: forward-mode AD (torch.func.jvp, jacfwd, torch.autograd.forward_ad) is not "
+            "available; reverse mode is, where an operation has a gradient"
+        )
+
+
 def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
     """What the dispatcher calls where gradients are recorded, for an operation with outputs."""
     function = _function(spec, op)
 
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
-        if forward_ad._current_level >= 0 and any(has_tangent(value) for value in arguments):
-            raise UnsupportedError(
-                f"{spec.operation}: forward-mode AD (torch.func.jvp, jacfwd, "
-                "torch.autograd.forward_ad) is not available; reverse mode is, where an "
-                "operation has a gradient"
-            )
+        refuse_tangents(spec.operation, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             with enable_single_level_autograd_function():
                 return function.apply(*arguments)

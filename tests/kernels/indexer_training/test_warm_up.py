@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
+from flashdsa.errors import DoubleBackwardError, UnsupportedError
 from flashdsa.verify.compare import compare, failures
 
 S, S_KV, HEADS, INDEX_HEADS, D = 7, 40, 3, 5, 24
@@ -128,12 +131,107 @@ def test_nothing_of_all_queries_and_all_keys_is_made() -> None:
     assert sizes[1] >= whole
 
 
-def test_a_gradient_of_a_gradient_is_an_error(seed: int) -> None:
+@pytest.mark.parametrize("weigh", [lambda loss: loss, torch.square], ids=["loss", "square"])
+def test_a_gradient_of_a_gradient_is_an_error(weigh: Callable, seed: int) -> None:
+    """Also of a gradient penalty, which would be trained without it."""
     warm = Warm(seed)
     found = [x.requires_grad_() for x in warm.index]
-    (gradient,) = torch.autograd.grad(warm.loss(*found), found[:1], create_graph=True)
-    with pytest.raises(RuntimeError):
-        gradient.sum().backward()
+    loss = weigh(warm.loss(*found))
+    (gradient,) = torch.autograd.grad(loss, found[:1], create_graph=True)
+    with pytest.raises(DoubleBackwardError, match="no gradient of a gradient"):
+        (loss + gradient.norm()).backward()
+
+
+UNSEEN = [torch.nan, torch.inf, 3e38]
+
+
+@pytest.mark.parametrize("value", UNSEEN)
+@pytest.mark.parametrize("chunk_bytes", [1, 2**28])
+def test_what_no_query_sees_reaches_nothing(chunk_bytes: int, value: float, seed: int) -> None:
+    """A key outside every range, one that is outside some, a query without keys or weight."""
+    warm = Warm(seed, torch.float32)
+    warm.key_start[:], warm.key_end[:] = 0, torch.tensor([30, 9, 0, 30, 17, 30, 1])
+    warm.row_weight[5] = 0
+    expected = [x.clone().requires_grad_() for x in warm.index]
+    warm.loss(*expected, chunk_bytes=chunk_bytes).backward()
+    q, k, weights = (x.clone() for x in warm.index)
+    q[2], q[5], k[30:], weights[2], weights[5] = (value,) * 5
+    warm.q[2], warm.q[5], warm.lse[2], warm.k[30:] = (value,) * 4
+    found = [x.requires_grad_() for x in (q, k, weights)]
+    loss = warm.loss(*found, chunk_bytes=chunk_bytes)
+    loss.backward()
+    assert loss.isfinite()
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got.grad, wanted.grad)
+        assert got.grad.any()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**28])
+def test_what_one_query_sees_reaches_no_other(chunk_bytes: int, seed: int) -> None:
+    warm = Warm(seed, torch.float32)
+    warm.key_start[:], warm.key_end[:] = 0, torch.tensor([30, 9, 30, 40, 17, 30, 1])
+    warm.index[1][35] = torch.nan
+    found = [x.clone().requires_grad_() for x in warm.index]
+    loss = warm.loss(*found, chunk_bytes=chunk_bytes)
+    loss.backward()
+    q, k, weights = (x.grad for x in found)
+    rows = [index for index in range(S) if not q[index].isfinite().all()]
+    assert rows == [index for index in range(S) if not weights[index].isfinite().all()] == [3]
+    assert loss.isnan() and k[35].isnan().all() and q[0].any()
+
+
+def test_a_nan_that_is_seen_is_never_hidden(seed: int) -> None:
+    for name in ("q", "k", "lse"):
+        warm = Warm(seed, torch.float32)
+        getattr(warm, name)[0] = torch.nan
+        assert warm.loss().isnan(), name
+
+
+@pytest.mark.parametrize("deviation", [10, 100, 1000])
+def test_fp32_with_large_logits_is_within_the_contract(deviation: float, seed: int) -> None:
+    warm = Warm(seed, torch.float32)
+    warm.q, warm.k = (x * deviation**0.5 for x in (warm.q, warm.k))
+    lse = torch.einsum("shd,td->sht", warm.q.double(), warm.k.double()) * D**-0.5
+    warm.lse = lse.masked_fill(~warm.visible[:, None], -torch.inf).logsumexp(-1).float()
+    warm.lse.masked_fill_(warm.lse == -torch.inf, torch.inf)
+    found, exact = [x.clone().requires_grad_() for x in warm.index], Warm(seed)
+    expected = [x.detach().double().requires_grad_() for x in found]
+    warm.loss(*found).backward()
+    for name in ("q", "k", "lse", "row_weight"):
+        setattr(exact, name, getattr(warm, name).double())
+    exact.loss(*expected).backward()
+    for got, wanted in zip(found, expected, strict=True):
+        error = (got.grad.double() - wanted.grad).norm() / wanted.grad.norm()
+        assert 0 < error <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["q_index", "q", "lse", "row_weight"])
+def test_forward_mode_is_an_error(name: str, seed: int) -> None:
+    """Of any operand: a tangent that is dropped would look like a derivative of 0."""
+    warm = Warm(seed)
+    operands = {"q_index": warm.index[0], "q": warm.q, "lse": warm.lse}
+    primal = operands.get(name, warm.row_weight)
+
+    def loss(value: Tensor) -> Tensor:
+        if name == "q_index":
+            return warm.loss(value, *warm.index[1:])
+        if name == "row_weight":
+            return warm.loss(row_weight=value)
+        setattr(warm, name, value)
+        return warm.loss()
+
+    with pytest.raises(UnsupportedError, match="forward-mode AD"):
+        torch.func.jvp(loss, (primal,), (torch.ones_like(primal),))
+
+
+def test_it_compiles_to_one_graph(seed: int) -> None:
+    warm = Warm(seed)
+    found, expected = ([x.clone().requires_grad_() for x in warm.index] for _ in range(2))
+    torch.compiler.reset()
+    torch.compile(warm.loss, backend="aot_eager", fullgraph=True)(*found).backward()
+    warm.loss(*expected).backward()
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got.grad, wanted.grad)
 
 
 WRONG = [
