@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import require_dtype, require_shape, require_tensor
 
 
@@ -22,6 +23,9 @@ def merge_attention(
     its O holds; where no part has a key, O = 0 and lse = +inf. Parts are to be computed without a
     sink; it scales the merged O.
 
+    It has no gradient: the parts' weights are functions of lse, which `sparse_mla_fwd` returns
+    without one. Call it under `torch.no_grad()`, or let one `sparse_mla` attend to all keys.
+
     Args:
         outs: P tensors (S, H, d_v), or one (P, S, H, d_v); any floating dtype.
         lses: P tensors (S, H), or one (P, S, H); fp32, or fp64; natural logarithms.
@@ -31,6 +35,7 @@ def merge_attention(
 
     Raises:
         TypeError, ValueError: a wrong argument.
+        NotImplementedError: a gradient is asked for.
     """
     out_parts, lse_parts = _parts("outs", outs), _parts("lses", lses)
     if not out_parts or len(out_parts) != len(lse_parts):
@@ -43,6 +48,7 @@ def merge_attention(
         require_dtype("outs", out, out_parts[0].dtype)
         require_shape("outs", out, out_parts[0].shape, "of the first part")
         require_shape("lses", lse, out.shape[:-1], "[S, H], that of outs without d_v,")
+    _refuse_gradients([*out_parts, *lse_parts])
     wide = torch.float64 if torch.float64 in (out.dtype, lse.dtype) else torch.float32
     logs = torch.stack(lse_parts).to(wide)
     logs = logs.masked_fill(logs == math.inf, -math.inf)
@@ -60,6 +66,17 @@ def merge_attention(
     merged = merged / total.masked_fill(empty, 1)[..., None]
     lse = (top + total.log()).masked_fill(empty, math.inf)
     return merged.to(out_parts[0].dtype), lse.to(lse_parts[0].dtype)
+
+
+def _refuse_gradients(parts: Sequence[Tensor]) -> None:
+    """Raise UnsupportedError where autograd would record the call, or wants a tangent."""
+    refuse_tangents("merge_attention", parts)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+        raise UnsupportedError(
+            "merge_attention: no gradient is available, since the parts' weights are functions of "
+            "lse, which has none; call it under torch.no_grad(), or attend to all keys by one "
+            "sparse_mla"
+        )
 
 
 def _parts(name: str, values: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.errors import UnsupportedError
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 
 
@@ -48,6 +49,29 @@ def test_an_empty_part_weighs_nothing_whatever_its_o_holds() -> None:
     assert torch.equal(merged, full) and torch.equal(merged_lse, lse)
     merged, merged_lse = flashdsa.merge_attention([empty, empty], [no_key, no_key])
     assert not merged.any() and (merged_lse == math.inf).all()
+
+
+def test_a_gradient_is_refused_and_never_a_part_of_one() -> None:
+    """The weights' share of it would be missing: lse has no gradient."""
+    q = torch.randn(2, 2, 24, requires_grad=True)
+    kv, slots = torch.randn(8, 24), torch.arange(8, dtype=torch.int32).expand(2, 8)
+    halves = [
+        flashdsa.sparse_mla_fwd(q, kv, half.contiguous(), d_v=16) for half in slots.split(4, dim=1)
+    ]
+    outs, lses = zip(*halves, strict=True)
+    message = r"merge_attention: no gradient .* torch.no_grad\(\)"
+    with pytest.raises(UnsupportedError, match=message):
+        flashdsa.merge_attention(outs, lses)
+    plain = [out.detach() for out in outs]
+    with pytest.raises(UnsupportedError, match=message):
+        flashdsa.merge_attention(plain, [lse.clone().requires_grad_() for lse in lses])
+    with pytest.raises(UnsupportedError, match=message):
+        torch.func.grad(lambda out: flashdsa.merge_attention([out, plain[1]], lses)[0].sum())(
+            plain[0]
+        )
+    with torch.no_grad():
+        merged, _ = flashdsa.merge_attention(outs, lses)
+    assert torch.equal(merged, flashdsa.merge_attention(plain, lses)[0])
 
 
 def test_stacked_parts_and_bf16() -> None:
