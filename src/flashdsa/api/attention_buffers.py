@@ -10,6 +10,7 @@ from torch import Tensor
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import (
     drop_kv_head,
     kv_rows,
@@ -54,6 +55,7 @@ def prepare_sparse_mla_fwd(
     """
     operands = SparseMlaOutOperands(q, kv, indices, out, lse, max_logits, topk_length, attn_sink)
     SPARSE_MLA_FWD_OUT.require_tensors(operands)
+    refuse_gradients(operands.inputs)
     for name, tensor in operands._asdict().items():
         if tensor is not None:
             _require_usable_as_is(name, tensor)
@@ -61,7 +63,6 @@ def prepare_sparse_mla_fwd(
         kv=kv_rows("kv", kv),
         indices=drop_kv_head("indices", indices, "[S, topk] or [S, 1, topk]"),
     )
-    refuse_gradients(operands.inputs)
     return prepare(SPARSE_MLA_FWD_OUT, operands, backend, sm_scale=scale_or_default(sm_scale, q))
 
 
@@ -87,7 +88,8 @@ def buffers_for(
 
 
 def refuse_gradients(x: SparseMlaOperands) -> None:
-    """Raise UnsupportedError where autograd would record the call."""
+    """Raise UnsupportedError where autograd would record the call, or wants a tangent."""
+    refuse_tangents("sparse_mla_fwd", x)
     if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in x):
         raise UnsupportedError(
             "sparse_mla_fwd: results in the caller's buffers have no gradient; leave out and lse "

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flashdsa.backends.packed_rows import is_packed, pack, unpack
 from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import (
     require_device,
     require_dtype,
@@ -58,6 +59,7 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
         TypeError, ValueError: a wrong argument.
     """
     power_of_two = _is_power_of_two(scale)
+    refuse_tangents("write_kv_cache", (kv,))
     rows, pages = _rows(kv), _pages(cache)
     require_device("cache", cache, kv.device, "kv")
     _check_slots(slots, rows)

@@ -14,6 +14,7 @@ from flashdsa.operands import (
     IndexKOperands,
     IndexQOperands,
 )
+from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import require_dtype, require_tensor
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import (
@@ -83,6 +84,7 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     if scale not in ("ue8m0", "fp32"):
         error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
         raise error(f'scale: expected "ue8m0" or "fp32"; got {scale!r}')
+    refuse_tangents("fake_quantize_index", (x,))
     rounded: Tensor = _FakeQuantize.apply(x, scale == "ue8m0")  # type: ignore[no-untyped-call]
     return rounded
 
