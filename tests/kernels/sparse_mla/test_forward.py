@@ -91,6 +91,32 @@ def test_a_valid_slot_s_nan_reaches_the_queries_that_name_it_and_no_other(backen
     assert not naming.all()
 
 
+@pytest.mark.parametrize("sink", [None, "finite"])
+def test_logits_of_minus_infinity_are_no_invalid_slots(backend, device, seed, sink):
+    """On the CPU; GPU kernels mark invalid slots by them. Other heads and queries see nothing."""
+    case = SparseMlaCase("-inf", 4, 30, 16, 20, attn_sink=sink)
+    inputs = make_sparse_mla_inputs(case, seed, device)
+    inputs.kv[:, 0] = inputs.kv[:, 0].abs() + 1
+    inputs.indices.clamp_(0, 29)
+    expected = forward(inputs, backend)
+    inputs.q[1, 3, 0] = -torch.inf
+    options = {**inputs.options, "d_v": case.d_v}
+    given = inputs.q, inputs.kv, inputs.indices
+    *got, largest = flashdsa.sparse_mla_fwd(
+        *given, **options, return_max_logits=True, backend=backend
+    )
+    for value, other, wanted in zip(
+        got, expected, reference.sparse_mla_fwd(*given, **options), strict=True
+    ):
+        row = wanted[1, 3].to(value)
+        if backend != "cpu":
+            row = torch.zeros_like(row) if value.dim() == 3 else torch.full_like(row, torch.inf)
+        torch.testing.assert_close(value[1, 3], row, equal_nan=True)
+        other[1, 3] = value[1, 3]
+        torch.testing.assert_close(value, other, rtol=2**-7, atol=2e-3, equal_nan=True)
+    assert largest[1, 3] == -torch.inf and largest.isfinite().sum() == largest.numel() - 1
+
+
 def test_the_order_of_slots_does_not_matter_beyond_rounding(backend, device, seed):
     inputs = make_sparse_mla_inputs(SparseMlaCase("order", 3, 200, 16, 150), seed, device)
     order = torch.randperm(150, generator=torch.Generator().manual_seed(seed)).to(device)

@@ -56,7 +56,7 @@ def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
     for tile in query_tiles(num_queries, topk, bytes_per_key):
         rows = slice(tile.first, tile.last)
-        acc, row_max, row_sum = _attend(
+        acc, row_max, row_sum, empty = _attend(
             q[rows].to(dtype),
             kv,
             indices[rows],
@@ -65,8 +65,7 @@ def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
             None if topk_length is None else topk_length[rows],
             tile,
         )
-        empty = row_sum == 0
-        tile_lse = row_max + row_sum.log()  # float64; -inf where the row is empty
+        tile_lse = row_max + row_sum.log()  # float64; -inf where every logit is
         acc /= row_sum.masked_fill(empty, 1)[..., None].to(dtype)
         if attn_sink is not None:
             kept = torch.sigmoid(tile_lse - attn_sink).masked_fill(empty, 0)
@@ -95,20 +94,26 @@ def _attend(
     sm_scale: float,
     topk_length: Tensor | None,
     tile: QueryTile,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile, and
+    which queries have no valid slot (queries, 1).
 
     Maximum and sum are float64: a maximum rounded to fp32 would shift logits computed in float64.
+    They do not tell a query without a valid slot from one whose logits are all -inf.
     """
     queries, num_heads, _ = q.shape
     row_max = q.new_full((queries, num_heads), -math.inf, dtype=torch.float64)
     row_sum = torch.zeros_like(row_max)
     acc = q.new_zeros(queries, num_heads, d_v)
+    empty = torch.ones(queries, 1, dtype=torch.bool)
     for first, last in spans(indices.shape[1], tile.k_block):
         gathered = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
         s = logits(q, gathered.rows.transpose(1, 2), sm_scale)  # (queries, H, keys)
-        if gathered.valid is not None:
+        if gathered.valid is None:
+            empty.fill_(False)
+        else:
             s.masked_fill_(~gathered.valid[:, None], -math.inf)
+            empty &= ~gathered.valid.any(1, keepdim=True)
         new_max = torch.maximum(row_max, s.amax(-1).double())
         # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp(-inf) = 0.
         shift = new_max.masked_fill(new_max == -math.inf, 0)
@@ -117,7 +122,7 @@ def _attend(
         row_sum = row_sum * rescale + p.sum(-1)
         acc = acc.mul_(rescale[..., None].to(q.dtype)).baddbmm_(p, gathered.rows[..., :d_v])
         row_max = new_max
-    return acc, row_max, row_sum
+    return acc, row_max, row_sum, empty
 
 
 def backward(
