@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.packed_rows import next_power_of_two
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.operands import (
     CacheReadOperands,
@@ -70,7 +71,7 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
             is (what `quantize_index_k` does).
 
     Returns:
-        x's shape and dtype.
+        x's shape and dtype; NaN throughout a vector that holds NaN or infinity.
 
     Raises:
         TypeError, ValueError: a wrong argument.
@@ -97,8 +98,7 @@ class _FakeQuantize(torch.autograd.Function):
         wide = x.float()
         factor = wide.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX) / E4M3_MAX
         if power_of_two:
-            mantissa, exponent = torch.frexp(factor)  # in [0.5, 1) * 2^exponent
-            factor = torch.ldexp(torch.ones_like(factor), exponent - (mantissa == 0.5).int())
+            factor = next_power_of_two(factor)
         return ((wide / factor).to(torch.float8_e4m3fn).float() * factor).to(x.dtype)
 
     @staticmethod

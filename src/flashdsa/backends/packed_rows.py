@@ -25,9 +25,7 @@ def pack(kv: Tensor, *, power_of_two: bool) -> Tensor:
     groups = kv[:, :D_V].float().unflatten(1, (-1, KV_GROUP))
     scale = groups.abs().amax(-1).clamp_min(MIN_AMAX) / E4M3_MAX
     if power_of_two:
-        fraction, exponent = torch.frexp(scale)  # fraction in [0.5, 1); NaN stays NaN
-        exponent = exponent - (fraction == 0.5).to(exponent.dtype)
-        scale = torch.where(scale.isfinite(), torch.ldexp(torch.ones_like(scale), exponent), scale)
+        scale = next_power_of_two(scale)
     latent = (groups / scale[..., None]).to(torch.float8_e4m3fn)
     rope = kv[:, D_V:].to(torch.bfloat16)
     return torch.cat(
@@ -38,6 +36,16 @@ def pack(kv: Tensor, *, power_of_two: bool) -> Tensor:
         ],
         dim=1,
     )
+
+
+def next_power_of_two(scale: Tensor) -> Tensor:
+    """The least power of two that is not below each of `scale`: fp32, positive, no subnormals.
+
+    NaN and infinity stay.
+    """
+    # A significand above 1.0 carries into the exponent.
+    rounded = (scale.view(torch.int32) + (2**23 - 1)) & (0xFF << 23)
+    return torch.where(scale.isfinite(), rounded.view(torch.float32), scale)
 
 
 def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:

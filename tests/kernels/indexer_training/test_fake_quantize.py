@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import flashdsa
+from flashdsa.backends.packed_rows import next_power_of_two
 
 
 def test_fp32_scales_give_what_the_cache_holds(seed: int) -> None:
@@ -26,6 +27,32 @@ def test_power_of_two_scales_are_exact_in_bf16_and_use_the_range(seed: int) -> N
     assert float(wide[1, 0]) == 448 * 4
     error = ((wide - x).norm(dim=1) / x.norm(dim=1))[40:]
     assert float(error.max()) < 0.04  # e4m3 has 3 bits of mantissa: at most 1/16 a number
+
+
+@pytest.mark.parametrize("scale", ["ue8m0", "fp32"])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_is_seen_as_the_cache_shows_it(value: float, scale: str) -> None:
+    x = torch.ones(3, 128)
+    x[1, 5] = value
+    x.requires_grad_()
+    out = flashdsa.fake_quantize_index(x, scale=scale)
+    fp8, scales = flashdsa.quantize_index_k(x.detach())
+    cached = fp8.float() * scales[:, None]
+    assert torch.equal(out.isnan(), cached.isnan()) and out[1].isnan().all()
+    assert torch.equal(out[::2].isfinite(), torch.ones(2, 128, dtype=torch.bool))
+    out.sum().backward()
+    assert x.grad is not None and (x.grad == 1).all()
+
+
+def test_scales_are_rounded_up_to_powers_of_two() -> None:
+    exponent = torch.arange(-22, 121)
+    power = torch.full((143,), 2.0, dtype=torch.float64).pow(exponent).float()
+    above, below = power.nextafter(2 * power), power.nextafter(power / 2)
+    assert torch.equal(next_power_of_two(power), power)
+    assert torch.equal(next_power_of_two(above), 2 * power)
+    assert torch.equal(next_power_of_two(below), power)
+    kept = torch.tensor([torch.inf, torch.nan])
+    torch.testing.assert_close(next_power_of_two(kept), kept, equal_nan=True)
 
 
 def test_the_gradient_passes_straight_through(seed: int) -> None:
