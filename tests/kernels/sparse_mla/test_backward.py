@@ -170,3 +170,23 @@ def test_gradients_sum_the_queries_that_share_a_row(backend, device, seed):
     assert failures(check_backward(inputs, backend)) == []
     named = reference.valid_slots(inputs.indices, 5)
     assert max(sum(row == r for rows in named for row in rows) for r in range(5)) > 60
+
+
+@pytest.mark.parametrize("logit_scale", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("topk", [1, 7, 64])
+@pytest.mark.parametrize(("queries", "heads"), [(1, 1), (3, 8)])
+def test_dq_of_fp32_queries_with_one_key_is_what_fp32_rounds(queries, heads, topk, logit_scale):
+    """It is exactly 0: P (dP - delta), of two sums of products that are the same number."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        q = logit_scale * torch.randn(queries, heads, 576, generator=generator)
+        kv, dO = torch.randn(20, 576, generator=generator), torch.randn_like(q[..., :512])
+        row = torch.randint(0, 20, (queries,), generator=generator, dtype=torch.int32)
+        indices = row[:, None].expand(-1, topk).contiguous()
+        O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="cpu")
+        dq, _ = flashdsa.mla_bwd(q, kv, dO, lse, O, indices, backend="cpu")
+        keys = kv[row.long()].double().abs()
+        size = torch.einsum("shd,sd->sh", dO.double().abs(), keys[:, :512])
+        size = (size + (dO.double() * O).abs().sum(-1)) * 576**-0.5
+        summed = size[..., None] * keys[:, None]
+        assert dq.double().norm() <= 2**-22 * summed.norm()
