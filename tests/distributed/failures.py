@@ -149,4 +149,5 @@ def check_a_dead_rank() -> None:
         os._exit(DEAD)
     started = time.monotonic()
     require_error(_attend, RuntimeError)
+    require_error(lambda: _attend(grad_wire="fp8"), ValueError, "grad_wire")  # its own, if it can
     assert time.monotonic() - started < 30

@@ -90,16 +90,24 @@ def check_ranks_that_differ_on_gpus() -> None:
     device, rank = _device(), dist.get_rank()
     ranks = list(range(dist.get_world_size()))
     for group in (dist.group.WORLD, dist.new_group(ranks, backend="nccl")):
-        rows = 128 if rank == 1 else 64
-        require_error(
-            lambda n=rows, at=group: gather_latents(torch.zeros(n, 8, device=device), at),
-            ValueError,
-            "kv_local: float32 [64, 8] on cuda on rank 0, float32 [128, 8] on cuda on rank 1",
-        )
         one = torch.full((64, 8), float(rank), device=device)
-        for _ in range(2):  # NCCL alone: the second one compares nothing
-            found = gather_latents(one, group)
-            assert isinstance(found, Tensor) and torch.equal(found[64], one[0] * 0 + 1)
+        for _ in range(2):
+            for number in (64, 128):  # both are known to both ranks, then
+                found = gather_latents(one[:1].expand(number, 8), group)
+                assert isinstance(found, Tensor) and torch.equal(found[number], one[0] * 0 + 1)
+            rows = 128 if rank == 1 else 64
+            require_error(
+                lambda n=rows, at=group: gather_latents(torch.zeros(n, 8, device=device), at),
+                ValueError,
+                "kv_local: float32 [64, 8] on cuda on rank 0, float32 [128, 8] on cuda on rank 1",
+            )
+            wrong = torch.zeros(64, 8, device=device if rank == 0 else "cpu")
+            if group is not dist.group.WORLD:
+                require_error(
+                    lambda at=group, x=wrong: gather_latents(x, at),  # type: ignore[misc]
+                    ValueError,
+                    "kv_local: expected a device that the group communicates",
+                )
     gloo = dist.new_group(ranks, backend="gloo")
     require_error(
         lambda: context_parallel_sparse_mla(
@@ -118,8 +126,8 @@ def check_ranks_that_differ_on_gpus() -> None:
 class _Decode:
     """A cache spread over the ranks, and what one GPU with all of it gives."""
 
-    def __init__(self) -> None:
-        device, self.group, rank = _device(), dist.group.WORLD, dist.get_rank()
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        device, self.group, rank = _device(), group or dist.group.WORLD, dist.get_rank()
         size, lengths = dist.get_world_size(), torch.tensor([0, 64, 3000, 5000])
         pages = -(-int(lengths.max()) // 64)
         pages += -pages % size
@@ -160,11 +168,14 @@ def check_decode_on_gpus() -> None:
 
 
 def check_decode_in_a_graph() -> None:
-    x = _Decode()
-    out = x.run()[1]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        captured = x.run()[1]
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(captured, out)
+    """With a backend for the CPU, and with NCCL alone."""
+    nccl = dist.new_group(list(range(dist.get_world_size())), backend="nccl")
+    for group in (dist.group.WORLD, nccl):
+        x = _Decode(group)
+        out = x.run()[1]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            captured = x.run()[1]
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, out)

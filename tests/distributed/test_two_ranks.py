@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import checks, decoding, demo_training, failures, indexer_training
+from tests.distributed import (
+    checks,
+    decoding,
+    demo_training,
+    disagreements,
+    failures,
+    indexer_training,
+)
 from tests.distributed.ranks import run_ranks
 
 
@@ -32,6 +39,11 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_errors,
             demo_training.check_demo_trains_as_one_process,
             indexer_training.check_targets_of_two_ranks,
+            disagreements.check_ranks_that_differ_behind_good_calls,
+            disagreements.check_wrong_arguments_of_decode,
+            disagreements.check_wrong_arguments_of_the_rest,
+            disagreements.check_a_channel_of_its_own,
+            disagreements.check_a_restarted_peer,
             failures.check_ranks_that_differ,
             failures.check_an_error_of_one_rank,
             failures.check_meshes,

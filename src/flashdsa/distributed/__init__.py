@@ -10,13 +10,9 @@ from flashdsa.distributed.decode import (
     local_slots,
 )
 from flashdsa.distributed.indexer import context_parallel_topk_indexer
+from flashdsa.distributed.latents import GatheredLatents, gather_latents
 from flashdsa.distributed.layout import SequenceLayout
-from flashdsa.distributed.sparse_mla import (
-    AttentionOptions,
-    GatheredLatents,
-    context_parallel_sparse_mla,
-    gather_latents,
-)
+from flashdsa.distributed.sparse_mla import AttentionOptions, context_parallel_sparse_mla
 from flashdsa.distributed.style import ContextParallelSparseMLA
 
 __all__ = [

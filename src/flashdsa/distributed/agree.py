@@ -1,97 +1,110 @@
 """Ranks agree on a call before its first collective, or all of them raise.
 
 Collectives whose ranks differ in sizes do not fail: they hang, corrupt memory or end the process.
-So every rank first sends 16 bytes: a hash of what the call is, and whether it found its own
-arguments wrong. Where these differ, descriptions of a fixed size follow, and each rank raises the
-same error.
+So every rank first sends 16 bytes: a hash of what the call is, and whether it failed here. Where
+these differ, descriptions of a fixed size follow, and each rank raises.
+
+INVARIANT: every rank sends in every call. Nothing that a rank has seen before lets it leave out an
+exchange that another one waits for.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from flashdsa.distributed.collectives import all_gather
-from flashdsa.distributed.group import Group, device_of_group, serves
+from flashdsa.distributed.channel import CPU, exchange
 from flashdsa.errors import ArgumentValueError, FlashDsaError
-from flashdsa.settings import Settings
 
 DESCRIPTION_BYTES = 2048
 ERROR_KEY = "error"
-_agreed: set[tuple[str, str]] = set()
-"""(group, description) of calls that need no exchange again."""
+
+
+@contextmanager
+def agreement(
+    group: dist.ProcessGroup, like: object, operation: str, **names: str
+) -> Iterator[dict[str, str]]:
+    """Everything of a call that may fail on one rank alone runs inside; at its end ranks `agree`.
+
+    Yields the description, to be filled. An error of the block, of whatever kind, is told to the
+    other ranks, and raised.
+
+    Args:
+        like: as for `agree`.
+        operation: name of the public function.
+        names: what it calls the arguments of operations that run inside: ``kv="kv_local"``.
+    """
+    description = {"operation": operation}
+    error: Exception | None = None
+    try:
+        yield description
+    except FlashDsaError as found:
+        name, colon, rest = str(found).partition(":")
+        error = type(found)(names[name] + colon + rest) if name in names else found
+    except Exception as found:
+        error = found
+    agree(group, like, description, error)
 
 
 def agree(
     group: dist.ProcessGroup,
     like: object,
     description: Mapping[str, str],
-    error: FlashDsaError | None = None,
-    *,
-    once: bool = False,
+    error: Exception | None = None,
 ) -> None:
     """Return where every rank of `group` calls with the same `description` and no error.
 
-    The exchange runs on the CPU where the group has a backend for it, in every call; no GPU waits.
-    Otherwise (NCCL alone) it makes the host wait for the GPU, and is made once for a description;
-    with FLASHDSA_CHECK=1 in every call.
+    The exchange runs on the CPU: no GPU waits, and a CUDA graph may be captured meanwhile.
 
     Args:
-        like: a tensor of the call, whose device says where the exchange may run (if it is none,
-            the argument is wrong, and `error` says so).
+        like: a tensor of the call: ranks that compute with fake ones exchange nothing.
         description: what must be the same on all ranks, by names that the error message uses.
-        error: what this rank found wrong with its own arguments.
-        once: once for a description on the CPU too, for calls of microseconds.
+        error: what failed on this rank: it is wrong arguments, as a rule.
 
     Raises:
-        FlashDsaError: this rank's own `error`.
+        Exception: this rank's own `error`.
         ArgumentValueError: another rank's error, or what differs, with ranks and values.
+        RuntimeError: torch's, where another rank died, or did not come in the group's timeout.
     """
     if group.size() == 1 or isinstance(like, FakeTensor):
         if error is not None:
             raise error
         return
-    text = json.dumps(description, sort_keys=True)
-    device = like.device if isinstance(like, Tensor) else device_of_group(group)
-    on_cpu = device.type == "cpu" or serves(group, "cpu")
-    key = (group.group_name, text)
-    again = on_cpu and not once
-    if not again and error is None and key in _agreed and not Settings.from_environment().check:
-        return
-    if not on_cpu and torch.cuda.is_current_stream_capturing():
-        raise ArgumentValueError(
-            "context parallelism: these shapes or options are new, and a CUDA graph is being "
-            "captured; make one call with them before the capture"
-        )
-    channel = _Channel(group, torch.device("cpu") if on_cpu else device)
-    headers = channel.exchange(torch.tensor([_hash(text), error is not None], dtype=torch.int64))
-    if (headers == headers[0]).all() and error is None:
-        _agreed.add(key)
-        return
-    if error is not None:
-        text = json.dumps({ERROR_KEY: str(error)})
-    descriptions = [_unpacked(row) for row in channel.exchange(_packed(text))]
+    try:
+        disagreement = _compare(group, description, error)
+    except RuntimeError as failure:  # a rank that died, or does not come
+        raise error or failure from None
     if error is not None:
         raise error
-    raise ArgumentValueError(_disagreement(descriptions))
+    if disagreement:
+        raise ArgumentValueError(f"context parallelism: {disagreement}")
 
 
-class _Channel:
-    """Exchanges small host tensors of a fixed size over a group."""
+def _compare(
+    group: dist.ProcessGroup, description: Mapping[str, str], error: Exception | None
+) -> str:
+    """What another rank found wrong, or what differs; nothing where all ranks agree."""
+    text = json.dumps(description, sort_keys=True)
+    header = torch.tensor([_hash(text), error is not None], dtype=torch.int64, device=CPU)
+    headers = exchange(header, group)
+    if error is None and bool((headers == headers[0]).all()):
+        return ""
+    if error is not None:
+        text = json.dumps({ERROR_KEY: _told(error)})
+    return _disagreement([_unpacked(row) for row in exchange(_packed(text), group)])
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group = Group(group.group_name, group.size(), group.rank())
-        self._device = device
 
-    def exchange(self, mine: Tensor) -> Tensor:
-        """mine [n] -> [ranks, n], on the host."""
-        return all_gather(mine.to(self._device)[None], self._group).cpu()
+def _told(error: Exception) -> str:
+    """What other ranks hear of it."""
+    kind = "" if isinstance(error, FlashDsaError) else f"{type(error).__name__}: "
+    return kind + str(error)
 
 
 def _hash(text: str) -> int:
@@ -102,7 +115,8 @@ def _hash(text: str) -> int:
 def _packed(text: str) -> Tensor:
     """uint8 [DESCRIPTION_BYTES]: what is longer is cut off, what is shorter ends in zeros."""
     encoded = text.encode()[:DESCRIPTION_BYTES]
-    return torch.frombuffer(bytearray(encoded.ljust(DESCRIPTION_BYTES, b"\0")), dtype=torch.uint8)
+    padded = encoded.ljust(DESCRIPTION_BYTES, b"\0")
+    return torch.tensor(list(padded), dtype=torch.uint8, device=CPU)
 
 
 def _unpacked(row: Tensor) -> dict[str, str]:
@@ -122,7 +136,7 @@ def _disagreement(descriptions: list[dict[str, str]]) -> str:
         if ERROR_KEY in found
     ]
     if wrong:
-        return f"context parallelism: wrong arguments on another rank: {'; '.join(wrong)}"
+        return f"wrong arguments on another rank: {'; '.join(wrong)}"
     names = dict.fromkeys(name for found in descriptions for name in found)
     lines = []
     for name in names:
@@ -132,7 +146,7 @@ def _disagreement(descriptions: list[dict[str, str]]) -> str:
         if len(ranks_of) > 1:
             values = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_of.items())
             lines.append(f"{name}: {values}")
-    return f"context parallelism: ranks must agree, but differ in {'; '.join(lines)}"
+    return f"ranks must agree, but differ in {'; '.join(lines)}"
 
 
 def _ranks(ranks: list[int]) -> str:

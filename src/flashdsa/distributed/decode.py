@@ -11,14 +11,18 @@ import math
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.api import indexer_logits, merge_attention, sparse_mla_fwd, topk_indices
-from flashdsa.distributed.agree import agree
+from flashdsa.backends.catalog import registry
+from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_gather, all_to_all
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
-from flashdsa.errors import FlashDsaError
+from flashdsa.errors import ArgumentValueError
+from flashdsa.operands import IndexerOperands, SparseMlaOperands
 from flashdsa.ops.checks import (
     INT32_MAX,
     require_backend,
@@ -27,15 +31,24 @@ from flashdsa.ops.checks import (
     require_rank,
     require_shape,
     require_tensor,
+    scale_or_default,
 )
+from flashdsa.ops.table import SPARSE_MLA_FWD
 from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
-
-Facts = dict[str, str]
 
 
 def local_seq_lens(seq_lens: Tensor, mesh: DeviceMesh | dist.ProcessGroup) -> Tensor:
-    """Tokens of each request on this rank, of `seq_lens` (B,) int32 or int64 in all; same dtype."""
+    """Tokens of each request on this rank, of `seq_lens` (B,) int32 or int64 in all; same dtype.
+
+    Raises:
+        TypeError, ValueError: a wrong argument; where values are checked (on the CPU, or with
+            FLASHDSA_CHECK=1), a negative length.
+    """
     group = group_of(mesh)
+    require_tensor("seq_lens", seq_lens)
+    require_dtype("seq_lens", seq_lens, torch.int32, torch.int64)
+    if _are_checked(seq_lens) and bool((seq_lens < 0).any()):
+        raise ArgumentValueError(f"seq_lens: expected values >= 0; got {int(seq_lens.min())}")
     full = seq_lens // PAGE_SIZE
     pages = (full - group.rank + group.size - 1) // group.size
     last = (full % group.size == group.rank) * (seq_lens % PAGE_SIZE)
@@ -63,6 +76,13 @@ def local_slots(
     return torch.where(mine, slots, -1).int()
 
 
+def _are_checked(values: Tensor) -> bool:
+    """Whether the host reads them."""
+    if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
+        return False
+    return values.device.type == "cpu" or values_are_checked()
+
+
 def decode_topk_indexer(
     q_index_fp8: Tensor,
     k_index_cache_local: Tensor,
@@ -77,8 +97,7 @@ def decode_topk_indexer(
     """The tokens that `flashdsa.dsa_topk_indexer` selects of a cache that is spread over ranks.
 
     Every rank ranks its own keys; the best of each, 8 bytes a candidate, are exchanged and ranked
-    again: exact, ties by the smallest token. Every rank gets the same result. Shapes are compared
-    once for each of them.
+    again: exact, ties by the smallest token. Every rank gets the same result.
 
     Args:
         q_index_fp8: (B, H, 128) float8_e4m3fn, the same on every rank.
@@ -96,39 +115,41 @@ def decode_topk_indexer(
         slots of this rank's cache.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as for `context_parallel_topk_indexer`.
+        TypeError, ValueError: as for `context_parallel_topk_indexer`, and where values are checked
+            (on the CPU, or with FLASHDSA_CHECK=1) a negative length, a table too narrow for its
+            length, a page id outside the cache.
+        NotImplementedError: no implementation serves the call.
     """
     group = group_of(mesh)
-    error: FlashDsaError | None = None
-    facts: Facts = {"operation": "decode_topk_indexer", "topk": str(topk), "backend": str(backend)}
-    try:
+    with agreement(
+        process_group(mesh),
+        q_index_fp8,
+        "decode_topk_indexer",
+        k_index_cache_fp8="k_index_cache_local",
+        block_table="block_table_local",
+    ) as facts:
         require_positive("topk", topk)
         require_backend("backend", backend)
-        named = {"q_index_fp8": q_index_fp8, "weights": weights, "seq_lens": seq_lens}
-        for name, value in named.items():
+        facts |= {"topk": str(topk), "backend": backend}
+        alike = {"q_index_fp8": q_index_fp8, "weights": weights, "seq_lens": seq_lens}
+        for name, value in alike.items():
             require_tensor(name, value)
             facts[name] = describe(value)
-        require_tensor("block_table_local", block_table_local)
-        require_rank("block_table_local", block_table_local, (2,), "[B, max_pages]")
         require_tensor("k_index_cache_local", k_index_cache_local)
         require_device_of_group(
             "k_index_cache_local", k_index_cache_local.device, process_group(mesh)
         )
-    except FlashDsaError as found:
-        error = found
-    agree(process_group(mesh), q_index_fp8, facts, error, once=True)
-    lengths = local_seq_lens(seq_lens, mesh).int()
-    width = block_table_local.shape[1] * PAGE_SIZE
-    scores = indexer_logits(
-        q_index_fp8,
-        k_index_cache_local,
-        weights,
-        lengths,
-        block_table_local,
-        width,
-        backend=backend,
-    )
-    local = topk_indices(scores, lengths, topk, backend=backend)
+        require_tensor("block_table_local", block_table_local)
+        require_rank("block_table_local", block_table_local, (2,), "[B, max_pages]")
+        x = IndexerOperands(
+            q_index_fp8,
+            k_index_cache_local,
+            weights,
+            local_seq_lens(seq_lens, mesh).int(),
+            block_table_local,
+        )
+        scores = indexer_logits(*x, x.block_table.shape[1] * PAGE_SIZE, backend=backend)
+        local = topk_indices(scores, x.seq_lens, topk, backend=backend)
     best = scores.gather(1, local.clamp_min(0).long())
     page = local // PAGE_SIZE * group.size + group.rank
     token = torch.where(local < 0, INT32_MAX, page * PAGE_SIZE + local % PAGE_SIZE).int()
@@ -163,8 +184,7 @@ def decode_sparse_mla(
     """Attention over a cache that is spread over the ranks, heads being split over them too.
 
     Every rank attends with all heads to its own rows; partial results go to the rank of their heads
-    and are merged by lse, in fp32 and the order of ranks. Not differentiable. Shapes are compared
-    once for each of them.
+    and are merged by lse, in fp32 and the order of ranks. Not differentiable.
 
     Args:
         q_local: (B, H / ranks, d_qk), this rank's heads of every query.
@@ -179,30 +199,35 @@ def decode_sparse_mla(
         rank has a row.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as for `context_parallel_sparse_mla`.
+        TypeError, ValueError: as for `context_parallel_sparse_mla`.
+        NotImplementedError: no implementation serves the call.
     """
     group = group_of(mesh)
-    error: FlashDsaError | None = None
-    facts: Facts = {"operation": "decode_sparse_mla"}
-    facts |= {"d_v": str(d_v), "sm_scale": str(sm_scale), "backend": str(backend)}
-    try:
-        require_backend("backend", backend)
+    with agreement(
+        process_group(mesh),
+        q_local,
+        "decode_sparse_mla",
+        q="q_local",
+        kv="kv_local",
+        indices="slots_local",
+    ) as facts:
         require_tensor("q_local", q_local)
         require_rank("q_local", q_local, (3,), "[B, H / ranks, d_qk]")
-        require_tensor("kv_local", kv_local)
         require_tensor("slots_local", slots_local)
-        require_dtype("slots_local", slots_local, torch.int32, torch.int64)
-        shape = (q_local.shape[0], slots_local.shape[-1])
+        shape = (q_local.shape[0], slots_local.shape[-1] if slots_local.dim() else 0)
         require_shape("slots_local", slots_local, shape, "[B, topk]", ", as q_local says")
-        if attn_sink is not None:
-            require_shape("attn_sink", attn_sink, q_local.shape[1:2], "[H / ranks]")
         require_device_of_group("q_local", q_local.device, process_group(mesh))
+        scale = scale_or_default(sm_scale, q_local)
+        x = _checked(
+            SparseMlaOperands(q_local, kv_local, slots_local, None, attn_sink),
+            {"d_v": d_v, "sm_scale": scale},
+            group,
+            backend,
+        )
+        facts |= {"d_v": str(d_v), "sm_scale": str(scale), "backend": backend}
         facts |= {"q_local": describe(q_local), "slots_local": describe(slots_local)}
-    except FlashDsaError as found:
-        error = found
-    agree(process_group(mesh), q_local, facts, error, once=True)
     q = all_gather(q_local.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
-    out, lse = sparse_mla_fwd(q, kv_local, slots_local, d_v=d_v, sm_scale=sm_scale, backend=backend)
+    out, lse = sparse_mla_fwd(q, x.kv, x.indices, d_v=d_v, sm_scale=scale, backend=backend)
     sizes = (group.size, q_local.shape[1])
     outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]
     lses = all_to_all(lse.transpose(0, 1), group).unflatten(0, sizes)
@@ -212,3 +237,21 @@ def decode_sparse_mla(
         return merged.contiguous()
     share = (total - attn_sink).sigmoid().masked_fill(total == math.inf, 1)
     return (merged * share[..., None]).to(q_local.dtype)
+
+
+def _checked(
+    x: SparseMlaOperands, scalars: dict[str, float], group: Group, backend: str
+) -> SparseMlaOperands:
+    """The operands in the table's form; a backend serves them with the heads of all ranks."""
+    x = SPARSE_MLA_FWD.normalised(x)
+    parameters = {
+        **scalars,
+        "deterministic": False,
+        "backward_backend": backend,
+        "max_logits": False,
+    }
+    sizes = SPARSE_MLA_FWD.check(x, parameters)
+    sizes["H"] *= group.size
+    without_sink = x._replace(attn_sink=None)
+    registry.select(SPARSE_MLA_FWD.problem(without_sink, parameters, sizes), backend)
+    return x

@@ -13,17 +13,19 @@ from flashdsa.api import (
     read_index_k_cache,
     write_index_k_cache,
 )
-from flashdsa.distributed.agree import agree
+from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import group_of, process_group, require_device_of_group
-from flashdsa.distributed.layout import SequenceLayout
-from flashdsa.errors import ArgumentTypeError, FlashDsaError
+from flashdsa.distributed.layout import SequenceLayout, require_layout
+from flashdsa.errors import ArgumentValueError
 from flashdsa.operands import TopkPrefillOperands
 from flashdsa.ops.checks import (
     require_backend,
+    require_dense_rows,
     require_device,
     require_dtype,
     require_positive,
@@ -84,23 +86,22 @@ def context_parallel_topk_indexer(
     arguments = {"q_index_fp8": q_index_fp8, "k_index_local": k_index_local, "weights": weights}
     if torch.compiler.is_compiling():
         (q, k, folded), spread = local_parts(mesh, arguments)
+        own_pages = _pages_of(k, layout, backend)
     else:
-        error: FlashDsaError | None = None
-        facts = {"operation": "context_parallel_topk_indexer"}
-        try:
+        with agreement(
+            process_group(mesh), k_index_local, "context_parallel_topk_indexer", k="k_index_local"
+        ) as facts:
             (q, k, folded), spread = local_parts(mesh, arguments)
             _check(q, k, folded, layout, process_group(mesh), query_rows)
             require_positive("topk", topk)
             require_positive("query_chunk", query_chunk)
             require_backend("backend", backend)
             facts |= _facts(q, k, folded, layout)
-        except FlashDsaError as found:
-            error = found
-        facts |= {"topk": str(topk), "sorted": str(sorted), "backend": str(backend)}
-        agree(process_group(mesh), k_index_local, facts, error)
+            facts |= {"topk": str(topk), "sorted": str(bool(sorted)), "backend": backend}
+            own_pages = _pages_of(k, layout, backend)
     others = {"q_index_fp8": q, "weights": folded}
     options = f"topk={topk} sorted={sorted} backend={backend} layout={layout.fingerprint}"
-    local = agreed(_pages_of(k, layout, backend), others, "pages", options, group)
+    local = agreed(own_pages, others, "pages", options, group)
     pages = all_gather(local, group)
     indices = torch.empty(q.shape[0], topk, dtype=torch.int32, device=q.device)
     block_table = layout.block_table.to(q.device)
@@ -173,8 +174,7 @@ def _check(
     """Everything about shapes, dtypes and devices that can be wrong on this rank."""
     for name, value in (("q_index_fp8", q), ("k_index_local", k), ("weights", weights)):
         require_tensor(name, value)
-    if not isinstance(layout, SequenceLayout):
-        raise ArgumentTypeError(f"layout: expected a SequenceLayout; got {type(layout).__name__}")
+    require_layout(layout)
     layout.require_place(group)
     rows, why = layout.num_local, " (rows as the layout says)"
     require_dtype("q_index_fp8", q, torch.float8_e4m3fn)
@@ -184,10 +184,14 @@ def _check(
         require_tensor("query_rows", query_rows)
         require_dtype("query_rows", query_rows, torch.int64)
         require_rank("query_rows", query_rows, (1,), "[S]")
+        require_device("query_rows", query_rows, q.device, "q_index_fp8")
+        _require_rows(query_rows, rows)
         queries, of_queries = query_rows.shape[0], " (S of query_rows)"
     require_shape("q_index_fp8", q, (queries, heads, INDEX_HEAD_DIM), "[S, H, 128]", of_queries)
+    require_dense_rows("q_index_fp8", q)
     require_dtype("weights", weights, torch.float32)
     require_shape("weights", weights, (queries, heads), "[S, H]", of_queries)
+    require_dense_rows("weights", weights)
     if k.dim() == 4:
         require_dtype("k_index_local", k, torch.uint8, torch.int8)
         packed = (rows // PAGE_SIZE, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)
@@ -198,6 +202,16 @@ def _check(
     require_device("k_index_local", k, q.device, "q_index_fp8")
     require_device("weights", weights, q.device, "q_index_fp8")
     require_device_of_group("k_index_local", k.device, group)
+
+
+def _require_rows(query_rows: Tensor, num_local: int) -> None:
+    """Where values are checked, each is a row of this rank."""
+    if query_rows.device.type != "cpu" and not values_are_checked():
+        return
+    outside = (query_rows < 0) | (query_rows >= num_local)
+    if bool(outside.any()):
+        first = int(query_rows[outside][0])
+        raise ArgumentValueError(f"query_rows: expected values in [0, {num_local}); got {first}")
 
 
 def _facts(q: Tensor, k: Tensor, weights: Tensor, layout: SequenceLayout) -> dict[str, str]:

@@ -17,10 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from flashdsa.distributed.agree import agreement
+from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
-from flashdsa.distributed.group import Mesh, device_of_group, group_of
+from flashdsa.distributed.group import Mesh, device_of_group, group_of, process_group
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.ops.checks import INT32_MAX, require_positive
+from flashdsa.ops.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.problem import PAGE_SIZE
 
 PADDING = -1
@@ -174,7 +176,13 @@ class SequenceLayout:
         """The whole tensor, in token order, from every rank's part; differentiable.
 
         The gradient of a part is the sum of what all ranks give it, added in the order of ranks.
+        Ranks that differ, or a wrong argument of one, are an error on every rank.
         """
+        if self.num_ranks > 1 and self.mesh is not None and not torch.compiler.is_compiling():
+            with agreement(process_group(self.mesh), local, "SequenceLayout.unshard") as facts:
+                self._require_size("local", local, dim, self.num_local)
+                facts |= {"local": describe(local), "dim": str(dim), "layout": self.summary}
+                facts["gradient"] = str(torch.is_grad_enabled() and local.requires_grad)
         self._require_size("local", local, dim, self.num_local)
         gathered = local.movedim(dim, 0)
         if self.num_ranks > 1:
@@ -204,11 +212,22 @@ class SequenceLayout:
         return f"<SequenceLayout {self.summary}, rank {self.rank}>"
 
     def _require_size(self, name: str, tensor: Tensor, dim: int, size: int) -> None:
+        require_tensor(name, tensor)
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise ArgumentValueError(
+                f"dim: expected a dimension of {name}, which has {tensor.dim()}; got {dim}"
+            )
         if tensor.shape[dim] != size:
             raise ArgumentValueError(
                 f"{name}: expected {size} rows in dimension {dim} ({self.kind} layout of "
                 f"{self.seq_len} tokens on {self.num_ranks} ranks); got {tensor.shape[dim]}"
             )
+
+
+def require_layout(value: object) -> None:
+    """`value`, the argument `layout`, is a SequenceLayout."""
+    if not isinstance(value, SequenceLayout):
+        raise ArgumentTypeError(f"layout: expected a SequenceLayout; got {type(value).__name__}")
 
 
 def _size(mesh: Mesh) -> int:

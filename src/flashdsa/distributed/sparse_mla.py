@@ -11,28 +11,26 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.api import mla_bwd, sparse_mla, sparse_mla_fwd
 from flashdsa.backends.catalog import registry
-from flashdsa.distributed.agree import agree
+from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import (
     all_gather,
     all_reduce_in_order,
     reduce_scatter,
     reduce_scatter_in_order,
-    start_all_gather,
     sum_dtype,
-    wait,
 )
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
-from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import (
     Group,
     group_of,
     process_group,
     require_device_of_group,
 )
-from flashdsa.distributed.layout import SequenceLayout
-from flashdsa.errors import ArgumentTypeError, ArgumentValueError, FlashDsaError
+from flashdsa.distributed.latents import GatheredLatents
+from flashdsa.distributed.layout import SequenceLayout, require_layout
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.ops.checks import as_int32, require_tensor, scale_or_default
 from flashdsa.ops.table import SPARSE_MLA_FWD
@@ -52,58 +50,6 @@ class AttentionOptions(TypedDict, total=False):
     attn_sink: Tensor | None
     deterministic: bool
     backend: str
-
-
-class GatheredLatents:
-    """An all-gather of kv that is under way; `wait` gives the gathered rows."""
-
-    def __init__(self, started: Tensor, group: Group) -> None:
-        """Of what `start_all_gather` returned."""
-        self._rows, self._group, self._waiting = started, group, group.size > 1
-
-    def wait(self) -> Tensor:
-        """kv of all ranks, [ranks * S_local, d_qk], without a gradient. The host does not wait."""
-        if self._waiting:
-            self._rows, self._waiting = wait(self._rows), False
-        return self._rows
-
-
-def gather_latents(
-    kv_local: Tensor, mesh: DeviceMesh | dist.ProcessGroup, *, async_op: bool = False
-) -> Tensor | GatheredLatents:
-    """The kv rows of all ranks, one shard after another.
-
-    Args:
-        kv_local: (S_local, d_qk), as many rows on every rank; any dtype.
-        mesh: a 1-D DeviceMesh or a ProcessGroup.
-        async_op: return at once with a handle, for `kv_gathered=` of
-            `context_parallel_sparse_mla`, so that other work hides the transfer.
-
-    Returns:
-        (ranks * S_local, d_qk), differentiable (gradients of all ranks are added in rank order in
-        fp32); with `async_op` a `GatheredLatents`, which has no gradient of its own.
-
-    Raises:
-        TypeError, ValueError: wrong arguments, or shapes or dtypes that differ between ranks.
-    """
-    require_tensor("kv_local", kv_local)
-    group = group_of(mesh)
-    if not torch.compiler.is_compiling():
-        _agree_on_gather(kv_local, process_group(mesh), async_op)
-    if async_op:
-        local = agreed(kv_local.detach(), {}, "kv_local", "gather_latents", group)
-        return GatheredLatents(start_all_gather(local, group), group)
-    return all_gather_differentiable(kv_local, group)
-
-
-def _agree_on_gather(kv_local: Tensor, group: dist.ProcessGroup, async_op: bool) -> None:
-    error: FlashDsaError | None = None
-    try:
-        require_device_of_group("kv_local", kv_local.device, group)
-    except FlashDsaError as found:
-        error = found
-    facts = {"kv_local": describe(kv_local), "async_op": str(async_op)}
-    agree(group, kv_local, {"operation": "gather_latents"} | facts, error)
 
 
 class _Call(NamedTuple):
@@ -172,26 +118,28 @@ def context_parallel_sparse_mla(
             shapes, dtypes or options; on every rank, before anything is sent.
         NotImplementedError: no implementation serves the call.
     """
-    options = _Options(**attention)
     group = group_of(mesh)
     arguments = {"q_local": q_local, "kv_local": kv_local, "indices": indices}
     if torch.compiler.is_compiling():
+        options = _Options(**attention)
         (q, kv, slots), spread = local_parts(mesh, arguments)
         x = _operands(q, kv, slots, layout, ids, options)
     else:
-        # Errors that only this rank sees must not leave the others waiting in a collective.
-        error: FlashDsaError | None = None
-        facts = {"operation": "context_parallel_sparse_mla"}
-        try:
+        with agreement(
+            process_group(mesh),
+            kv_local,
+            "context_parallel_sparse_mla",
+            q="q_local",
+            kv="kv_local",
+        ) as facts:
+            options = _options(attention)
             (q, kv, slots), spread = local_parts(mesh, arguments)
             x = _operands(q, kv, slots, layout, ids, options)
             _check(x, options, grad_wire, process_group(mesh), layout)
+            _check_gathered(kv_gathered, x.kv)
             facts |= _facts(x, options, layout, ids)
-        except FlashDsaError as found:
-            error = found
-        facts["grad_wire"], facts["save_gathered"] = str(grad_wire), str(save_gathered)
-        facts["kv_gathered"] = "none" if kv_gathered is None else "given"
-        agree(process_group(mesh), kv_local, facts, error)
+            facts |= {"grad_wire": grad_wire, "save_gathered": str(bool(save_gathered))}
+            facts["kv_gathered"] = "none" if kv_gathered is None else "given"
     scale = scale_or_default(options.sm_scale, x.q)
     if group.size == 1:
         out = sparse_mla(
@@ -232,6 +180,22 @@ class _Options(NamedTuple):
     backend: str = "auto"
 
 
+def _options(attention: AttentionOptions) -> _Options:
+    """The keywords of a call, which may be wrong."""
+    unknown = [name for name in attention if name not in _Options._fields]
+    if unknown:
+        raise ArgumentTypeError(
+            f"{unknown[0]}: no keyword of context_parallel_sparse_mla; expected some of "
+            f"{', '.join(_Options._fields)}"
+        )
+    options = _Options(**attention)
+    for name in ("topk_length", "attn_sink"):
+        value = getattr(options, name)
+        if value is not None:
+            require_tensor(name, value)
+    return options
+
+
 def _operands(
     q: Tensor,
     kv: Tensor,
@@ -243,6 +207,8 @@ def _operands(
     """kv (S_local, d_qk), and indices (S, topk) int32 that name rows of the gathered kv."""
     for name, value in (("q_local", q), ("kv_local", kv), ("indices", indices)):
         require_tensor(name, value)
+    if layout is not None:
+        require_layout(layout)
     if ids not in ("rows", "positions"):
         raise ArgumentValueError(f'ids: expected "rows" or "positions"; got {ids!r}')
     if kv.dim() == 3 and kv.shape[1] == 1:
@@ -297,6 +263,18 @@ def _check(
         raise ArgumentValueError(
             f"kv_local: expected {layout.num_local} rows, as the layout says; got {x.kv.shape[0]}"
         )
+
+
+def _check_gathered(gathered: object, kv: Tensor) -> None:
+    """What `gather_latents` returned for these rows, or None."""
+    if gathered is None:
+        return
+    if not isinstance(gathered, GatheredLatents):
+        raise ArgumentTypeError(
+            "kv_gathered: expected what gather_latents(..., async_op=True) returned; "
+            f"got {type(gathered).__name__}"
+        )
+    gathered.require_rows_of(kv)
 
 
 def _facts(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from flashdsa.distributed.agree import agree
 from flashdsa.distributed.dtensors import Spread, as_dtensor, local_parts
+from flashdsa.distributed.group import process_group
+from flashdsa.distributed.latents import gather_latents
 from flashdsa.distributed.layout import SequenceLayout
-from flashdsa.distributed.sparse_mla import gather_latents
 from flashdsa.errors import ArgumentTypeError
 
 NAMES = ("q", "kv", "indices")
@@ -40,18 +44,15 @@ class ContextParallelSparseMLA(ParallelStyle):
             _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             given = dict(zip(NAMES, args, strict=False)) | kwargs
-            missing = [name for name in NAMES if not isinstance(given.get(name), Tensor)]
-            if missing:
-                raise ArgumentTypeError(
-                    f"{missing[0]}: {type(module).__name__}.forward was called without this "
-                    f"tensor; ContextParallelSparseMLA expects {', '.join(NAMES)}"
-                )
-            parts, spread = local_parts(device_mesh, {name: given[name] for name in NAMES})
-            q, kv, indices = parts
-            spreads.append(spread)
-            if self.layout is not None:
-                indices = self.layout.key_row(indices)
+            try:
+                (q, kv, indices), spread = self._inputs(module, device_mesh, given)
+            except Exception as error:
+                # The other ranks wait in the gather, to agree on it.
+                if not torch.compiler.is_compiling():
+                    agree(process_group(device_mesh), None, {"operation": "gather_latents"}, error)
+                raise
             given |= {"q": q, "kv": gather_latents(kv, device_mesh), "indices": indices}
+            spreads.append(spread)
             in_order = [given.pop(name) for name in NAMES[: len(args)]]
             return (*in_order, *args[len(NAMES) :]), given
 
@@ -61,3 +62,18 @@ class ContextParallelSparseMLA(ParallelStyle):
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(after)
         return module
+
+    def _inputs(
+        self, module: nn.Module, mesh: DeviceMesh, given: Mapping[str, Any]
+    ) -> tuple[list[Tensor], Spread | None]:
+        """q, kv and indices, this rank's parts, and how the result is spread."""
+        missing = [name for name in NAMES if not isinstance(given.get(name), Tensor)]
+        if missing:
+            raise ArgumentTypeError(
+                f"{missing[0]}: {type(module).__name__}.forward was called without this "
+                f"tensor; ContextParallelSparseMLA expects {', '.join(NAMES)}"
+            )
+        parts, spread = local_parts(mesh, {name: given[name] for name in NAMES})
+        if self.layout is not None:
+            parts[2] = self.layout.key_row(parts[2])
+        return parts, spread
