@@ -27,6 +27,8 @@ from flashdsa.distributed import (
     decode_sparse_mla,
     decode_topk_indexer,
     gather_latents,
+    local_seq_lens,
+    local_slots,
 )
 from tests.distributed.errors import require_error
 
@@ -128,6 +130,7 @@ def check_wrong_arguments_of_decode() -> None:
         ({"block_table_local": table + 9}, "block_table_local: expected page ids in [0, 4)"),
         ({"block_table_local": table.long()}, "block_table_local: expected dtype int32; got int64"),
         ({"block_table_local": table[:1]}, "block_table_local: expected shape"),
+        ({"block_table_local": table[:, :0]}, "block_table_local: expected at least 1 page"),
         ({"seq_lens": lengths - 75}, "seq_lens: expected values >= 0; got -5"),
         (
             {"seq_lens": lengths + 1000},
@@ -241,6 +244,28 @@ def _failing_in(call: Callable[[], object]) -> object:
     """An error that is not of an argument, before the ranks have agreed."""
     with patch("flashdsa.distributed.sparse_mla._check", side_effect=RuntimeError("out of memory")):
         return call()
+
+
+def check_a_rank_without_tokens() -> None:
+    """Its table has no column, its cache no page."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    x = topk_arguments() | {"seq_lens": torch.tensor([64, 3], dtype=torch.int32)}
+    assert local_seq_lens(x["seq_lens"], group).tolist() == [[64, 3], [0, 0]][rank]
+    for pages in (4, 0):
+        if rank == 1:
+            x["block_table_local"] = x["block_table_local"][:, :0]
+            x["k_index_cache_local"] = x["k_index_cache_local"][:pages]
+        tokens = decode_topk_indexer(**x)
+        assert tokens.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]]
+        slots = local_slots(tokens, x["block_table_local"], group)
+        expected = [[0, 1, 2, 3, 4], [128, 129, 130, -1, -1]] if rank == 0 else [[-1] * 5] * 2
+        assert slots.tolist() == expected
+    beyond = torch.tensor([[0, 64]], dtype=torch.int32)
+    require_error(
+        lambda: local_slots(beyond, torch.zeros(1, 0, dtype=torch.int32), group),
+        ValueError,
+        f"block_table_local: expected at least 1 page for positions[0, {rank}] = {64 * rank}",
+    )
 
 
 @contextmanager

@@ -67,13 +67,40 @@ def local_slots(
 
     Returns:
         (B, topk) int32.
+
+    Raises:
+        TypeError, ValueError: a wrong argument; where values are checked (on the CPU, or with
+            FLASHDSA_CHECK=1), a token of this rank whose page the table lacks. Elsewhere it has
+            slot -1.
     """
     group = group_of(mesh)
+    for name, value in (("positions", positions), ("block_table_local", block_table_local)):
+        require_tensor(name, value)
+        require_dtype(name, value, torch.int32, torch.int64)
+    require_rank("positions", positions, (2,), "[B, topk]")
+    width = block_table_local.shape[-1] if block_table_local.dim() else 0
+    require_shape("block_table_local", block_table_local, (len(positions), width), "[B, max_pages]")
     page = positions.clamp_min(0) // PAGE_SIZE
+    place = page // group.size
     mine = (positions >= 0) & (page % group.size == group.rank)
-    place = torch.where(mine, page // group.size, 0).long()
+    beyond = mine & (place >= width)
+    if _are_checked(positions) and bool(beyond.any()):
+        row, column = beyond.nonzero()[0].tolist()
+        raise ArgumentValueError(
+            f"block_table_local: expected at least {_pages(int(place[row, column]) + 1)} for "
+            f"positions[{row}, {column}] = {int(positions[row, column])}; "
+            f"got a table of {_pages(width)}"
+        )
+    if width == 0:
+        return torch.full_like(positions, -1, dtype=torch.int32)
+    mine = mine & ~beyond
+    place = torch.where(mine, place, 0).long()
     slots = block_table_local.gather(1, place) * PAGE_SIZE + positions % PAGE_SIZE
     return torch.where(mine, slots, -1).int()
+
+
+def _pages(count: int) -> str:
+    return f"{count} page" if count == 1 else f"{count} pages"
 
 
 def _are_checked(values: Tensor) -> bool:
@@ -105,7 +132,8 @@ def decode_topk_indexer(
         weights: (B, H) fp32, the same on every rank.
         seq_lens: (B,) int32, tokens of each request on all ranks together.
         block_table_local: (B, max_pages) int32, this rank's pages of each request in order: its
-            pages r, r + ranks, ... on rank r. Width and number of pages may differ between ranks.
+            pages r, r + ranks, ... on rank r. Width and number of pages may differ between ranks,
+            and be 0 on a rank without tokens.
         mesh: a 1-D DeviceMesh or a ProcessGroup.
         topk: width of the result.
         backend: "auto" or the name of one.
@@ -139,14 +167,14 @@ def decode_topk_indexer(
         require_device_of_group(
             "k_index_cache_local", k_index_cache_local.device, process_group(mesh)
         )
-        require_tensor("block_table_local", block_table_local)
-        require_rank("block_table_local", block_table_local, (2,), "[B, max_pages]")
-        x = IndexerOperands(
-            q_index_fp8,
-            k_index_cache_local,
-            weights,
-            local_seq_lens(seq_lens, mesh).int(),
-            block_table_local,
+        x = _with_a_page(
+            IndexerOperands(
+                q_index_fp8,
+                k_index_cache_local,
+                weights,
+                local_seq_lens(seq_lens, mesh).int(),
+                block_table_local,
+            )
         )
         scores = indexer_logits(*x, x.block_table.shape[1] * PAGE_SIZE, backend=backend)
         local = topk_indices(scores, x.seq_lens, topk, backend=backend)
@@ -159,6 +187,22 @@ def decode_topk_indexer(
     chosen = topk_indices(scores, count, topk, backend=backend)
     picked = token.gather(1, chosen.clamp_min(0).long())
     return torch.where(chosen < 0, -1, picked)
+
+
+def _with_a_page(x: IndexerOperands) -> IndexerOperands:
+    """With a table of one page, of which no token is read, where this rank's has none."""
+    require_tensor("block_table", x.block_table)
+    require_rank("block_table", x.block_table, (2,), "[B, max_pages]")
+    if x.block_table.shape[1]:
+        return x
+    if _are_checked(x.seq_lens) and bool(x.seq_lens.any()):
+        row = int(x.seq_lens.nonzero()[0])
+        raise ArgumentValueError(
+            f"block_table: expected at least 1 page, as {int(x.seq_lens[row])} tokens of request "
+            f"{row} are on this rank; got a table of 0 pages"
+        )
+    page = x.block_table.new_zeros(len(x.block_table), 1)
+    return x._replace(seq_lens=torch.zeros_like(x.seq_lens), block_table=page)
 
 
 def _candidates(scores: Tensor, tokens: Tensor, group: Group) -> tuple[Tensor, Tensor]:
