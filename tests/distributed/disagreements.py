@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -265,6 +266,32 @@ def check_a_rank_without_tokens() -> None:
         lambda: local_slots(beyond, torch.zeros(1, 0, dtype=torch.int32), group),
         ValueError,
         f"block_table_local: expected at least 1 page for positions[0, {rank}] = {64 * rank}",
+    )
+
+
+def check_decode_has_no_gradient() -> None:
+    """Asked for on rank 1, it is refused on every rank."""
+    x = attention_arguments()
+
+    def with_gradient(name: str, here: bool) -> Tensor:
+        return decode_sparse_mla(**x | ({name: x[name].clone().requires_grad_()} if here else {}))
+
+    def with_tangent(here: bool) -> Tensor:
+        with forward_ad.dual_level():
+            q = forward_ad.make_dual(x["q_local"], x["q_local"]) if here else x["q_local"]
+            return decode_sparse_mla(**x | {"q_local": q})
+
+    for name in ("q_local", "kv_local"):
+        _require_both(
+            lambda here, n=name: with_gradient(n, here),  # type: ignore[misc]
+            f"decode_sparse_mla: has no gradient, but {name} requires one",
+        )
+        with torch.no_grad():
+            assert torch.equal(with_gradient(name, True), torch.ones(2, 2, 4))
+    _require_both(with_tangent, "decode_sparse_mla: has no gradient, but q_local has a tangent")
+    sink = torch.zeros(2, requires_grad=True)
+    require_error(
+        lambda: decode_sparse_mla(**x, attn_sink=sink), NotImplementedError, "attn_sink requires"
     )
 
 

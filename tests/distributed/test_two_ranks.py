@@ -43,6 +43,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             disagreements.check_wrong_arguments_of_decode,
             disagreements.check_wrong_arguments_of_the_rest,
             disagreements.check_a_rank_without_tokens,
+            disagreements.check_decode_has_no_gradient,
             disagreements.check_a_channel_of_its_own,
             disagreements.check_a_restarted_peer,
             failures.check_ranks_that_differ,

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.api import indexer_logits, merge_attention, sparse_mla_fwd, topk_indices
@@ -21,7 +22,7 @@ from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_gather, all_to_all
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
-from flashdsa.errors import ArgumentValueError
+from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.operands import IndexerOperands, SparseMlaOperands
 from flashdsa.ops.checks import (
     INT32_MAX,
@@ -228,7 +229,8 @@ def decode_sparse_mla(
     """Attention over a cache that is spread over the ranks, heads being split over them too.
 
     Every rank attends with all heads to its own rows; partial results go to the rank of their heads
-    and are merged by lse, in fp32 and the order of ranks. Not differentiable.
+    and are merged by lse, in fp32 and the order of ranks. Not differentiable: a call that would
+    need a derivative is refused.
 
     Args:
         q_local: (B, H / ranks, d_qk), this rank's heads of every query.
@@ -244,7 +246,8 @@ def decode_sparse_mla(
 
     Raises:
         TypeError, ValueError: as for `context_parallel_sparse_mla`.
-        NotImplementedError: no implementation serves the call.
+        NotImplementedError: no implementation serves the call, or an input here requires a gradient
+            or has a tangent; on other ranks it is a ValueError.
     """
     group = group_of(mesh)
     with agreement(
@@ -268,6 +271,7 @@ def decode_sparse_mla(
             group,
             backend,
         )
+        _refuse_derivatives(q_local=q_local, kv_local=kv_local, attn_sink=attn_sink)
         facts |= {"d_v": str(d_v), "sm_scale": str(scale), "backend": backend}
         facts |= {"q_local": describe(q_local), "slots_local": describe(slots_local)}
     q = all_gather(q_local.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
@@ -299,3 +303,17 @@ def _checked(
     without_sink = x._replace(attn_sink=None)
     registry.select(SPARSE_MLA_FWD.problem(without_sink, parameters, sizes), backend)
     return x
+
+
+def _refuse_derivatives(**inputs: Tensor | None) -> None:
+    """Raise UnsupportedError where autograd would record the call, or carry a tangent through."""
+    for name, one in inputs.items():
+        if one is None:
+            continue
+        if torch.is_grad_enabled() and one.requires_grad:
+            asks = f"{name} requires one; call under torch.no_grad(), or detach it"
+        elif forward_ad._current_level >= 0 and forward_ad.unpack_dual(one).tangent is not None:
+            asks = f"{name} has a tangent"
+        else:
+            continue
+        raise UnsupportedError(f"decode_sparse_mla: has no gradient, but {asks}")
