@@ -13,6 +13,7 @@ from tests.distributed import (
     disagreements,
     failures,
     indexer_training,
+    random_calls,
 )
 from tests.distributed.ranks import run_ranks
 
@@ -46,6 +47,8 @@ def test_two_ranks(tmp_path: Path) -> None:
             disagreements.check_decode_has_no_gradient,
             disagreements.check_a_channel_of_its_own,
             disagreements.check_a_restarted_peer,
+            random_calls.check_random_calls,
+            random_calls.check_random_calls_on_a_channel_of_its_own,
             failures.check_ranks_that_differ,
             failures.check_an_error_of_one_rank,
             failures.check_meshes,
