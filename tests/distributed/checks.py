@@ -201,6 +201,38 @@ def check_checkpointing_and_collectives_seen() -> None:
     assert counts == {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1}, counts
 
 
+def check_autocast() -> None:
+    """As with operands that were cast by hand, and so they are sent; gradients in fp32."""
+    mesh = _mesh()
+    x = whole(300, torch.float32)
+    layout = SequenceLayout.zigzag(300, mesh)
+    cast = Whole(x.q.bfloat16(), x.kv.bfloat16(), x.positions, x.sink, x.d_out.bfloat16())
+    expected = on_ranks(cast, layout, mesh, deterministic=True)
+    local = spread(x, layout)
+    inputs = q, kv, sink = [x.clone().requires_grad_() for x in (local.q, local.kv, local.sink)]
+    for save_gathered in (None, False, True):
+        options: dict[str, object] = {}
+        with torch.autocast("cpu", torch.bfloat16):
+            if save_gathered is not None:
+                handle = gather_latents(kv, mesh, async_op=True)
+                options = {"kv_gathered": handle, "save_gathered": save_gathered}
+            out = context_parallel_sparse_mla(
+                q,
+                kv,
+                layout.key_row(local.positions),
+                mesh,
+                d_v=D_V,
+                attn_sink=sink,
+                deterministic=True,
+                **options,  # type: ignore[arg-type]
+            )
+        gradients = torch.autograd.grad(out, inputs, local.d_out.bfloat16())
+        assert torch.equal(out, expected.out) and out.dtype == torch.bfloat16
+        for mine, wanted in zip(gradients, expected[1:], strict=True):
+            assert mine.dtype == torch.float32
+            assert torch.equal(mine, wanted.float()), options
+
+
 def check_compiled() -> None:
     mesh = _mesh()
     x = whole(300, torch.bfloat16)

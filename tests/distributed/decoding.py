@@ -90,6 +90,20 @@ def check_decode_attention_merges() -> None:
             assert (found[0] == 0).all()
 
 
+def check_decode_under_autocast() -> None:
+    """As with operands that were cast by hand."""
+    group, generator = dist.group.WORLD, torch.Generator().manual_seed(3)
+    q, kv = torch.randn(2, 2, D_QK, generator=generator), torch.randn(64, D_QK, generator=generator)
+    slots = torch.arange(2 * 9).view(2, 9).int()
+    for sink in (None, torch.ones(2)):
+        expected = decode_sparse_mla(
+            q.bfloat16(), kv.bfloat16(), slots, group, d_v=D_V, attn_sink=sink
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            found = decode_sparse_mla(q, kv, slots, group, d_v=D_V, attn_sink=sink)
+        assert found.dtype == torch.bfloat16 and torch.equal(found, expected)
+
+
 def check_decode_errors() -> None:
     rank, group = dist.get_rank(), dist.group.WORLD
     kv, slots = torch.zeros(64, D_QK), torch.zeros(2, 3, dtype=torch.int32)

@@ -35,6 +35,7 @@ from flashdsa.ops.checks import (
     scale_or_default,
 )
 from flashdsa.ops.table import SPARSE_MLA_FWD
+from flashdsa.ops.transforms import as_autocast_casts
 from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
 
 
@@ -241,8 +242,8 @@ def decode_sparse_mla(
         attn_sink: (H / ranks,) fp32, of this rank's heads.
 
     Returns:
-        O (B, H / ranks, d_v) in q's dtype. The partial results are rounded to q's dtype; 0 where no
-        rank has a row.
+        O (B, H / ranks, d_v) in q's dtype, or autocast's; the partial results are rounded to it. 0
+        where no rank has a row.
 
     Raises:
         TypeError, ValueError: as for `context_parallel_sparse_mla`.
@@ -266,15 +267,15 @@ def decode_sparse_mla(
         require_device_of_group("q_local", q_local.device, process_group(mesh))
         scale = scale_or_default(sm_scale, q_local)
         x = _checked(
-            SparseMlaOperands(q_local, kv_local, slots_local, None, attn_sink),
+            SparseMlaOperands(as_autocast_casts(q_local), kv_local, slots_local, None, attn_sink),
             {"d_v": d_v, "sm_scale": scale},
             group,
             backend,
         )
         _refuse_derivatives(q_local=q_local, kv_local=kv_local, attn_sink=attn_sink)
         facts |= {"d_v": str(d_v), "sm_scale": str(scale), "backend": backend}
-        facts |= {"q_local": describe(q_local), "slots_local": describe(slots_local)}
-    q = all_gather(q_local.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
+        facts |= {"q_local": describe(x.q), "slots_local": describe(slots_local)}
+    q = all_gather(x.q.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
     out, lse = sparse_mla_fwd(q, x.kv, x.indices, d_v=d_v, sm_scale=scale, backend=backend)
     sizes = (group.size, q_local.shape[1])
     outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]
@@ -284,7 +285,7 @@ def decode_sparse_mla(
     if attn_sink is None:
         return merged.contiguous()
     share = (total - attn_sink).sigmoid().masked_fill(total == math.inf, 1)
-    return (merged * share[..., None]).to(q_local.dtype)
+    return (merged * share[..., None]).to(x.q.dtype)
 
 
 def _checked(
@@ -292,6 +293,7 @@ def _checked(
 ) -> SparseMlaOperands:
     """The operands in the table's form; a backend serves them with the heads of all ranks."""
     x = SPARSE_MLA_FWD.normalised(x)
+    x = x._replace(kv=as_autocast_casts(x.kv))
     parameters = {
         **scalars,
         "deterministic": False,

@@ -24,9 +24,10 @@ class GatheredLatents:
         """Of what `start_all_gather` returned."""
         self._rows, self._group, self._waiting = started, group, group.size > 1
 
-    def require_rows_of(self, kv: Tensor) -> None:
-        """Raise unless these are the rows of all ranks, `kv` (S_local, d_qk) being this one's."""
-        require_dtype("kv_gathered", self._rows, kv.dtype)
+    def require_rows_of(self, kv: Tensor, dtype: torch.dtype) -> None:
+        """Raise unless these are the rows of all ranks in `dtype`, `kv` (S_local, d_qk) being this
+        one's."""
+        require_dtype("kv_gathered", self._rows, dtype)
         rows, *one = self._rows.shape
         expected = [self._group.size * kv.shape[0], kv.shape[1]]
         if [rows, *(one[1:] if one[:1] == [1] and len(one) == 2 else one)] != expected:

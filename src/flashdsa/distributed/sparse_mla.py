@@ -110,8 +110,8 @@ def context_parallel_sparse_mla(
             ranks. The gradient of `attn_sink` is summed over ranks: do not sum it again.
 
     Returns:
-        O (S, H, d_v) in q's dtype. q, kv and indices may be DTensors, `Shard(0)` on `mesh`; then O
-        is one too.
+        O (S, H, d_v) in q's dtype, or autocast's. q, kv and indices may be DTensors, `Shard(0)` on
+        `mesh`; then O is one too.
 
     Raises:
         TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ in
@@ -136,7 +136,7 @@ def context_parallel_sparse_mla(
             (q, kv, slots), spread = local_parts(mesh, arguments)
             x = _operands(q, kv, slots, layout, ids, options)
             _check(x, options, grad_wire, process_group(mesh), layout)
-            _check_gathered(kv_gathered, x.kv)
+            _check_gathered(kv_gathered, x.kv, kv.dtype)
             facts |= _facts(x, options, layout, ids)
             facts |= {"grad_wire": grad_wire, "save_gathered": str(bool(save_gathered))}
             facts["kv_gathered"] = "none" if kv_gathered is None else "given"
@@ -265,7 +265,7 @@ def _check(
         )
 
 
-def _check_gathered(gathered: object, kv: Tensor) -> None:
+def _check_gathered(gathered: object, kv: Tensor, dtype: torch.dtype) -> None:
     """What `gather_latents` returned for these rows, or None."""
     if gathered is None:
         return
@@ -274,7 +274,7 @@ def _check_gathered(gathered: object, kv: Tensor) -> None:
             "kv_gathered: expected what gather_latents(..., async_op=True) returned; "
             f"got {type(gathered).__name__}"
         )
-    gathered.require_rows_of(kv)
+    gathered.require_rows_of(kv, dtype)
 
 
 def _facts(
