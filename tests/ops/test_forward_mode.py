@@ -159,7 +159,7 @@ def _by_duals(function: Function, primal: Tensor, along: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("derivative", [_by_torch_func, _by_duals])
-@pytest.mark.parametrize(("function", "primal"), _cases(REFUSED))
+@pytest.mark.parametrize(("function", "primal"), list(_cases(REFUSED)))
 def test_forward_mode_is_refused(
     function: Function, primal: Tensor, derivative: Callable[..., Tensor]
 ) -> None:
@@ -169,7 +169,7 @@ def test_forward_mode_is_refused(
 
 
 @pytest.mark.parametrize("derivative", [_by_torch_func, _by_duals])
-@pytest.mark.parametrize(("function", "primal"), _cases(RIGHT))
+@pytest.mark.parametrize(("function", "primal"), list(_cases(RIGHT)))
 def test_forward_mode_is_right(
     function: Function, primal: Tensor, derivative: Callable[..., Tensor]
 ) -> None:
