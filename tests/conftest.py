@@ -21,7 +21,7 @@ from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import registration
+from flashdsa.ops import autograd, registration
 from flashdsa.ops.table import OPERATIONS
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
@@ -68,6 +68,7 @@ def new_calls() -> Generator[None]:
 
 def _forget_calls() -> None:
     registration._served.clear()
+    autograd._with_backward.clear()
     for spec in OPERATIONS:
         spec.memory.clear()
 

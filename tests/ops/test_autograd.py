@@ -8,6 +8,7 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
+from flashdsa.errors import UnsupportedError
 from flashdsa.problem import Problem
 from tests.ops import inputs
 
@@ -114,5 +115,24 @@ def test_the_backward_may_run_on_a_backend_of_its_own(monkeypatch: pytest.Monkey
     q = x.q.requires_grad_()
     for backend in (("cpu", "emulate-sm100"), "auto"):
         flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v, backend=backend).sum().backward()
-    assert [name for _, name in asked] == ["cpu", "emulate-sm100", "auto", "auto"]
-    assert [operation for operation, _ in asked[:2]] == ["sparse_mla_fwd", "mla_bwd"]
+    assert set(asked) == {
+        ("sparse_mla_fwd", "cpu"),
+        ("mla_bwd", "emulate-sm100"),
+        ("sparse_mla_fwd", "auto"),
+        ("mla_bwd", "auto"),
+    }
+
+
+def test_a_forward_whose_backward_is_refused_is_refused_where_a_gradient_is_asked_for() -> None:
+    """Of the Blackwell backward, which is deterministic with 128 heads alone."""
+    q = torch.randn(1, 64, 576, dtype=torch.bfloat16)
+    kv, indices = torch.randn(40, 576, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
+    pair = "cpu", "emulate-sm100"
+    kept = flashdsa.sparse_mla(q, kv, indices, deterministic=True, backend=pair)
+    wanted = r"sparse_mla_fwd: a gradient is asked for .* deterministic: needed, not there"
+    for named in (q.clone().requires_grad_(), torch.nn.Parameter(q)):
+        with pytest.raises(UnsupportedError, match=wanted):
+            flashdsa.sparse_mla(named, kv, indices, deterministic=True, backend=pair)
+        with torch.no_grad():
+            again = flashdsa.sparse_mla(named, kv, indices, deterministic=True, backend=pair)
+        assert torch.equal(again, kept)

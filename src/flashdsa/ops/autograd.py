@@ -6,7 +6,8 @@ one gives torch.func.grad an error about its own insides, and forward-mode AD ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+from torch.nn import Parameter
 
+from flashdsa.backends.catalog import registry
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
 from flashdsa.operands import IndexerKlOperands, IndexerScoresOperands, SparseMlaOperands
 from flashdsa.ops.rules import refuse_packed
@@ -27,6 +30,7 @@ from flashdsa.ops.table import (
     MLA_BWD,
     SPARSE_MLA_FWD,
 )
+from flashdsa.settings import raw_settings
 
 Gradients = dict[str, Tensor | None]
 """By the name of an operand; those that have none are left out."""
@@ -95,12 +99,14 @@ class _Gradient(NamedTuple):
     save: Callable[[Any, Any, Any], None]
     """Keeps what the backward needs: takes the context, the operands and the output."""
     backward: Callable[..., Gradients]
+    by: OpSpec
+    """The operation that computes it."""
 
 
 _GRADIENTS = {
-    SPARSE_MLA_FWD.operation: _Gradient(_save_attention, _sparse_mla_backward),
-    INDEXER_SCORES.operation: _Gradient(_save_operands, _scores_backward),
-    INDEXER_KL.operation: _Gradient(_save_operands, _kl_backward),
+    SPARSE_MLA_FWD.operation: _Gradient(_save_attention, _sparse_mla_backward, MLA_BWD),
+    INDEXER_SCORES.operation: _Gradient(_save_operands, _scores_backward, INDEXER_BWD),
+    INDEXER_KL.operation: _Gradient(_save_operands, _kl_backward, INDEXER_KL_BWD),
 }
 _BACKWARDS = {
     MLA_BWD.operation: "sparse_mla",
@@ -158,6 +164,39 @@ def _no_gradient(spec: OpSpec) -> NoReturn:
     )
 
 
+_with_backward: set[tuple[Any, ...]] = set()
+"""Calls of which `_require_backward` knows that their backward is served."""
+
+
+def _require_backward(spec: OpSpec, arguments: Sequence[Any]) -> None:
+    """Raise UnsupportedError where no implementation would serve the call's backward: the forward
+    says so, before anything is computed."""
+    operands, parameters, _backend = spec.unpack(arguments)
+    tensors = [x for x in operands if x is not None]
+    if not all(type(x) in (Tensor, Parameter) for x in tensors):
+        return  # sizes are symbols, or not those of the call
+    sizes_and_kinds = [x if x is None else (x.shape, x.dtype, x.device) for x in operands]
+    key = (spec.operation, *sizes_and_kinds, *parameters.values(), registry.size, *raw_settings())
+    if key in _with_backward:
+        return
+    problem = spec.problem(operands, parameters, spec.check(operands, parameters))
+    of_backward = replace(problem, operation=_GRADIENTS[spec.operation].by.operation)
+    try:
+        registry.select(replace(of_backward, max_logits=False), parameters["backward_backend"])
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"{spec.operation}: a gradient is asked for that no implementation computes; without "
+            f"one call it under torch.no_grad(). {error}"
+        ) from None
+    if len(_with_backward) >= MOST_CALLS:
+        _with_backward.clear()
+    _with_backward.add(key)
+
+
+MOST_CALLS = 4096
+"""That are known; the next one empties the set."""
+
+
 def has_tangent(value: object) -> bool:
     """Whether forward-mode AD wants a derivative along `value`."""
     return (
@@ -183,6 +222,8 @@ def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., An
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         refuse_tangents(spec.operation, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if spec.operation in _GRADIENTS:
+                _require_backward(spec, arguments)
             with enable_single_level_autograd_function():
                 return function.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
