@@ -64,29 +64,35 @@ CALLS: dict[str, Callable[[Tensors], Any]] = {
     "sparse_mla_fwd, out": lambda x: flashdsa.sparse_mla_fwd(
         *x.attention, out=x.buffers[0], lse=x.buffers[1]
     ),
-    "prepare_sparse_mla_fwd": lambda x: x.prepared(),
+    "prepare_sparse_mla_fwd": lambda x: x.prepared() or x.buffers,
     "sparse_mla": lambda x: flashdsa.sparse_mla(*x.attention),
     "mla_bwd": lambda x: flashdsa.mla_bwd(*x.backward),
     "mla_bwd, deterministic": lambda x: flashdsa.mla_bwd(*x.backward, deterministic=True),
-    "dsa_topk_indexer": lambda x: flashdsa.dsa_topk_indexer(*x.paged, x.ids),
-    "dsa_topk_indexer, sorted": lambda x: flashdsa.dsa_topk_indexer(*x.paged, x.ids, sorted=True),
-    "dsa_topk_indexer_launch": lambda x: flashdsa.dsa_topk_indexer_launch(*x.paged, x.ids),
+    "dsa_topk_indexer": lambda x: flashdsa.dsa_topk_indexer(*x.paged, x.ids) or x.ids,
+    "dsa_topk_indexer, sorted": lambda x: (
+        flashdsa.dsa_topk_indexer(*x.paged, x.ids, sorted=True) or x.ids
+    ),
+    "dsa_topk_indexer_launch": lambda x: flashdsa.dsa_topk_indexer_launch(*x.paged, x.ids) or x.ids,
     "indexer_logits": lambda x: flashdsa.indexer_logits(*x.paged, PAGES * 64),
     "topk_indices": lambda x: flashdsa.topk_indices(x.logits, x.lengths, TOPK),
-    "dsa_topk_prefill": lambda x: flashdsa.dsa_topk_prefill(*x.prefill, x.ids, k_scale=x.k_scale),
+    "dsa_topk_prefill": lambda x: (
+        flashdsa.dsa_topk_prefill(*x.prefill, x.ids, k_scale=x.k_scale) or x.ids
+    ),
     "prefill_logits": lambda x: flashdsa.prefill_logits(*x.prefill, k_scale=x.k_scale),
     "causal_ranges": lambda x: flashdsa.causal_ranges(x.offsets, num_queries=S),
     "quantize_index_q": lambda x: flashdsa.quantize_index_q(x.q_index, x.weights),
     "quantize_index_k": lambda x: flashdsa.quantize_index_k(x.k_index),
     "fake_quantize_index": lambda x: flashdsa.fake_quantize_index(x.k_index),
     "quantize_kv": lambda x: flashdsa.quantize_kv(x.kv),
-    "write_index_k_cache": lambda x: flashdsa.write_index_k_cache(
-        x.k_index[: len(x.slots)], x.slots, x.cache
+    "write_index_k_cache": lambda x: (
+        flashdsa.write_index_k_cache(x.k_index[: len(x.slots)], x.slots, x.cache) or x.cache
     ),
     "read_index_k_cache": lambda x: flashdsa.read_index_k_cache(x.cache, x.slots),
-    "write_kv_cache": lambda x: flashdsa.write_kv_cache(x.kv[: len(x.slots)], x.slots, x.kv_cache),
-    "write_kv_cache, packed": lambda x: flashdsa.write_kv_cache(
-        x.kv[: len(x.slots)], x.slots, x.packed_cache
+    "write_kv_cache": lambda x: (
+        flashdsa.write_kv_cache(x.kv[: len(x.slots)], x.slots, x.kv_cache) or x.kv_cache
+    ),
+    "write_kv_cache, packed": lambda x: (
+        flashdsa.write_kv_cache(x.kv[: len(x.slots)], x.slots, x.packed_cache) or x.packed_cache
     ),
     "read_kv_cache": lambda x: flashdsa.read_kv_cache(x.packed_cache, x.slots),
     "attention_target": lambda x: flashdsa.attention_target(x.q, x.kv, x.lse, x.indices),
@@ -156,3 +162,34 @@ def test_a_cuda_graph_captures_it(name: str, tensors: Tensors) -> None:
         CALLS[name](tensors)
     graph.replay()
     torch.cuda.synchronize()
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """The tensors of what a call returned."""
+    if result is None:
+        return []
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+@pytest.mark.parametrize("ambient", ["float64", "bfloat16", "autocast"])
+@pytest.mark.parametrize("name", CALLS)
+def test_default_dtype_and_autocast_change_nothing(
+    name: str, ambient: str, tensors: Tensors
+) -> None:
+    """But the order of additions to dKV and dK, where no order was asked for."""
+    expected = [x.clone() for x in tensors_of(CALLS[name](tensors))]
+    if ambient == "autocast":
+        with torch.autocast("cuda", torch.bfloat16):
+            got = tensors_of(CALLS[name](tensors))
+    else:
+        torch.set_default_dtype(getattr(torch, ambient))
+        try:
+            got = tensors_of(CALLS[name](tensors))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for one, wanted in zip(got, expected, strict=True):
+        assert one.dtype == wanted.dtype
+        if name in ("mla_bwd", "indexer_bwd"):
+            torch.testing.assert_close(one, wanted, rtol=1e-3, atol=1e-2)
+        else:
+            assert torch.equal(one, wanted)
