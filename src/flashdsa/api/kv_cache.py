@@ -9,6 +9,7 @@ from flashdsa.backends.packed_rows import is_packed, pack, unpack
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import (
+    are_values_read,
     require_device,
     require_dtype,
     require_rank,
@@ -16,7 +17,6 @@ from flashdsa.ops.checks import (
     require_tensor,
 )
 from flashdsa.problem import D_QK, KV_ROW_BYTES
-from flashdsa.settings import Settings
 
 _SCALES = ("ue8m0", "fp32")
 _CACHE_DTYPES = (torch.bfloat16, torch.uint8, torch.int8)
@@ -63,7 +63,7 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
     rows, pages = _rows(kv), _pages(cache)
     require_device("cache", cache, kv.device, "kv")
     _check_slots(slots, rows)
-    if _are_checked(slots):
+    if are_values_read(slots):
         _require_inside(slots, pages, padding=True)
     rows = pack(rows, power_of_two=power_of_two) if is_packed(cache) else rows.to(cache.dtype)
     rows = rows.view(pages.dtype)
@@ -73,8 +73,8 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
     valid = (slots >= 0) & (slots < num_slots)
     # A row that is to be skipped repeats what the first valid one writes; without a valid row
     # slot 0 gets what it holds. So nothing depends on a value on the host.
-    first = valid.to(torch.uint8).argmax()
-    some = valid[first]
+    # An index without dimensions, too, would be read by the host.
+    first, some = valid.to(torch.uint8).argmax(), valid.any()
     chosen = torch.where(valid, torch.arange(len(slots), device=slots.device), first)
     slot = torch.where(some, slots[chosen], 0).long()
     values = torch.where(some, rows[chosen], pages[0, 0])
@@ -99,7 +99,7 @@ def read_kv_cache(cache: Tensor, slots: Tensor) -> Tensor:
     pages = _pages(cache)
     _check_slots(slots)
     require_device("slots", slots, cache.device, "cache")
-    if _are_checked(slots):
+    if are_values_read(slots):
         _require_inside(slots, pages, padding=False)
     num_slots = pages.shape[0] * pages.shape[1]
     if not num_slots:
@@ -150,14 +150,6 @@ def _check_slots(slots: Tensor, rows: Tensor | None = None) -> None:
     if rows is not None:
         require_shape("slots", slots, (len(rows),), "[T], one a row of kv,")
         require_device("slots", slots, rows.device, "kv")
-
-
-def _are_checked(slots: Tensor) -> bool:
-    """Whether values of slots are to be read by the host."""
-    if slots.device.type == "cpu":
-        return True
-    captured = slots.is_cuda and torch.cuda.is_current_stream_capturing()
-    return Settings.from_environment().check and not captured
 
 
 def _require_inside(slots: Tensor, pages: Tensor, *, padding: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import BACKENDS
@@ -26,6 +27,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 def capability(device: torch.device) -> tuple[int, int] | None:
     """CUDA compute capability of a GPU; None for the CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def are_values_read(tensor: Tensor) -> bool:
+    """Whether the values of `tensor` are checked: it is read by the host then, which waits."""
+    return tensor.device.type == "cpu" or values_are_checked()
 
 
 def require_tensor(name: str, value: object) -> None:

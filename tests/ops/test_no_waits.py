@@ -1,0 +1,104 @@
+"""No operation that torch's own operations compute makes the host wait for a GPU.
+
+On the CPU, where values are read; the checks of values are switched off, as they are on a GPU. What
+waits there shows in what torch is asked for. test_no_waits_gpu.py asks a GPU, of all operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import flashdsa
+import flashdsa.api
+import flashdsa.distributed
+from tests.ops.host_reads import HostReads
+from tests.ops.public_calls import public_calls
+
+
+def _kv_cache(packed: bool) -> torch.Tensor:
+    if packed:
+        return torch.zeros(3, 4, 656, dtype=torch.uint8)
+    return torch.zeros(3, 4, 576, dtype=torch.bfloat16)
+
+
+def _write_kv_cache(packed: bool) -> None:
+    slots = torch.tensor([2, -1, 7], dtype=torch.int32)
+    flashdsa.write_kv_cache(torch.randn(3, 576), slots, _kv_cache(packed))
+
+
+def _dense_loss() -> None:
+    q_index, k_index = torch.randn(3, 2, 128), torch.randn(5, 128)
+    weights, key_end = torch.randn(3, 2), torch.tensor([1, 3, 5], dtype=torch.int32)
+    trained = [x.requires_grad_() for x in (q_index, k_index, weights)]
+    q, k, lse = torch.randn(3, 4, 16), torch.randn(5, 16), torch.randn(3, 4)
+    flashdsa.indexer_kl_loss_dense(*trained, q, k, lse, key_end).backward()
+
+
+def _merge_attention() -> None:
+    flashdsa.merge_attention(torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4))
+
+
+def _local_slots() -> None:
+    positions = torch.tensor([[65, 3, -1]], dtype=torch.int32)
+    table = torch.tensor([[1, 0]], dtype=torch.int32)
+    mesh: Any = object()
+    flashdsa.distributed.local_slots(positions, table, mesh)
+
+
+COMPOSED: dict[str, Callable[[], Any]] = {
+    "write_kv_cache": lambda: _write_kv_cache(packed=False),
+    "write_kv_cache, packed": lambda: _write_kv_cache(packed=True),
+    "read_kv_cache": lambda: flashdsa.read_kv_cache(_kv_cache(False), torch.tensor([2, -1, 99])),
+    "read_kv_cache, packed": lambda: flashdsa.read_kv_cache(_kv_cache(True), torch.tensor([2, 9])),
+    "quantize_kv": lambda: flashdsa.quantize_kv(torch.randn(3, 576)),
+    "fake_quantize_index": lambda: flashdsa.fake_quantize_index(torch.randn(3, 128)),
+    "merge_attention": _merge_attention,
+    "lse_for_merge": lambda: flashdsa.lse_for_merge(torch.tensor([1.0, torch.inf])),
+    "causal_ranges": lambda: flashdsa.causal_ranges(
+        torch.tensor([0, 2, 5]), torch.tensor([0, 4, 9]), num_queries=5
+    ),
+    "indexer_kl_loss_dense": _dense_loss,
+    "local_slots": _local_slots,
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_nothing_is_read_by_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("kv_cache",):
+        monkeypatch.setattr(f"flashdsa.api.{module}.are_values_read", lambda tensor: False)
+    group = SimpleNamespace(name="", size=2, rank=1)
+    monkeypatch.setattr("flashdsa.distributed.decode.group_of", lambda mesh: group)
+    with HostReads() as reads:
+        COMPOSED[name]()
+    assert reads.found == []
+
+
+WAITING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x[0].item(),
+    "an index without dimensions": lambda x: x[torch.tensor(1)],
+    "bool": lambda x: bool((x > 0).any()),
+    "a mask": lambda x: x[x > 0],
+    "a mask that is written": lambda x: x.__setitem__(x > 0, torch.ones(3)),
+    "nonzero": lambda x: x.nonzero(),
+    "unique": lambda x: x.unique(),
+    "repeats": lambda x: x.repeat_interleave(torch.tensor([1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_waits_is_seen(name: str) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0])
+    with HostReads() as reads:
+        WAITING[name](x)
+    assert reads.found
+
+
+def test_the_gpus_test_calls_every_public_operation() -> None:
+    called = {name.partition(",")[0] for name in public_calls("cpu")}
+    # A warm-up, which waits: it is there to be waited for.
+    assert called == set(flashdsa.api.__all__) - {"compile_kernel"}
