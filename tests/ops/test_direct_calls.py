@@ -197,6 +197,24 @@ def test_what_the_kernel_would_take_wrongly_is_an_error_as_ever(
     assert kernel.calls == ["checked"]
 
 
+@pytest.mark.parametrize("name", ["seq_lens", "block_table"])
+@pytest.mark.parametrize("last", [False, True], ids=["first element", "last element"])
+def test_ids_that_share_memory_with_integers_are_an_error_as_ever(
+    kernel: Kernel, name: str, last: bool
+) -> None:
+    for _ in range(2):
+        call()
+    given: Tensor = getattr(HELD, name)
+    room = torch.zeros(2 * TOPK + given.numel() - 1, dtype=torch.int32)
+    ids, other = room[-2 * TOPK :], room[: given.numel()]
+    if last:
+        ids, other = room[: 2 * TOPK], room[-given.numel() :]
+    other.copy_(given.flatten())
+    with pytest.raises(ValueError, match=f"topk_indices: .* shares memory with {name}"):
+        call(ids.view(2, TOPK), **{name: other.view(given.shape)})
+    assert kernel.calls == ["checked", "direct"] and torch.equal(other, given.flatten())
+
+
 def test_too_many_pages_are_an_error_and_none_are_served_the_whole_way(kernel: Kernel) -> None:
     call()
     call(k_index_cache_fp8=CACHE[:0])

@@ -56,6 +56,7 @@ def prepare_sparse_mla_fwd(
     operands = SparseMlaOutOperands(q, kv, indices, out, lse, max_logits, topk_length, attn_sink)
     SPARSE_MLA_FWD_OUT.require_tensors(operands)
     refuse_gradients(operands.inputs)
+    SPARSE_MLA_FWD_OUT.require_apart(operands)
     for name, tensor in operands._asdict().items():
         if tensor is not None:
             _require_usable_as_is(name, tensor)

@@ -16,6 +16,7 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
 )
+from flashdsa.ops.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.problem import D_QK, KV_ROW_BYTES
 
 _SCALES = ("ue8m0", "fp32")
@@ -52,7 +53,8 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
         kv: (T, 576) or (T, 1, 576) bf16 or fp32.
         slots: (T,) int32 or int64: ``page * page_size + offset``.
         cache: changed in place; (S_kv, d), (num_pages, page_size, d) or (num_pages, page_size, 1,
-            d): d = 576 of bf16, or 656 of uint8 or int8.
+            d): d = 576 of bf16, or 656 of uint8 or int8. It overlaps neither itself nor `kv` or
+            `slots`.
         scale: as for `quantize_kv`.
 
     Raises:
@@ -63,6 +65,8 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
     rows, pages = _rows(kv), _pages(cache)
     require_device("cache", cache, kv.device, "kv")
     _check_slots(slots, rows)
+    require_addresses_of_its_own("cache", cache)
+    require_apart(("cache", "kv", "slots"), (cache, kv, slots), written=[0])
     if are_values_read(slots):
         _require_inside(slots, pages, padding=True)
     rows = pack(rows, power_of_two=power_of_two) if is_packed(cache) else rows.to(cache.dtype)

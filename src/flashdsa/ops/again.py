@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
+from flashdsa.ops.overlap import apart_again
+
 Serve = Callable[[Sequence[Any]], Any]
 """Of an operation's operands: serves calls like the one that it was made for."""
 _Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
@@ -26,12 +28,15 @@ class _Alike(NamedTuple):
 
     Attributes:
         given: of the operands those that are not missing; None: all. missing: numbers of the rest.
+        are_apart: whether those that are written share no memory with others, which guards do not
+            see; None: none is written.
     """
 
     given: Callable[[Sequence[Any]], tuple[Any, ...]] | None
     missing: tuple[int, ...]
     matches: Callable[..., bool]
     serve: Serve
+    are_apart: Callable[[Sequence[Any]], bool] | None
 
 
 class CallMemory:
@@ -40,6 +45,7 @@ class CallMemory:
     def __init__(
         self,
         begins_at: Mapping[int, int] | None = None,
+        written: Sequence[int] = (),
         most_keys: int = 1024,
         most_alike: int = 16,
     ) -> None:
@@ -48,8 +54,10 @@ class CallMemory:
         Args:
             begins_at: by the number of an operand, the number of elements at a multiple of which it
                 must begin in its storage, which guards do not see; operands that are never missing.
+            written: numbers of the operands that are written.
         """
         self._begins_at = tuple((begins_at or {}).items())
+        self._written = tuple(written)
         self._most_keys, self._most_alike = most_keys, most_alike
         self._calls: dict[tuple[Any, ...], list[_Alike]] = {}
 
@@ -71,7 +79,7 @@ class CallMemory:
             or forward_ad._current_level >= 0
         ):
             return None
-        for given, missing, matches, serve in calls:
+        for given, missing, matches, serve, are_apart in calls:
             if given is None:
                 if not matches(*operands):
                     continue
@@ -79,7 +87,7 @@ class CallMemory:
                 continue
             if any(operands[i].storage_offset() % multiple for i, multiple in self._begins_at):
                 return None
-            return serve
+            return serve if are_apart is None or are_apart(operands) else None
         return None
 
     def keep(self, key: tuple[Any, ...], operands: Sequence[Tensor | None], serve: Serve) -> None:
@@ -98,7 +106,8 @@ class CallMemory:
             calls.clear()
         matches = _Guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         if matches(*tensors):  # not if one of them is there twice
-            calls.append(_Alike(given, missing, matches, serve))
+            are_apart = apart_again(operands, self._written) if self._written else None
+            calls.append(_Alike(given, missing, matches, serve, are_apart))
 
     def clear(self) -> None:
         """Every call is new again."""

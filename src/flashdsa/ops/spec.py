@@ -25,6 +25,7 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
 )
+from flashdsa.ops.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.problem import Operation, Problem
 
 Dtypes = tuple[torch.dtype, ...] | Callable[[torch.dtype], tuple[torch.dtype, ...]]
@@ -110,6 +111,8 @@ class Operand:
             self.rule(self.name, tensor, sizes)
         if not self.strided:
             require_dense_rows(self.name, tensor)
+        if self.written:
+            require_addresses_of_its_own(self.name, tensor)
 
 
 def _positive(name: str, value: Any) -> Any:
@@ -191,9 +194,14 @@ class OpSpec:
     @cached_property
     def memory(self) -> CallMemory:
         """Of its calls: the checks read nothing of the operands but their types, sizes and strides,
-        and whether they begin where they must."""
+        whether they begin where they must, and whether what is written lies apart."""
         begins_at = {n: x.begins_at for n, x in enumerate(self.operands) if x.begins_at > 1}
-        return CallMemory(begins_at)
+        return CallMemory(begins_at, self.written)
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """Numbers of the operands that are written."""
+        return tuple(n for n, operand in enumerate(self.operands) if operand.written)
 
     @property
     def schema(self) -> str:
@@ -220,13 +228,20 @@ class OpSpec:
             if value is not None or not operand.optional:
                 require_tensor(operand.name, value)
 
+    def require_apart(self, operands: Sequence[Any]) -> None:
+        """No operand that is written shares memory with another one."""
+        if self.written:
+            require_apart([operand.name for operand in self.operands], operands, self.written)
+
     def normalised(self, operands: Any) -> Any:
         """The operands in the table's form, from what a caller gave.
 
         Raises:
-            ArgumentTypeError, ArgumentValueError: one is no tensor, or has no such form.
+            ArgumentTypeError, ArgumentValueError: one is no tensor, has no such form, or is written
+                and shares memory with another.
         """
         self.require_tensors(operands)
+        self.require_apart(operands)
         return operands if self.normalise is None else self.normalise(operands)
 
     def check(self, operands: Sequence[Any], parameters: Parameters) -> Sizes:

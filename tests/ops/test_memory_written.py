@@ -1,0 +1,185 @@
+"""What is written overlaps neither itself nor an input; the error names it before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import flashdsa
+from flashdsa.ops.overlap import overlaps_itself, share_memory
+from flashdsa.ops.table import OPERATIONS
+from tests.ops.public_calls import Call, public_calls
+
+pytestmark = pytest.mark.usefixtures("new_calls")
+
+WRITTEN = {
+    "sparse_mla_fwd, buffers": ("out", "lse"),
+    "prepare_sparse_mla_fwd": ("out", "lse"),
+    "dsa_topk_indexer": ("topk_indices",),
+    "dsa_topk_prefill": ("topk_indices",),
+    "write_index_k_cache": ("cache",),
+    "write_kv_cache": ("cache",),
+    "write_kv_cache, packed": ("cache",),
+}
+"""By a name of `public_calls`: what it writes."""
+EACH = [(name, written) for name, names in WRITTEN.items() for written in names]
+
+
+def test_every_operand_that_a_table_says_is_written_is_tried() -> None:
+    tried = {written for names in WRITTEN.values() for written in names}
+    tables = {operand.name for spec in OPERATIONS for operand in spec.operands if operand.written}
+    assert tables - tried == {"max_logits"}  # without a name in the public function
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    """Of the same shape, every row the same memory."""
+    return tensor[:1].clone().expand(tensor.shape)
+
+
+def windows(tensor: Tensor) -> Tensor:
+    """Of the same shape, rows that begin an element behind each other; as bytes, four."""
+    step = 4 if tensor.dtype == torch.uint8 else 1
+    strides = (step, *tensor.stride()[1:])
+    return torch.zeros(2 * tensor.numel(), dtype=tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Of each element, NaN's too."""
+    return tensor.contiguous().view(torch.uint8)
+
+
+def refused(call: Call, match: str, **changed: Any) -> None:
+    """An error that matches; nothing was written."""
+    arguments = {**call.arguments, **changed}
+    before = {n: bits(x).clone() for n, x in arguments.items() if isinstance(x, Tensor)}
+    with pytest.raises(ValueError, match=match):
+        call.function(**arguments)
+    for name, values in before.items():
+        assert torch.equal(bits(arguments[name]), values), name
+
+
+@pytest.mark.parametrize("overlapping", [expanded, windows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("name", "written"), EACH)
+def test_a_tensor_that_overlaps_itself_is_not_written(
+    name: str, written: str, overlapping: Callable[[Tensor], Tensor]
+) -> None:
+    call = public_calls("cpu")[name]
+    wrong = overlapping(call.arguments[written])
+    refused(call, rf"{written}: expected .*strides", **{written: wrong})
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("name", "written"), EACH)
+def test_a_tensor_that_shares_memory_with_an_input_is_not_written(
+    name: str, written: str, again: bool
+) -> None:
+    """Every input is tried; also where a call of the same sizes and strides was served before."""
+    call = public_calls("cpu")[name]
+    held: Tensor = call.arguments[written]
+    for other in call.tensors:
+        if other == written:
+            continue
+        wanted: Tensor = call.arguments[other]
+        if again:
+            call()
+            call()
+        room = torch.zeros(held.nbytes + wanted.nbytes, dtype=torch.uint8)
+        moved = room[: held.nbytes].view(held.dtype).view(held.shape)
+        begin = max(0, held.nbytes - 64) // 64 * 64  # its last bytes, aligned
+        shared = room[begin : begin + wanted.nbytes].view(wanted.dtype).view(wanted.shape)
+        shared.copy_(wanted)
+        first = "|".join((written, other) if other in WRITTEN[name] else (written,))
+        refused(call, rf"({first}): .*shares memory with", **{written: moved, other: shared})
+
+
+def test_neighbours_in_one_buffer_are_written() -> None:
+    """Behind each other, and as columns of rows: ids beside the pages of the same requests."""
+    for name in ("dsa_topk_indexer", "dsa_topk_prefill"):
+        call = public_calls("cpu")[name]
+        held: Tensor = call.arguments["topk_indices"]
+        other = "block_table" if name == "dsa_topk_indexer" else "ends"
+        wanted: Tensor = call.arguments[other]
+        call()
+        expected = held.clone()
+        if wanted.dim() == 2:
+            room = torch.zeros(len(held), held.shape[1] + wanted.shape[1], dtype=torch.int32)
+            ids, beside = room.split([held.shape[1], wanted.shape[1]], dim=1)
+        else:
+            room = torch.zeros(held.numel() + wanted.numel(), dtype=torch.int32)
+            ids, beside = room[: held.numel()].view(held.shape), room[held.numel() :]
+        beside.copy_(wanted)
+        for _ in range(3):
+            ids.zero_()
+            call.function(**{**call.arguments, "topk_indices": ids, other: beside})
+            assert torch.equal(ids, expected)
+
+
+def test_results_share_no_memory_with_each_other() -> None:
+    q, kv = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    room = torch.zeros(24, dtype=torch.float64)
+    out, lse = room.view(2, 3, 4), room[-6:].view(2, 3)
+    with pytest.raises(ValueError, match=r"out: expected memory of its own .* with lse"):
+        flashdsa.sparse_mla_fwd(q, kv, torch.zeros(2, 3).int(), d_v=4, out=out, lse=lse)
+    assert not room.any()
+
+
+def test_under_vmap_and_compiled_calls_are_served() -> None:
+    call = public_calls("cpu")["dsa_topk_prefill"]
+    call()
+    expected = call.arguments["topk_indices"].clone()
+    batched = torch.zeros(2, *expected.shape, dtype=torch.int32)
+
+    def one(ids: Tensor) -> Tensor:
+        call.function(**{**call.arguments, "topk_indices": ids})
+        return ids
+
+    torch.vmap(one)(batched)
+    assert torch.equal(batched[0], expected) and torch.equal(batched[1], expected)
+    ids = torch.zeros_like(expected)
+    torch.compile(one, fullgraph=True, backend="aot_eager")(ids)
+    assert torch.equal(ids, expected)
+
+
+@st.composite
+def views(draw: st.DrawFn, room: Tensor) -> Tensor:
+    """Any view of a small buffer, which may overlap itself."""
+    dims = draw(st.integers(0, 3))
+    shape = draw(st.lists(st.integers(1, 3), min_size=dims, max_size=dims))
+    strides = draw(st.lists(st.integers(0, 9), min_size=dims, max_size=dims))
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    offset = draw(st.integers(0, len(room) - reach - 1))
+    return room.as_strided(shape, strides, offset)
+
+
+ROOM = torch.arange(96, dtype=torch.int32)
+
+
+@given(views(ROOM), views(ROOM))
+def test_no_overlap_is_overlooked(one: Tensor, other: Tensor) -> None:
+    """The elements of the room are their addresses."""
+    addresses, others = one.flatten().tolist(), other.flatten().tolist()
+    assert overlaps_itself(one) or len(set(addresses)) == len(addresses)
+    assert share_memory(one, other) or not set(addresses) & set(others)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (ROOM[:8], ROOM[8:]),
+        (ROOM.view(8, 12)[:, :5], ROOM.view(8, 12)[:, 5:]),
+        (ROOM.view(8, 12)[::2], ROOM.view(8, 12)[1::2]),
+        (ROOM.view(4, 4, 6)[:, :2, 1:3], ROOM.view(4, 4, 6)[:, :, 3:]),
+        (ROOM.view(4, 4, 6)[:, 1:3], ROOM.view(4, 4, 6)[:, 3]),
+        (ROOM[:0], ROOM),
+        (ROOM.to("meta"), ROOM.to("meta")),
+    ],
+)  # fmt: skip
+def test_views_apart_are_known_to_be(one: Tensor, other: Tensor) -> None:
+    assert not share_memory(one, other) and not share_memory(other, one)
+    assert not overlaps_itself(one)
