@@ -84,6 +84,8 @@ def _parts(name: str, values: Tensor | Sequence[Tensor]) -> list[Tensor]:
     if not isinstance(values, Iterable):
         wanted = "a tensor, or a sequence of tensors"
         raise ArgumentTypeError(f"{name}: expected {wanted}; got {type(values).__name__}")
+    if isinstance(values, Tensor):
+        require_tensor(name, values)
     parts = list(values)
     for part in parts:
         require_tensor(name, part)

@@ -44,7 +44,11 @@ def call(spec: OpSpec, operands: Sequence[Any], backend: str, **parameters: Any)
     # Dynamo cannot trace what makes a memory, which the first call does.
     if is_dynamo_compiling():
         return _call(spec, operands, backend, parameters, None)
-    values, sizes = parameters.values(), getattr(operands[0], "shape", None)
+    try:
+        sizes = getattr(operands[0], "shape", None)
+    except RuntimeError:  # a nested tensor's; the checks say so
+        return _call(spec, operands, backend, parameters, None)
+    values = parameters.values()
     key = (sizes, backend, *values, *map(type, values), registry.size, *raw_settings())
     serve = spec.memory.find(key, operands)
     if serve is not None:
