@@ -79,6 +79,8 @@ class Kernel:
 
     def function(self, compiled_for: tuple[int, int], *arguments: Any) -> None:
         """The kernel's function."""
+        for tensor in arguments[:6]:
+            assert tensor.stride() is not None and tensor.data_ptr()  # what DLPack hands over
         if self.refusal is not None:
             raise self.refusal
         if (arguments[0].shape[1], arguments[5].shape[1]) != compiled_for:
@@ -213,6 +215,23 @@ def test_ids_that_share_memory_with_integers_are_an_error_as_ever(
     with pytest.raises(ValueError, match=f"topk_indices: .* shares memory with {name}"):
         call(ids.view(2, TOPK), **{name: other.view(given.shape)})
     assert kernel.calls == ["checked", "direct"] and torch.equal(other, given.flatten())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", [*HELD._fields, "out"])
+def test_nested_and_sparse_tensors_are_an_error_as_ever(kernel: Kernel, name: str) -> None:
+    """Of as many elements as those that were served."""
+    for _ in range(2):
+        call()
+    given: Tensor = output() if name == "out" else getattr(HELD, name)
+    if given.dtype == torch.float8_e4m3fn:
+        given = given.float()
+    named = "topk_indices" if name == "out" else name
+    halves = list(given.flatten().chunk(2))
+    for wrong in (torch.nested.nested_tensor(halves), given.to_sparse()):
+        with pytest.raises(TypeError, match=f"{named}: expected a dense tensor"):
+            call(**{name: wrong})
+    assert kernel.calls == ["checked", "direct"]
 
 
 def test_too_many_pages_are_an_error_and_none_are_served_the_whole_way(kernel: Kernel) -> None:

@@ -35,9 +35,14 @@ def are_values_read(tensor: Tensor) -> bool:
 
 
 def require_tensor(name: str, value: object) -> None:
-    """`value` is a torch.Tensor."""
+    """`value` is a torch.Tensor that has strides: neither sparse nor nested."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+    if value.layout is not torch.strided or value.is_nested:
+        nested = " of a nested tensor" if value.is_nested else ""
+        raise ArgumentTypeError(
+            f"{name}: expected a dense tensor (layout torch.strided); got {value.layout}{nested}"
+        )
 
 
 def require_backend(name: str, value: object) -> None:

@@ -151,25 +151,25 @@ def launch_again(
             raw_backend,
         )
     )
-    if (
-        launch is None
-        or raw_check is not None
-        or not THREAD.has_context
-        or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
-        or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
-        or block_table.shape[0] != (rows := seq_lens.shape[0])
-    ):
-        return False
-    ids = topk_indices.data_ptr()
-    if (
-        -4 * num_ids
-        < ids - block_table.data_ptr()
-        < 4 * max(rows * block_table.stride(0), block_table.numel())
-        or -4 * num_ids < ids - seq_lens.data_ptr() < 4 * rows
-    ):
-        return False
-    function, first, second = launch
     try:
+        if (
+            launch is None
+            or raw_check is not None
+            or not THREAD.has_context
+            or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
+            or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
+            or block_table.shape[0] != (rows := seq_lens.shape[0])
+        ):
+            return False
+        ids = topk_indices.data_ptr()
+        if (
+            -4 * num_ids
+            < ids - block_table.data_ptr()
+            < 4 * max(rows * block_table.stride(0), block_table.numel())
+            or -4 * num_ids < ids - seq_lens.data_ptr() < 4 * rows
+        ):
+            return False
+        function, first, second = launch
         function(
             q_index_fp8,
             k_index_cache_fp8,
@@ -181,6 +181,12 @@ def launch_again(
             second,
         )
     except REFUSALS:
+        return False
+    except RuntimeError:
+        # Nested and sparse tensors have no sizes, strides or address; else it is the driver's.
+        operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+        if all(x.layout is torch.strided and not x.is_nested for x in operands):
+            raise
         return False
     torch._C._increment_version((topk_indices,))
     return True
