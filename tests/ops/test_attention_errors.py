@@ -125,6 +125,51 @@ def test_dkv_dtype_must_fit_the_inputs(
         flashdsa.mla_bwd(x.q, x.kv, out, lse, out, x.indices, dkv_dtype=dkv_dtype)
 
 
+FOLDED_ATTENTION = (
+    r"q: expected shape \[S, H, d_qk\]; got 4 dimensions, shape \[1, 3, 2, 12\]; fold the "
+    r"batch into S \(q.flatten\(0, 1\)\) and into S_kv \(kv.flatten\(0, 1\)\), and add b \* S_kv "
+    r"to the valid indices of sequence b; invalid ones stay -1"
+)
+
+
+def _batched(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {n: x[None] if isinstance(x, torch.Tensor) else x for n, x in arguments.items()}
+
+
+@pytest.mark.parametrize(
+    "function", [flashdsa.sparse_mla_fwd, flashdsa.sparse_mla, flashdsa.mla_bwd]
+)
+def test_a_batch_is_told_how_to_fold(function: Any) -> None:
+    arguments = _forward_arguments()
+    if function is flashdsa.mla_bwd:
+        arguments = _backward_arguments()
+    with pytest.raises(ValueError, match=f"^{FOLDED_ATTENTION}"):
+        function(**_batched(arguments))
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_a_batch_with_buffers_is_told_how_to_fold(prepare: bool) -> None:
+    arguments = _forward_arguments()
+    out, lse = flashdsa.sparse_mla_fwd(**arguments)
+    del arguments["d_v"]
+    function: Any = flashdsa.prepare_sparse_mla_fwd if prepare else flashdsa.sparse_mla_fwd
+    with pytest.raises(ValueError, match=f"^{FOLDED_ATTENTION}"):
+        function(**_batched({**arguments, "out": out, "lse": lse}))
+
+
+def test_a_batch_folded_as_the_message_says_gives_what_its_sequences_give() -> None:
+    first, second = inputs.attention(torch.float64), inputs.attention(torch.float64, seed=1)
+    q, kv = torch.stack([first.q, second.q]), torch.stack([first.kv, second.kv])
+    indices = torch.stack([first.indices, second.indices])
+    S_kv = kv.shape[1]
+    valid = (indices >= 0) & (indices < S_kv)
+    offset = torch.arange(2, dtype=torch.int32)[:, None, None] * S_kv
+    folded = torch.where(valid, indices + offset, -1)
+    got = flashdsa.sparse_mla(q.flatten(0, 1), kv.flatten(0, 1), folded.flatten(0, 1), d_v=8)
+    apart = [flashdsa.sparse_mla(x.q, x.kv, x.indices, d_v=8) for x in (first, second)]
+    torch.testing.assert_close(got, torch.cat(apart))
+
+
 @pytest.mark.parametrize("backend", [("cpu",), ("cpu", None), ["cpu", "cpu"], 3])
 def test_a_pair_of_backends_is_two_names(backend: Any) -> None:
     with pytest.raises(TypeError, match=r"backend: expected the name .* \(forward, backward\)"):

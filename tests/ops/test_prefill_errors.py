@@ -9,6 +9,7 @@ import torch
 
 import flashdsa
 from flashdsa.errors import UnsupportedError
+from tests.ops.public_calls import public_calls
 
 POISON = 123
 
@@ -70,6 +71,27 @@ def test_a_wrong_argument_is_named_and_nothing_is_written(
     if name not in ("topk_indices", "backend"):
         with pytest.raises(error, match=message):
             flashdsa.prefill_logits(**{**_arguments(), name: value})
+
+
+@pytest.mark.parametrize("name", ["dsa_topk_prefill", "prefill_logits"])
+def test_a_batch_is_told_how_to_fold(name: str) -> None:
+    call = public_calls("cpu")[name]
+    batched = {n: x[None] if n in call.tensors else x for n, x in call.arguments.items()}
+    with pytest.raises(
+        ValueError,
+        match=r"^q_index: expected shape \[S, H, 128\]; got 4 dimensions, .*; fold the batch into "
+        r"S \(q_index.flatten\(0, 1\)\) and into S_kv \(k_index.flatten\(0, 1\)\), and add "
+        r"b \* S_kv to the starts and ends of sequence b",
+    ):
+        call.function(**batched)
+
+
+@pytest.mark.parametrize("name", ["indexer_scores", "indexer_bwd", "indexer_kl_loss"])
+def test_a_batch_in_training_is_told_how_to_fold(name: str) -> None:
+    call = public_calls("cpu")[name]
+    batched = {n: x[None] if n in call.tensors else x for n, x in call.arguments.items()}
+    with pytest.raises(ValueError, match=r"^q(_index)?: .*; got 4 dimensions, .*fold the batch"):
+        call.function(**batched)
 
 
 def test_keys_without_scales_take_none() -> None:

@@ -67,12 +67,13 @@ def require_dtype(name: str, tensor: Tensor, *expected: torch.dtype) -> None:
         raise ArgumentTypeError(f"{name}: expected dtype {names}; got {dtype_name(tensor.dtype)}")
 
 
-def require_rank(name: str, tensor: Tensor, ranks: Sequence[int], layout: str) -> None:
+def require_rank(
+    name: str, tensor: Tensor, ranks: Sequence[int], layout: str, advice: str = ""
+) -> None:
     """`tensor` has one of the `ranks`; `layout` says in words what the dimensions are."""
     if tensor.dim() not in ranks:
-        raise ArgumentValueError(
-            f"{name}: expected shape {layout}; got {tensor.dim()} dimensions, {_shape(tensor)}"
-        )
+        got = f"{tensor.dim()} dimensions, {_shape(tensor)}{advice}"
+        raise ArgumentValueError(f"{name}: expected shape {layout}; got {got}")
 
 
 def require_shape(

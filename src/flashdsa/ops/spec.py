@@ -50,6 +50,7 @@ class Operand:
         note: follows the shape in the message about a wrong one.
         why: ends that message.
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
+        batched: the advice where it has a dimension more than that; its rank is looked at first.
         begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
     """
 
@@ -63,6 +64,7 @@ class Operand:
     note: str = ""
     why: str = ""
     rule: Callable[[str, Tensor, Sizes], None] | None = None
+    batched: str = ""
     begins_at: int = 1
 
     @cached_property
@@ -80,6 +82,11 @@ class Operand:
         """The shape as messages write it."""
         return f"[{', '.join(self.dims)}]"
 
+    def require_rank(self, tensor: Tensor) -> None:
+        """`tensor` has a dimension for each of the table's."""
+        advice = f"; {self.batched}" if tensor.dim() == len(self.dims) + 1 and self.batched else ""
+        require_rank(self.name, tensor, (len(self.dims),), self.layout, advice)
+
     def check(self, tensor: Tensor, first: Tensor, first_name: str, sizes: Sizes) -> None:
         """Hold `tensor` against this row of the table; sizes seen for the first time are noted.
 
@@ -95,7 +102,7 @@ class Operand:
             require_dtype(self.name, tensor, *dtypes)
         shape = tensor.shape
         if len(shape) != len(self.dims):
-            require_rank(self.name, tensor, (len(self.dims),), self.layout)
+            self.require_rank(tensor)
         for fixed, dim, size in zip(self.fixed, self.dims, shape, strict=True):
             if size != (sizes.setdefault(dim, size) if fixed is None else fixed):
                 expected = [
@@ -222,11 +229,14 @@ class OpSpec:
         values = arguments[len(self.operands) :]
         return operands, {p.name: v for p, v in zip(self.parameters, values, strict=True)}, backend
 
-    def require_tensors(self, operands: Sequence[object]) -> None:
-        """Every operand is a torch.Tensor, or None where that is allowed."""
+    def require_tensors(self, operands: Sequence[Any]) -> None:
+        """Every operand is a torch.Tensor, or None where that is allowed; none has a batch."""
         for operand, value in zip(self.operands, operands, strict=True):
             if value is not None or not operand.optional:
                 require_tensor(operand.name, value)
+        for operand, value in zip(self.operands, operands, strict=True):
+            if operand.batched:
+                operand.require_rank(value)
 
     def require_apart(self, operands: Sequence[Any]) -> None:
         """No operand that is written shares memory with another one."""

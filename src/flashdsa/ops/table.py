@@ -43,10 +43,20 @@ SUMS = (torch.float32, torch.float64)
 INT32 = (torch.int32,)
 BYTES = (torch.uint8, torch.int8)
 
+
+def _fold(queries: str, keys: str, ids: str) -> str:
+    return (
+        f"fold the batch into S ({queries}.flatten(0, 1)) and into S_kv ({keys}.flatten(0, 1)), "
+        f"and add b * S_kv to the {ids}"
+    )
+
+
+_VALID_INDICES = "valid indices of sequence b; invalid ones stay -1"
 _Q = Operand(
     "q",
     "S H d_qk",
     ATTENTION_DTYPES,
+    batched=_fold("q", "kv", _VALID_INDICES),
     nonempty="expected shape [S, H, d_qk] with H >= 1 and d_qk >= 1; got {shape}",
 )
 _KV = Operand("kv", "S_kv d_qk", rules.same_dtype, note=" or [S_kv, 1, d_qk]")
@@ -180,6 +190,7 @@ _PREFILL = (
         "q_index",
         f"S H {INDEX_HEAD_DIM}",
         (*E4M3, torch.bfloat16, torch.float16, torch.float32),
+        batched=_fold("q_index", "k_index", "starts and ends of sequence b"),
         nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
     ),
     Operand("k_index", f"S_kv {INDEX_HEAD_DIM}", rules.same_dtype, rule=rules.rows_within_int32),
@@ -273,6 +284,7 @@ _INDEX_HEADS = (
         "q_index",
         f"S H {INDEX_HEAD_DIM}",
         ATTENTION_DTYPES,
+        batched=_fold("q_index", "k_index", _VALID_INDICES),
         nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
     ),
     Operand("k_index", f"S_kv {INDEX_HEAD_DIM}", rules.same_dtype),
