@@ -69,7 +69,7 @@ COMPOSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_nothing_is_read_by_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("kv_cache",):
+    for module in ("kv_cache", "prefill"):
         monkeypatch.setattr(f"flashdsa.api.{module}.are_values_read", lambda tensor: False)
     group = SimpleNamespace(name="", size=2, rank=1)
     monkeypatch.setattr("flashdsa.distributed.decode.group_of", lambda mesh: group)

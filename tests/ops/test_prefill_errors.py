@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashdsa
 from flashdsa.errors import UnsupportedError
@@ -114,6 +116,52 @@ def test_wrong_offsets_of_sequences(
 ) -> None:
     with pytest.raises(error, match=message):
         flashdsa.causal_ranges(cu_q, cu_k)
+
+
+@pytest.mark.parametrize(
+    ("cu_q", "cu_k", "num_queries", "message"),
+    [
+        ([2, 5, 8], None, None, r"cu_seqlens_q: .* begin at 0; got cu_seqlens_q\[0\] = 2"),
+        ([-1, 5, 8], None, 8, r"cu_seqlens_q: .* begin at 0; got cu_seqlens_q\[0\] = -1"),
+        ([0, 5, 3], None, None, r"cu_seqlens_q: .* decrease; got cu_seqlens_q\[2\] = 3 after 5"),
+        ([0, 2, 5], [0, 4, 3], 5, r"cu_seqlens_k: .* decrease; got cu_seqlens_k\[2\] = 3 after 4"),
+        ([0, 2, 5], [1, 4, 6], 5, r"cu_seqlens_k: .* begin at 0; got cu_seqlens_k\[0\] = 1"),
+        ([0, 2, 3], None, 9, "num_queries: expected the last of cu_seqlens_q, 3; got 9"),
+        ([0, 2, 3], None, 2, "num_queries: expected the last of cu_seqlens_q, 3; got 2"),
+        ([0, 2, 3], None, 0, "num_queries: expected the last of cu_seqlens_q, 3; got 0"),
+        ([0, 2], [0, 2**31], 2, r"cu_seqlens_k: expected at most 2147483647 .*k\[1\] = 2147483648"),
+    ],
+)
+def test_offsets_that_are_none(
+    cu_q: list[int], cu_k: list[int] | None, num_queries: int | None, message: str
+) -> None:
+    keys = None if cu_k is None else torch.tensor(cu_k)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        flashdsa.causal_ranges(torch.tensor(cu_q), keys, num_queries=num_queries)
+
+
+def test_where_values_are_not_checked_offsets_are_taken_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashdsa.api.prefill.are_values_read", lambda tensor: False)
+    starts, ends = flashdsa.causal_ranges(torch.tensor([0, 2, 3]), num_queries=5)
+    assert starts.tolist() == [0, 0, 2, 2, 2] and ends.tolist() == [1, 2, 3, 4, 5]
+    starts, ends = flashdsa.causal_ranges(torch.tensor([0, 2, 3]), num_queries=2)
+    assert starts.tolist() == [0, 0] and ends.tolist() == [1, 2]
+
+
+def test_what_holds_no_values_is_not_checked_by_them() -> None:
+    def ranges(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return flashdsa.causal_ranges(offsets, num_queries=3)
+
+    offsets = torch.tensor([0, 1, 3])
+    starts, ends = ranges(offsets)
+    assert torch.equal(make_fx(ranges)(offsets)(offsets)[1], ends)
+    batched = torch.vmap(ranges)(torch.stack([offsets, offsets]))
+    assert torch.equal(batched[0], torch.stack([starts, starts]))
+    with FakeTensorMode():
+        assert ranges(torch.zeros(3, dtype=torch.int64))[0].shape == (3,)
+    assert ranges(offsets.to("meta"))[0].shape == (3,)
 
 
 def test_scores_have_no_gradient() -> None:

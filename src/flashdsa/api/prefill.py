@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.ops.checks import require_device, require_positive, require_rank, require_tensor
+from flashdsa.ops.checks import (
+    INT32_MAX,
+    are_values_read,
+    holds_values,
+    require_device,
+    require_positive,
+    require_rank,
+    require_tensor,
+)
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import DSA_TOPK_PREFILL, PREFILL_LOGITS
 
@@ -91,7 +101,11 @@ def causal_ranges(
         starts, ends (S,) int32, on cu_seqlens_q's device.
 
     Raises:
-        TypeError, ValueError: a wrong argument.
+        TypeError, ValueError: a wrong argument, and where values are checked (on the CPU, or with
+            FLASHDSA_CHECK=1; not in compiled code) offsets that do not begin at 0 or that decrease,
+            and a `num_queries` that is not the last of cu_seqlens_q. Where they are not, queries
+            from the last offset on count as the last sequence's, with ends beyond its keys, and
+            queries from `num_queries` on are left out; `dsa_topk_prefill` clamps ends to S_kv.
     """
     ends_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", ends_k)):
@@ -105,10 +119,17 @@ def causal_ranges(
                 f"{name}: expected B + 1 offsets, one more than sequences; got {list(value.shape)}"
                 f" where cu_seqlens_q has {list(cu_seqlens_q.shape)}"
             )
+    if num_queries is not None and (num_queries != 0 or isinstance(num_queries, bool)):
+        require_positive("num_queries", num_queries)
+    if holds_values(cu_seqlens_q) and holds_values(ends_k) and are_values_read(ends_k):
+        last = _require_offsets("cu_seqlens_q", cu_seqlens_q)
+        _require_offsets("cu_seqlens_k", ends_k)
+        if num_queries not in (None, last):
+            raise ArgumentValueError(
+                f"num_queries: expected the last of cu_seqlens_q, {last}; got {num_queries}"
+            )
     if num_queries is None:
         num_queries = int(cu_seqlens_q[-1])
-    elif num_queries != 0:
-        require_positive("num_queries", num_queries)
     query = torch.arange(num_queries, device=cu_seqlens_q.device)
     # Of empty sequences that begin where another one does, `right` finds the one with queries.
     sequence = torch.searchsorted(cu_seqlens_q[1:].long(), query, right=True)
@@ -117,3 +138,25 @@ def causal_ranges(
     behind = cu_seqlens_q[1:].long()[sequence] - query - 1
     ends = torch.maximum(ends_k[1:].long()[sequence] - behind, starts)
     return starts.to(torch.int32), ends.to(torch.int32)
+
+
+def _require_offsets(name: str, offsets: Tensor) -> int:
+    """The last of `offsets`, which begin at 0, do not decrease and fit int32."""
+    values = offsets.tolist()
+    if values[0] != 0:
+        raise ArgumentValueError(
+            f"{name}: expected offsets that begin at 0; got {name}[0] = {values[0]}"
+        )
+    for sequence, (before, value) in enumerate(pairwise(values), 1):
+        if value < before:
+            raise ArgumentValueError(
+                f"{name}: expected offsets that do not decrease; "
+                f"got {name}[{sequence}] = {value} after {before}"
+            )
+        if value > INT32_MAX:
+            raise ArgumentValueError(
+                f"{name}: expected at most {INT32_MAX} (int32 rows); "
+                f"got {name}[{sequence}] = {value}"
+            )
+    last: int = values[-1]
+    return last

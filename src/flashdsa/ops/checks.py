@@ -34,6 +34,18 @@ def are_values_read(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" or values_are_checked()
 
 
+def holds_values(tensor: Tensor) -> bool:
+    """Whether values can be read: the tensor stands for no other one, in a trace or a transform."""
+    return (
+        type(tensor) is Tensor
+        and not tensor.is_meta
+        and not torch.compiler.is_compiling()
+        and not torch._C._get_tracing_state()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._functorch.get_interpreter_stack()
+    )
+
+
 def require_tensor(name: str, value: object) -> None:
     """`value` is a torch.Tensor that has strides: neither sparse nor nested."""
     if not isinstance(value, Tensor):
