@@ -38,6 +38,10 @@ class UnreadableFileError(PtxEmuError, OSError):
     """A file that is missing, a folder, or not the text that it should be."""
 
 
+class StoppedError(PtxEmuError):
+    """A launch that was ended before its end, or that came behind the end."""
+
+
 class UnsupportedInstructionError(PtxEmuError, NotImplementedError):
     """The kernel needs instructions that ptxemu does not have; raised before anything runs."""
 

@@ -142,4 +142,6 @@ def _run_script(command: Sequence[str], how: How) -> HostRun:
     contexts.append(InProcess(log, arch, host_memory))
     script, *arguments = command
     outcome = run_script(contexts, script, arguments, is_module=how.is_module)
+    if log.stopped:  # in a launch, where C stood between the interrupt and the script
+        raise KeyboardInterrupt
     return HostRun(script, arch, outcome.exit_code, log, outcome.error)

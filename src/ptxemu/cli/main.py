@@ -36,7 +36,7 @@ Run and check Hopper and Blackwell PTX on a machine without the GPU.
   ptxemu mutate kernel.ptx ...           break each synchronisation in turn
 
 Exit code: 0 all is well, 1 something was found (a hazard, a missing
-instruction), 2 the command could not be carried out."""
+instruction), 2 the command could not be carried out, 130 it was interrupted."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -31,7 +31,13 @@ from ptxemu.driver.rules import (
     execution_status,
     status_of,
 )
-from ptxemu.errors import ExecutionError, LaunchError, PtxEmuError, UnsupportedInstructionError
+from ptxemu.errors import (
+    ExecutionError,
+    LaunchError,
+    PtxEmuError,
+    StoppedError,
+    UnsupportedInstructionError,
+)
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.machine.device import device_for
 from ptxemu.machine.layout import Layout
@@ -104,6 +110,9 @@ class Client:
             return status_of(error), b""
         except UnsupportedInstructionError:
             return Status.NOT_SUPPORTED, b""
+        except StoppedError as error:
+            self._log.fail(str(error))
+            return Status.UNKNOWN, b""
         except PtxEmuError as error:
             self._log.fail(f"{type(error).__name__}: {error}")
             return Status.INVALID_PTX, b""

@@ -166,7 +166,10 @@ def _answering(
             request = ctypes.string_at(data, size) if data else b""
             status, reply = client.handle(operation, request)
             library.ptxemu_reply(reply, len(reply))
-        except Exception as error:  # C cannot pass it on
+        except KeyboardInterrupt:  # C cannot pass it on
+            log.stop()
+            return int(Status.UNKNOWN)
+        except Exception as error:  # nor any other
             log.fail(f"{type(error).__name__}: {error}")
             return int(Status.UNKNOWN)
         return status

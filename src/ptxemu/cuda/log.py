@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
-from ptxemu.errors import ExecutionError, UnsupportedInstructionError
+from ptxemu.errors import ExecutionError, StoppedError, UnsupportedInstructionError
 from ptxemu.events import LaunchProgress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.sched.policy import Policy
@@ -34,14 +34,22 @@ class Log:
     notes: list[str] = field(default_factory=list)
     """What a reader of the results should know: refused calls, functions that are not emulated."""
 
+    stopped: bool = field(default=False, init=False)
+    """Whether launches are to end: nobody waits for them any more."""
+
+    def stop(self) -> None:
+        """End the launch that is under way, in whatever thread, and let none begin."""
+        self.stopped = True
+
     def run(self, setup: LaunchSetup) -> LaunchResult:
         """Run a launch and remember what it did.
 
         Raises:
             PtxEmuError: as `Module.launch`; failures are remembered too.
+            StoppedError: `stop` was called.
         """
-        report = self.on_progress
         kernel = setup.kernel
+        self._go_on(kernel)
         is_spared = self.unchecked is not None and self.unchecked.search(kernel) is not None
         if is_spared and self.check:
             self.note(f"kernel {kernel} was not checked, as --unchecked says")
@@ -50,7 +58,7 @@ class Log:
                 policy=self.policy,
                 observer=None if self.on_launch is None else self.on_launch(setup),
                 check=self.check and not is_spared,
-                on_progress=None if report is None else lambda now: report(kernel, now),
+                on_progress=lambda now: self._tell(kernel, now),
             )
         except ExecutionError as error:
             self.findings.extend(error.findings)
@@ -62,6 +70,15 @@ class Log:
         self.launches.append(result)
         self.findings.extend(result.findings)
         return result
+
+    def _tell(self, kernel: str, now: LaunchProgress) -> None:
+        self._go_on(kernel)
+        if self.on_progress is not None:
+            self.on_progress(kernel, now)
+
+    def _go_on(self, kernel: str) -> None:
+        if self.stopped:
+            raise StoppedError(f"kernel {kernel}: stopped, for its program has ended")
 
     def fail(self, text: str) -> None:
         """Remember a failure once."""

@@ -14,6 +14,9 @@ from ptxemu.cuda.log import Log
 from ptxemu.cuda.server import Server
 from ptxemu.errors import UnreadableFileError
 
+_PATIENCE_SECONDS = 0.5
+"""For a program that is told to end."""
+
 
 def run_program(
     log: Log, command: Sequence[str], *, arch: str, output: IO[str] | None = None
@@ -38,13 +41,25 @@ def run_program(
         try:
             code = process.wait()
         except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
+            log.stop()
+            _end(process)
             raise
+        if code < 0:
+            log.stop()  # a launch that it waited for
     if code < 0:
         log.note(f"the program was ended by {signal.Signals(-code).name}{_reason(-code)}")
         return 128 - code
     return code
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program, whatever it does about it."""
+    process.terminate()
+    try:
+        process.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def environment_for(

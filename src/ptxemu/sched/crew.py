@@ -9,8 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import select
 import signal
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 STEPS_BEFORE = 8192
 """Steps of a launch before its clusters are dealt: some 0.2 s, ten times what that costs."""
+_SECONDS_BETWEEN_LOOKS = 0.2
+"""While a process waits for the others' shares."""
 MOST_BYTES = 1 << 30
 """Of memory that is copied to find what a process has written."""
 
@@ -112,8 +116,11 @@ class Crew:
         done, executed = (before + self._counts.sum(axis=0)).tolist()
         return done, executed
 
-    def finish(self) -> int:
+    def finish(self, while_waiting: Callable[[], None]) -> int:
         """This process's share is done: take over what the others did, or hand it over and end.
+
+        Args:
+            while_waiting: called now and then; what it raises ends the wait.
 
         Returns:
             clusters that others have finished.
@@ -126,6 +133,8 @@ class Crew:
         errors: list[Exception] = []
         while self._pipes:
             process, source = self._pipes[0]
+            while not select.select([source], [], [], _SECONDS_BETWEEN_LOOKS)[0]:
+                while_waiting()
             with open(source, "rb") as stream:
                 data = stream.read()
             del self._pipes[0]

@@ -74,7 +74,7 @@ class Scheduler:
         try:
             self._run()
             self._totals()
-            self._finished += self._crew.finish()
+            self._finished += self._crew.finish(self._tell_progress)
             self._tell_progress()
         except BaseException as error:
             self._crew.give_up(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,15 @@ from ptxemu.cuda import nvcc
 from ptxemu.cuda.build import Standin, standin
 
 PROGRAMS = Path(__file__).parent / "programs"
+
+
+def compile_c(source: Path, program: Path, standin: Standin, library: str) -> Path:
+    """A program that needs CUDA's library by its own name, as one that was linked elsewhere."""
+    options = [f"-L{standin.folder}", "-Wl,--no-as-needed", f"-l:{library}", "-lcuda"]
+    command = [shutil.which("cc") or "gcc", str(source), *options, "-o", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
 
 
 @pytest.fixture(scope="session")

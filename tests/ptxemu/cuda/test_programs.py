@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,22 +11,13 @@ import pytest
 from ptxemu import load_launch
 from ptxemu.cli.main import main
 from ptxemu.cuda.build import Standin
-from tests.ptxemu.cuda.conftest import PROGRAMS
-
-
-def _compile_c(source: Path, program: Path, standin: Standin, library: str) -> Path:
-    """A program that needs CUDA's library by its own name, as one that was linked elsewhere."""
-    options = [f"-L{standin.folder}", "-Wl,--no-as-needed", f"-l:{library}", "-lcuda"]
-    command = [shutil.which("cc") or "gcc", str(source), *options, "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return program
+from tests.ptxemu.cuda.conftest import PROGRAMS, compile_c
 
 
 @pytest.fixture(scope="module")
 def driver_program(made_standin: Standin, tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("driver") / "driver"
-    return _compile_c(PROGRAMS / "driver.c", program, made_standin, "libcuda.so.1")
+    return compile_c(PROGRAMS / "driver.c", program, made_standin, "libcuda.so.1")
 
 
 def test_a_program_of_the_driver_api_runs(
@@ -84,7 +73,7 @@ def test_hosts_that_touch_device_memory_die_as_with_a_gpu(
         "int cudaMalloc(void **, unsigned long);\n"
         "int main(void) { int *p; cudaMalloc((void **)&p, 4); return *p; }\n"
     )
-    program = _compile_c(source, tmp_path / "touch", made_standin, "libcudart.so.13")
+    program = compile_c(source, tmp_path / "touch", made_standin, "libcudart.so.13")
     assert main(["exec", str(program)]) == 128 + 11
     assert "SIGSEGV (does the host read or write device memory?)" in capfd.readouterr().out
 
