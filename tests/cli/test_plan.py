@@ -99,7 +99,7 @@ def test_mla_bwds_picture_is_drawn_beside_the_tables(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--picture", "plan.pdf"), "expected a .png or .svg file; got plan.pdf"),
+        (("--picture", "plan.pdf"), "expected a name ending in .png, .svg, got 'plan.pdf'"),
         (("--arch", "sm_90a"), "'sm_90a' is not 'sm_100a'"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],

@@ -125,7 +125,12 @@ def result_path(
     short = str(commit)[:9] if commit else "nocommit"
     part = "" if target == "all" else f"-{target}"
     name = f"{result.date[:10]}-{short}{part}.json"
-    return (out or _default_folder(find_checkout(), describe_machine())) / name
+    return (out or default_folder()) / name
+
+
+def default_folder() -> Path:
+    """Where results go that nobody gave a place: benchmarks/results/<machine>, or ./out."""
+    return _default_folder(find_checkout(), describe_machine())
 
 
 def _default_folder(checkout: Checkout | None, machine: HostMachine) -> Path:

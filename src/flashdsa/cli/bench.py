@@ -13,6 +13,7 @@ from flashdsa.cli.bench_forward import bench_forward
 from flashdsa.cli.bench_gpu import bench_gpu
 from flashdsa.cli.bench_training import bench_training
 from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
+from flashdsa.cli.output_options import JsonOrFolder
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ _MIB = 1 << 20
 @click.option("--quick", is_flag=True, help="Small sizes, 3 repeats: does it work at all?")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=JsonOrFolder(),
     help="A .json file or a folder.  [default: benchmarks/results/<machine>/ in a checkout, "
     "./out/ elsewhere]",
 )
@@ -112,10 +113,13 @@ def bench(
     """
     from flashdsa.bench.chart import draw_chart
     from flashdsa.bench.result import write_result
-    from flashdsa.bench.runner import result_path, run_bench
+    from flashdsa.bench.runner import default_folder, result_path, run_bench
     from flashdsa.cli.availability import require_runnable
+    from flashdsa.output_paths import require_creatable_folder
 
     require_runnable(backend)
+    if out is None:
+        require_creatable_folder("--out", default_folder())
     if backend in GPU_TARGETS:
         _require_gpu_target(context, target, backend)
         if target == "sparse_mla_fwd":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from flashdsa.cli.console import json_option, print_json, progress_bar
+from flashdsa.cli.output_options import PICTURES, OutputFile
 from flashdsa.cli.processes import mesh_of_processes
 from flashdsa.errors import ArgumentValueError
 from flashdsa.settings import BACKENDS
@@ -53,14 +54,14 @@ def _size_option(
 )
 @click.option(
     "--picture",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(*PICTURES),
     default=Path("out/demo.png"),
     show_default=True,
     help="Where the picture goes: .png, .svg or .pdf.",
 )
 @click.option(
     "--indices",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="Save what the trained indexer chose, for `flashdsa overlap`.",
 )
 @click.option(

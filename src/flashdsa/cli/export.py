@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from flashdsa.cli.console import json_option, print_json
+from flashdsa.cli.output_options import OutputFolder
 
 
 @click.group()
@@ -18,7 +19,7 @@ def export() -> None:
 @export.command("flashinfer-bench")
 @click.option(
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OutputFolder(),
     default=Path("solutions"),
     show_default=True,
     help="Folder for the solutions.",

@@ -15,6 +15,7 @@ from flashdsa.cli.console import (
     print_table,
     progress_bar,
 )
+from flashdsa.cli.output_options import OutputFolder
 from flashdsa.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ OK, FAILED = "[green]ok[/]", "[bold red]FAILED[/]"
 )
 @click.option(
     "--picture",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OutputFolder(),
     metavar="DIR",
     help="Write a picture of every form's layouts: A and B in shared memory, A and D in TMEM.",
 )

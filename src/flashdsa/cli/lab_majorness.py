@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.output_options import PICTURES, OutputFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +80,7 @@ def _choice(*names: str) -> click.Choice[str]:
 @click.option("--schedule-seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(*PICTURES),
     help="Draw B's tile in shared memory, coloured by logical row, into this PNG.",
 )
 @json_option

@@ -17,6 +17,7 @@ from flashdsa.cli.console import (
     print_table,
     progress_bar,
 )
+from flashdsa.cli.output_options import PICTURES, OutputFile
 
 if TYPE_CHECKING:
     from flashdsa.lab.precision import PrecisionRow
@@ -36,7 +37,7 @@ PICTURE = Path("out/precision.png")
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(*PICTURES),
     default=PICTURE,
     show_default=True,
     metavar="FILE.png",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.output_options import PICTURES, OutputFile
 
 if TYPE_CHECKING:
     from flashdsa.analysis.model.report import Table
@@ -72,9 +73,7 @@ SUBJECTS = (
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="JSON with rates of kernels and links, in place of those of H200s.",
 )
-@click.option(
-    "--chart", type=click.Path(path_type=Path, dir_okay=False), help="Where the picture goes."
-)
+@click.option("--chart", type=OutputFile(*PICTURES), help="Where the picture goes.")
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def model(

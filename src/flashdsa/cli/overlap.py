@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.output_options import PICTURES, OutputFile
 from flashdsa.errors import ArgumentValueError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from flashdsa.analysis.overlap import Overlap
 
 SUFFIXES = (".pt", ".npy")
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @click.command()
@@ -33,7 +33,7 @@ PICTURES = (".png", ".svg", ".pdf")
 )
 @click.option(
     "--picture",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(*PICTURES),
     default=Path("out/overlap.png"),
     show_default=True,
     help="Where the picture goes.",
@@ -79,10 +79,6 @@ def overlap(
 
     As a function: flashdsa.analysis.overlap.measure_overlap(indices).
     """
-    if picture.suffix not in PICTURES:
-        raise ArgumentValueError(
-            f"--picture: expected a name ending in {', '.join(PICTURES)}, got {str(picture)!r}"
-        )
     indices = _read(path, key)
     from flashdsa.analysis.overlap import GROUPS, measure_overlap
     from flashdsa.analysis.overlap_picture import draw_overlap

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option
+from flashdsa.cli.output_options import OutputFile
 
 if TYPE_CHECKING:
     from flashdsa.plan.kernel_spec import KernelSpec, Variant
@@ -74,7 +75,7 @@ def command_of(specs: Sequence[KernelSpec]) -> click.Command:
     if any(spec.timeline for spec in specs):
         options.append(
             click.Option(
-                ["--picture"], type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+                ["--picture"], type=OutputFile(*SUFFIXES), metavar="FILE",
                 help="Draw what lives where over the steps of the timeline, PNG or SVG.",
             )
         )  # fmt: skip
@@ -149,8 +150,6 @@ def show_plan(
     variant = find_variant(spec, given)
     document = describe(variant)
     if picture is not None:
-        if picture.suffix.lower() not in SUFFIXES:
-            raise ArgumentValueError(f"--picture: expected a .png or .svg file; got {picture}")
         from flashdsa.cli.plan_picture import draw_plan
 
         draw_plan(variant, picture)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from flashdsa.output_paths import require_creatable
+
 LARGEST_SEED = 2**63 - 1
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 DEVICES = ("cpu", "cuda")
@@ -97,16 +99,5 @@ class DemoOptions:
         """Make the folders of picture and indices; raise ValueError if one cannot be written."""
         for name, path in (("picture", self.picture), ("indices", self.indices)):
             if path is not None:
-                _require_writable(name, path)
-
-
-def _require_writable(name: str, path: Path) -> None:
-    existed = path.exists()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(f"{name}: cannot write {str(path)!r}: {reason}") from error
-    if not existed:
-        path.unlink()
+                require_creatable(name, path)
+                path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
@@ -13,10 +12,12 @@ from ptxemu.cli.hosts import ARCHS, How, run_host
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
+    add_json_file_option,
     add_schedule_options,
     add_unchecked_option,
     policy_of,
 )
+from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.progress import Progress
 
 _HELP = """\
@@ -70,11 +71,11 @@ def add_parser(commands: Any) -> None:
     add_unchecked_option(parser)
     parser.add_argument(
         "--save",
-        type=Path,
+        type=output_folder,
         metavar="DIR",
         help="write each launch N (from 0) to DIR/KERNEL.N.launch before it runs",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report there too; - for stdout")
+    add_json_file_option(parser)
     add_report_options(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_finding_options(parser)

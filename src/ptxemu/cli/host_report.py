@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from ptxemu.cli import report, report_files
 from ptxemu.cli.hosts import HostRun
 from ptxemu.cli.kernel_names import file_name, with_readable_names
 from ptxemu.cli.options import limit_of
+from ptxemu.cli.output_paths import output_file, write_file, write_file_or_stdout
 from ptxemu.errors import LaunchError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.saved_launch import SUFFIX, save_launch
@@ -41,10 +41,16 @@ class SavedLaunches:
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The options that write the report to files that other tools read."""
     parser.add_argument(
-        "--junit", type=Path, metavar="FILE", help="write a JUnit report, a test for each launch"
+        "--junit",
+        type=output_file,
+        metavar="FILE",
+        help="write a JUnit report, a test for each launch",
     )
     parser.add_argument(
-        "--sarif", type=Path, metavar="FILE", help="write the findings as SARIF, by source line"
+        "--sarif",
+        type=output_file,
+        metavar="FILE",
+        help="write the findings as SARIF, by source line",
     )
 
 
@@ -60,13 +66,14 @@ def give_report(
     if run.error is not None:
         sys.stderr.write(run.error.rstrip("\n") + "\n")
     if json is not None:
-        _write(json, _json(run, seconds))
+        write_file_or_stdout(json, _json(run, seconds))
     if options.junit is not None:
-        options.junit.write_text(
-            report_files.junit(run.name, run.ran, run.exit_code, seconds, fail_on=options.fail_on)
+        text = report_files.junit(
+            run.name, run.ran, run.exit_code, seconds, fail_on=options.fail_on
         )
+        write_file(options.junit, text)
     if options.sarif is not None:
-        options.sarif.write_text(report_files.sarif(run.ran))
+        write_file(options.sarif, report_files.sarif(run.ran))
     if json != "-":
         sys.stdout.write(_text(options, run, seconds, check=check))
     return run.exit_code or int(_is_failure(run, options.fail_on))
@@ -75,11 +82,6 @@ def give_report(
 def _is_failure(run: HostRun, fail_on: str) -> bool:
     """Whether the exit code is to be 1 though the host code ended well."""
     return bool(run.ran.failures) or report.is_failure(run.ran.findings, fail_on)
-
-
-def _write(file: str, text: str) -> None:
-    writes: Callable[[str], object] = sys.stdout.write if file == "-" else Path(file).write_text
-    writes(text)
 
 
 def _json(run: HostRun, seconds: float) -> str:

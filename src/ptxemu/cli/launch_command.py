@@ -28,6 +28,7 @@ from ptxemu.cli.options import (
     limit_of,
     policy_of,
 )
+from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.progress import Progress
 from ptxemu.errors import ExecutionError, LaunchError
 from ptxemu.launch_setup import LaunchSetup
@@ -75,7 +76,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
     add_schedule_options(parser)
     parser.add_argument(
         "--save",
-        type=Path,
+        type=output_folder,
         metavar="DIR",
         help="write the arrays there as .npy; of a source its launches",
     )

@@ -11,6 +11,8 @@ from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.launch_command import prepare
+from ptxemu.cli.options import add_json_file_option
+from ptxemu.cli.output_paths import write_file_or_stdout
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.errors import PtxEmuError
 from ptxemu.launch_setup import LaunchSetup
@@ -99,7 +101,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="a new finding of level note catches a mutant too: for a kernel that is to have none",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report there too; - for stdout")
+    add_json_file_option(parser)
     parser.set_defaults(carry_out=carry_out)
 
 
@@ -129,10 +131,7 @@ def carry_out(options: argparse.Namespace) -> int:
         reports.append(Report(replay.kernel, baseline, results))
     if options.json is not None:
         document = json.dumps([report.to_json_dict() for report in reports], indent=2) + "\n"
-        if options.json == "-":
-            sys.stdout.write(document)
-        else:
-            Path(options.json).write_text(document)
+        write_file_or_stdout(options.json, document)
     if options.json != "-":
         for report in reports:
             sys.stdout.write("\n".join(report.lines()) + "\n\n")

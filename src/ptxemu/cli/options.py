@@ -7,6 +7,7 @@ import os
 import re
 
 from ptxemu.cli import report
+from ptxemu.cli.output_paths import output_file_or_stdout
 from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
 
 MOST_PROCESSES = 8
@@ -44,6 +45,16 @@ def add_schedule_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="multiprocessors of the device (default: the real number; with few of them a\n"
         "persistent kernel goes around its loop on a small problem)",
+    )
+
+
+def add_json_file_option(parser: argparse.ArgumentParser) -> None:
+    """The option that writes the report as JSON."""
+    parser.add_argument(
+        "--json",
+        type=output_file_or_stdout,
+        metavar="FILE",
+        help="write the report there too; - for stdout",
     )
 
 

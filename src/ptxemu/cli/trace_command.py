@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import file_name
+from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.events import Observer
 from ptxemu.fan_out import FanOut
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
         help="CTA numbers in the memory picture (default: the first two)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("ptxemu-trace"), help="folder (default ptxemu-trace)"
+        "--out", type=output_folder, default="ptxemu-trace", help="folder (default ptxemu-trace)"
     )
     parser.add_argument(
         "--role",

@@ -23,7 +23,7 @@ def driver_program(made_standin: Standin, tmp_path_factory: pytest.TempPathFacto
 def test_a_program_of_the_driver_api_runs(
     driver_program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written = tmp_path / "report.json"
+    written = tmp_path / "new" / "report.json"
     command = ["exec", "--arch", "sm_100a", "--json", str(written), "--save", str(tmp_path)]
     assert main([*command, str(driver_program)]) == 0
     assert capfd.readouterr().out.startswith("done\n")
