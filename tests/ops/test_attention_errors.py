@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import flashdsa
 from tests.ops import inputs
+from tests.ops.public_calls import public_calls
 
 
 def _forward_arguments() -> dict[str, Any]:
@@ -48,19 +50,22 @@ SHARED = [
         r"kv: expected pages that follow each other.*strides \[1536, 12, 1\]",
     ),
     ("kv", torch.zeros(12, 7).bfloat16().t(), ValueError, r"kv: expected a contiguous last.*1, 7"),
-    ("indices", torch.zeros(3, 6), TypeError, "indices: expected dtype int32; got float32"),
-    ("indices", _int32(3, 6).short(), TypeError, "indices: expected dtype int32; got int16"),
+    ("indices", torch.zeros(3, 6), TypeError, "indices: .* dtype int32 or int64; got float32"),
+    ("indices", _int32(3, 6).short(), TypeError, "indices: .* dtype int32 or int64; got int16"),
     ("indices", _int32(4, 6), ValueError, r"indices: expected shape .*\[3, 6\]; got .*\[4, 6\]"),
     ("indices", _int32(3, 0), ValueError, "indices: expected topk >= 1 columns; got 0"),
     ("indices", _int32(3, 2, 6), ValueError, r"indices: expected one kv head.*\[3, 2, 6\]"),
     ("indices", _int32(6, 3).t(), ValueError, "indices: expected a contiguous last dimension"),
     ("indices", _int32(3, 6).to("meta"), ValueError, "indices: expected device cpu .*; got meta"),
-    ("topk_length", torch.zeros(3), TypeError, "topk_length: expected dtype int32; got float32"),
+    ("topk_length", torch.zeros(3), TypeError, "topk_length: .*int32 or int64; got float32"),
     ("topk_length", _int32(2), ValueError, r"topk_length: expected shape \[S\] = \[3\]; got .*2"),
     ("attn_sink", torch.zeros(2).bfloat16(), TypeError, "attn_sink: expected dtype float32; got"),
     ("attn_sink", torch.zeros(2).double(), TypeError, "attn_sink: expected dtype float32; got"),
     ("attn_sink", torch.zeros(3), ValueError, r"attn_sink: expected shape \[H\] = \[2\]; got .*3"),
     ("sm_scale", "1", TypeError, "sm_scale: expected a float or None; got str"),
+    ("sm_scale", True, TypeError, "sm_scale: expected a float or None; got bool"),
+    ("sm_scale", np.float32("inf"), ValueError, "sm_scale: expected a finite number; got inf"),
+    ("sm_scale", torch.tensor(0.1), TypeError, "sm_scale: expected a float or None; got Tensor"),
     ("sm_scale", float("nan"), ValueError, "sm_scale: expected a finite number; got nan"),
     ("backend", None, TypeError, "backend: expected .*; got None"),
     ("backend", "gpu", ValueError, "backend: expected one of auto, cpu, .*; got 'gpu'"),
@@ -123,6 +128,32 @@ def test_dkv_dtype_must_fit_the_inputs(
     out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
     with pytest.raises(TypeError, match=f"dkv_dtype: expected {expected} or None"):
         flashdsa.mla_bwd(x.q, x.kv, out, lse, out, x.indices, dkv_dtype=dkv_dtype)
+
+
+def test_numbers_of_numpy_are_scales() -> None:
+    arguments = _forward_arguments()
+    expected = flashdsa.sparse_mla_fwd(**arguments, sm_scale=float(np.float32(0.1)))
+    for scale in (np.float32(0.1), np.float64(np.float32(0.1))):
+        got = flashdsa.sparse_mla_fwd(**arguments, sm_scale=scale)
+        assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+    flashdsa.sparse_mla_fwd(**arguments, sm_scale=np.int64(1))
+
+
+FLAGS = {
+    "deterministic": ("sparse_mla", "mla_bwd", "indexer_scores", "indexer_bwd", "indexer_kl_loss"),
+    "sorted": ("dsa_topk_indexer", "dsa_topk_prefill", "topk_indices"),
+    "return_max_logits": ("sparse_mla_fwd", "sparse_mla_fwd, buffers"),
+}
+
+
+@pytest.mark.parametrize("value", ["no", 1, None, torch.tensor(True)], ids=repr)
+@pytest.mark.parametrize(
+    ("flag", "name"), [(flag, name) for flag, names in FLAGS.items() for name in names]
+)
+def test_a_flag_is_a_bool(flag: str, name: str, value: object) -> None:
+    call = public_calls("cpu")[name]
+    with pytest.raises(TypeError, match=f"{flag}: expected a bool; got {type(value).__name__}"):
+        call.function(**{**call.arguments, flag: value})
 
 
 FOLDED_ATTENTION = (

@@ -111,6 +111,15 @@ def test_auto_that_finds_nothing_gives_every_reason(registry: Registry) -> None:
         registry.select(dataclasses.replace(PROBLEM, device="cpu", dtype="float64"))
 
 
+def test_a_reason_of_several_implementations_of_a_backend_is_given_once(
+    registry: Registry,
+) -> None:
+    registry.register(Implementation(Operation.MLA_BWD, "sm90", "math:exp", SM90))
+    with pytest.raises(NotImplementedError) as error:
+        registry.select(dataclasses.replace(PROBLEM, device="cpu"), "sm90")
+    assert str(error.value).count("sm90: device: takes cuda; got cpu") == 1
+
+
 def test_unknown_backend_is_a_value_error(registry: Registry) -> None:
     with pytest.raises(ValueError, match=r"backend: expected one of auto, cpu, .*; got 'tpu'"):
         registry.select(PROBLEM, "tpu")

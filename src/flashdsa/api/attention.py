@@ -10,7 +10,7 @@ from torch import Tensor
 from flashdsa.api.attention_buffers import buffers_for, refuse_gradients
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.operands import SparseMlaOperands
-from flashdsa.ops.checks import require_tensor, scale_or_default
+from flashdsa.ops.checks import require_bool, require_tensor, scale_or_default
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT
 from flashdsa.problem import D_V
@@ -61,11 +61,12 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
 
     Raises:
         TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
-        NotImplementedError: no implementation serves the call, or buffers are given where a
-            gradient is asked for.
+        NotImplementedError: no implementation serves the call, or a gradient is asked for where
+            buffers are given or kv has packed rows.
     """
     operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
     scale = scale_or_default(sm_scale, q)
+    require_bool("return_max_logits", return_max_logits)
     if out is not None or lse is not None:
         operands = SPARSE_MLA_FWD.normalised(operands)
         buffers = buffers_for(operands, d_v, out, lse, return_max_logits)
@@ -80,7 +81,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         sm_scale=scale,
         deterministic=False,
         backward_backend=backend,
-        max_logits=bool(return_max_logits),
+        max_logits=return_max_logits,
     )
     return results if return_max_logits else results[:2]
 

@@ -94,7 +94,7 @@ def dsa_topk_indexer(
             seq_lens,
             block_table,
             topk_indices,
-            bool(sorted),
+            sorted,
             positions,
             backend,
         )

@@ -174,11 +174,11 @@ class Registry:
                 f"{operation}: {who} has no implementation of it in this version; "
                 f"available: {', '.join(have) or 'none'}"
             )
-        why = "; ".join(
+        reasons = dict.fromkeys(
             f"{i.backend}: " + ", ".join(str(reason) for reason in i.reasons_against(problem))
             for i in candidates
         )
-        raise UnsupportedError(f"{operation}: {who} cannot serve this call. {why}")
+        raise UnsupportedError(f"{operation}: {who} cannot serve this call. {'; '.join(reasons)}")
 
     def _announce(self, chosen: Implementation, problem: Problem) -> None:
         key = (problem.operation, chosen.backend)

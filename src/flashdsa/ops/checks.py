@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Real
 from typing import Any
 
 import torch
@@ -125,6 +126,12 @@ def require_positive(name: str, value: object) -> None:
         raise ArgumentValueError(f"{name}: expected at least 1; got {value}")
 
 
+def require_bool(name: str, value: object) -> None:
+    """`value` is True or False."""
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name}: expected a bool; got {type(value).__name__}")
+
+
 def wants_positions(ids: object) -> bool:
     """Whether `ids` asks the indexer for token positions; otherwise it asks for cache slots."""
     if ids == "slot":
@@ -142,7 +149,7 @@ def scale_or_default(sm_scale: float | None, q: Tensor) -> float:
         if not q.dim() or not q.shape[-1]:
             raise ArgumentValueError(f"q: expected shape [S, H, d_qk]; got {_shape(q)}")
         return float(q.shape[-1] ** -0.5)
-    if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float):
+    if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float | Real):
         raise ArgumentTypeError(
             f"sm_scale: expected a float or None; got {type(sm_scale).__name__}"
         )
@@ -211,6 +218,9 @@ def int32_slots(operands: Any) -> Any:
     ):
         return operands
     indices = drop_kv_head("indices", indices, "[S, topk] or [S, 1, topk]")
+    require_dtype("indices", indices, torch.int32, torch.int64)
+    if length is not None:
+        require_dtype("topk_length", length, torch.int32, torch.int64)
     return operands._replace(
         indices=as_int32(indices, -1),
         topk_length=None if length is None else as_int32(length, 0),

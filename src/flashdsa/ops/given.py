@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from flashdsa.ops.checks import int32_slots, kv_rows
 from flashdsa.ops.rules import refuse_packed
 
 
 def rows_and_slots(operands: Any) -> Any:
-    """With kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple where it has them."""
+    """With kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple where it has them.
+
+    Raises:
+        UnsupportedError: kv has packed rows, and a gradient is asked for.
+    """
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
+        refuse_packed(operands.kv, "sparse_mla_fwd")
     slots = int32_slots(operands)
     if slots.kv.dim() == 2:
         return slots

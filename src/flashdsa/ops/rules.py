@@ -60,11 +60,11 @@ def pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
     sizes["next_n"] = next_n
 
 
-def refuse_packed(kv: Tensor) -> None:
+def refuse_packed(kv: Tensor, operation: str = "mla_bwd") -> None:
     """Raise UnsupportedError where a gradient is asked for and kv has packed rows."""
     if kv.dtype in PACKED:
         raise UnsupportedError(
-            "mla_bwd: packed rows of kv have no gradient; `read_kv_cache` gives bf16 rows, "
+            f"{operation}: packed rows of kv have no gradient; `read_kv_cache` gives bf16 rows, "
             "which have one"
         )
 

@@ -16,6 +16,7 @@ from flashdsa.ops.checks import (
     capability,
     dtype_name,
     require_backend,
+    require_bool,
     require_dense_rows,
     require_device,
     require_dtype,
@@ -127,6 +128,11 @@ def _positive(name: str, value: Any) -> Any:
     return value
 
 
+def _bool(name: str, value: Any) -> Any:
+    require_bool(name, value)
+    return value
+
+
 def _dtype_or_none(name: str, value: Any) -> Any:
     require_dtype_or_none(name, value)
     return value
@@ -140,7 +146,7 @@ def _backend(name: str, value: Any) -> Any:
 _ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
     "int": _positive,
     "float": lambda _, value: value,
-    "bool": lambda _, value: bool(value),
+    "bool": _bool,
     "ScalarType?": _dtype_or_none,
     "str": _backend,
 }

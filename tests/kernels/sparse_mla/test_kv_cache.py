@@ -141,11 +141,19 @@ def test_bf16_pages_give_what_their_rows_give_and_a_gradient_of_their_shape() ->
 
 
 def test_packed_rows_have_no_gradient() -> None:
-    q = torch.randn(2, 4, 576).bfloat16().requires_grad_()
+    """The forward says so: nothing is computed whose backward would be an error."""
+    q, sink = torch.randn(2, 4, 576).bfloat16(), torch.randn(4)
     kv = flashdsa.quantize_kv(torch.randn(9, 576))
-    O = flashdsa.sparse_mla(q, kv, torch.zeros(2, 3, dtype=torch.int32))
-    with pytest.raises(UnsupportedError, match="packed rows of kv have no gradient"):
-        O.sum().backward()
+    indices = torch.zeros(2, 3, dtype=torch.int32)
+    for function in (flashdsa.sparse_mla, flashdsa.sparse_mla_fwd):
+        for wanted in (q, sink):
+            function(q, kv, indices, attn_sink=sink)
+            wanted.requires_grad_()
+            with pytest.raises(UnsupportedError, match="packed rows of kv have no gradient"):
+                function(q, kv, indices, attn_sink=sink)
+            with torch.no_grad():
+                function(q, kv, indices, attn_sink=sink)
+            wanted.requires_grad_(False)
 
 
 def test_packed_rows_are_compiled_and_have_fakes() -> None:
