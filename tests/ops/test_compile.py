@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import DSA_TOPK_INDEXER, INDEXER_KL
+from flashdsa.ops.table import OPERATIONS
 from tests.ops import inputs
+from tests.ops.public_calls import public_calls
+
+PUBLIC = {spec.operation.value for spec in OPERATIONS} | {"sparse_mla", "indexer_kl_loss"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,24 +60,6 @@ def test_forward_and_backward_graphs_of_aot_autograd_agree_with_eager() -> None:
             assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("spec", [DSA_TOPK_INDEXER, INDEXER_KL], ids=lambda spec: spec.operation)
-def test_the_first_call_of_a_process_may_be_compiled(
-    spec: OpSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(vars(spec), "memory", raising=False)
-
-    def one(scores: Tensor, target: Tensor, x: inputs.Indexer, out: Tensor) -> Tensor:
-        if spec is INDEXER_KL:
-            return flashdsa.indexer_kl(scores, target)
-        flashdsa.dsa_topk_indexer(*x, out)
-        return out + 1
-
-    scores, out = torch.randn(2, 5), torch.empty(2, 16, dtype=torch.int32)
-    arguments = scores, scores.softmax(1), inputs.indexer(), out
-    compiled = torch.compile(one, fullgraph=True, backend="aot_eager")(*arguments)
-    torch.testing.assert_close(compiled, one(*arguments))
-
-
 def test_indexer_compiles_whole_and_writes_its_output() -> None:
     def choose(x: inputs.Indexer, out: Tensor) -> Tensor:
         flashdsa.dsa_topk_indexer(*x, out)
@@ -83,3 +71,24 @@ def test_indexer_compiles_whole_and_writes_its_output() -> None:
     flashdsa.dsa_topk_indexer(*inputs.indexer(), expected)
     assert torch.equal(out, expected)
     assert torch.equal(compiled, expected + 1)
+
+
+@pytest.mark.parametrize("name", [n for n in public_calls("cpu") if n.partition(",")[0] in PUBLIC])
+def test_the_first_call_of_a_process_may_be_compiled(name: str, new_calls: None) -> None:
+    """Nothing of a table was looked up before."""
+    call = public_calls("cpu")[name]
+    for spec in OPERATIONS:
+        for table in (spec, *spec.operands):
+            for attribute, value in vars(type(table)).items():
+                if isinstance(value, cached_property):
+                    vars(table).pop(attribute, None)
+
+    def results(function: Callable[..., Any]) -> list[Tensor]:
+        copies = {n: x.clone() if n in call.tensors else x for n, x in call.arguments.items()}
+        given = function(**copies)
+        given = [given] if isinstance(given, Tensor) else list(given or ())
+        return [*given, *(copies[name] for name in call.tensors)]
+
+    compiled = results(torch.compile(call.function, fullgraph=True, backend="aot_eager"))
+    for got, expected in zip(compiled, results(call.function), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)

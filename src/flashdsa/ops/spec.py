@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.again import CallMemory
@@ -78,15 +79,16 @@ class Operand:
         """The size of each dimension, None where it has a name."""
         return [int(dim) if dim.isdecimal() else None for dim in self.dims]
 
-    @cached_property
+    @property
     def layout(self) -> str:
         """The shape as messages write it."""
-        return f"[{', '.join(self.dims)}]"
+        return f"[{', '.join(self.shape.split())}]"
 
     def require_rank(self, tensor: Tensor) -> None:
         """`tensor` has a dimension for each of the table's."""
-        advice = f"; {self.batched}" if tensor.dim() == len(self.dims) + 1 and self.batched else ""
-        require_rank(self.name, tensor, (len(self.dims),), self.layout, advice)
+        rank = len(self.shape.split())  # a first call that is compiled cannot fill a cache
+        advice = f"; {self.batched}" if tensor.dim() == rank + 1 and self.batched else ""
+        require_rank(self.name, tensor, (rank,), self.layout, advice)
 
     def check(self, tensor: Tensor, first: Tensor, first_name: str, sizes: Sizes) -> None:
         """Hold `tensor` against this row of the table; sizes seen for the first time are noted.
@@ -245,8 +247,11 @@ class OpSpec:
                 operand.require_rank(value)
 
     def require_apart(self, operands: Sequence[Any]) -> None:
-        """No operand that is written shares memory with another one."""
-        if self.written:
+        """No operand that is written shares memory with another one.
+
+        Compiled code is not looked at: it reads its inputs before it writes to them.
+        """
+        if not is_dynamo_compiling() and self.written:
             require_apart([operand.name for operand in self.operands], operands, self.written)
 
     def normalised(self, operands: Any) -> Any:
