@@ -159,8 +159,8 @@ def _launch_wide(
         ValueError: the ids are not what calls of these sizes have; nothing is launched.
     """
     *operands, topk_indices, number, size = arguments
-    if topk_indices.shape != (rows, topk):
-        raise ValueError(f"topk_indices: expected shape {[rows, topk]}")
+    if topk_indices.shape != (rows, topk) or not topk_indices.is_contiguous():
+        raise ValueError(f"topk_indices: expected shape {[rows, topk]}, without gaps")
     ids = runner.empty(rows, width, dtype=torch.int32)
     function(*operands, ids, number, size)
     topk_indices.copy_(ids[:, :topk])
