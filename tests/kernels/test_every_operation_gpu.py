@@ -53,6 +53,7 @@ class Tensors:
         self.logits = flashdsa.indexer_logits(*self.paged, PAGES * 64)
         self.scores = flashdsa.indexer_scores(*self.index, self.indices)
         self.target = flashdsa.attention_target(self.q, self.kv, self.lse, self.indices)
+        self.grad_kl = torch.rand(S, device=cuda)
         self.offsets = torch.tensor([0, S], dtype=torch.int32, device=cuda)
 
 
@@ -102,7 +103,7 @@ CALLS: dict[str, Callable[[Tensors], Any]] = {
         *x.index, x.indices, x.scores, deterministic=True
     ),
     "indexer_kl": lambda x: flashdsa.indexer_kl(x.scores, x.target),
-    "indexer_kl_bwd": lambda x: flashdsa.indexer_kl_bwd(x.scores, x.target, x.target[:, 0]),
+    "indexer_kl_bwd": lambda x: flashdsa.indexer_kl_bwd(x.scores, x.target, x.grad_kl),
     "indexer_kl_loss": lambda x: flashdsa.indexer_kl_loss(*x.index, x.indices, target=x.target),
     "indexer_kl_loss_dense": lambda x: flashdsa.indexer_kl_loss_dense(
         *x.index, x.q, x.kv, x.lse, x.ends

@@ -39,13 +39,12 @@ def judge(backend: str, heads: int, queries: int, value: float, deterministic: b
     got = flashdsa.indexer_bwd(*given, deterministic=deterministic, backend=backend)
     others = torch.arange(queries) != BY
     assert not got[2][BY].isfinite().any()
-    for mine, expected in ((got[0], wanted[0]), (got[2], wanted[2])):
-        mine, expected = mine.cpu()[others].double(), expected[others].double()
+    keys = torch.arange(12) != NAMED
+    for mine, expected, rows in zip(got, wanted, (others, keys, others), strict=True):
+        mine, expected = mine.cpu()[rows].double(), expected[rows].double()
         assert expected.isfinite().all()
         error = (mine - expected).flatten(1).norm(dim=1)
         assert bool((error <= 0.01 * expected.flatten(1).norm(dim=1) + 1e-6).all())
-    keys = torch.arange(12) != NAMED
-    torch.testing.assert_close(got[1].cpu()[keys], wanted[1][keys], rtol=0.02, atol=0.05)
 
 
 def on(backend: str) -> AbstractContextManager[Any]:

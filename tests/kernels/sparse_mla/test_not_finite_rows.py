@@ -72,15 +72,11 @@ class Call:
         operands = (self.q.cpu(), self.kv.cpu(), self.indices.cpu())
         sink = self.attn_sink.cpu()
         out, lse = flashdsa.sparse_mla_fwd(*operands, attn_sink=sink, backend="cpu")
-        device = self.q.device
+        device = "cpu" if backend == "cpu" else self.q.device
+        given = (self.q, self.kv, self.dO, lse, out, self.indices)
         gradients = flashdsa.mla_bwd(
-            self.q,
-            self.kv,
-            self.dO,
-            lse.to(device),
-            out.to(device),
-            self.indices,
-            attn_sink=self.attn_sink,
+            *(x.to(device) for x in given),
+            attn_sink=self.attn_sink.to(device),
             deterministic=deterministic,
             backend=backend,
         )

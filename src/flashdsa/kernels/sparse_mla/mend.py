@@ -3,10 +3,10 @@
 Kernels that take neighbouring queries together multiply every row of their union with all of them,
 with P = 0, or dS = 0, for those that do not name it. 0 times NaN, or times infinity, is NaN: so a
 row that is not finite, named by one query, would reach its neighbours. It reaches the same columns
-of all their heads. So the first head of each query says whether all were reached, unless the
-query's own lse, or delta, is not finite: then the head's result is as it should be.
+of all their heads. So the group's first row (query, head) whose own lse, and delta, is finite says
+whether all were reached; where lse is not, the row's result is as it should be.
 
-A warp looks at a query; where it was reached, the same warp computes it again, in fp32.
+A warp looks at a group; where it was reached, the same warp computes its rows again, in fp32.
 """
 
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ V_UNITS = D_V // (UNIT * WARP_SIZE)
 ROPE_LANES = (D_QK - D_V) // UNIT
 
 
-class Group(NamedTuple):
+class Queries(NamedTuple):
     """What the queries of the launch were computed from."""
 
     q: cute.Tensor  # (S * H, 576) bf16
@@ -43,6 +43,7 @@ class Group(NamedTuple):
     lse: cute.Tensor  # (S * H,) fp32; of a backward with the sinks in it
     heads: Int32  # H
     sm_scale: Float32
+    group: Int32  # neighbouring queries that were taken together
 
 
 class Backward(NamedTuple):
@@ -59,7 +60,7 @@ def is_finite(value: Float32) -> Boolean:
 
 
 @cute.jit
-def is_own(x: Group, of_dq: Any, row: Int32) -> Boolean:
+def is_own(x: Queries, of_dq: Any, row: Int32) -> Boolean:
     """Whether the query's own rows, and dO, give the row (query, head) a finite result."""
     own = is_finite(x.lse[row])
     if cutlass.const_expr(of_dq is not None):
@@ -102,25 +103,27 @@ def dot(left: Any, right: Any, count: int) -> Any:
 
 
 @cute.jit
-def first_own_head(x: Group, of_dq: Any, query: Int32, lane: Int32) -> Int32:
-    """The query's first head whose own result is finite; -1 if none is."""
-    head = Int32(-1)
-    for first in cutlass.range(0, x.heads, WARP_SIZE, unroll=1):
-        row = query * x.heads + cutlass.min(first + lane, x.heads - 1)
+def first_own_row(x: Queries, of_dq: Any, first: Int32, end: Int32, lane: Int32) -> Int32:
+    """Of rows (query, head) from `first` to `end`, which is not one, the first whose own result is
+    finite; -1 if none is."""
+    found = Int32(-1)
+    for start in cutlass.range(first, end, WARP_SIZE, unroll=1):
+        # Lanes behind the last row have it, too.
+        row = cutlass.min(start + lane, end - 1)
         mask = cute.arch.vote_ballot_sync(is_own(x, of_dq, row))
-        if head < 0 and mask != 0:
-            # Of lanes behind the last head the last head's is the lowest bit.
-            head = first + lowest_bit(Int32(mask))
-    return head
+        if found < 0 and mask != 0:
+            found = start + lowest_bit(Int32(mask))
+    return found
 
 
 @cute.jit
-def was_reached(x: Group, of_dq: Any, result: cute.Tensor, query: Int32, lane: Int32) -> Boolean:
-    """Whether a row that is not finite and not the query's own reached its result."""
-    head = first_own_head(x, of_dq, query, lane)
+def was_reached(
+    x: Queries, of_dq: Any, result: cute.Tensor, first: Int32, end: Int32, lane: Int32
+) -> Boolean:
+    """Whether a key that is not finite reached results of rows that do not name it."""
+    row = first_own_row(x, of_dq, first, end, lane)
     reached = Boolean(False)
-    if head >= 0:
-        row = query * x.heads + head
+    if row >= 0:
         sum_of_zeros = Float32(0.0)
         for number in cutlass.range_constexpr(V_UNITS):
             unit = load_unit(result, row, number * WARP_SIZE + lane)
@@ -136,7 +139,7 @@ def was_reached(x: Group, of_dq: Any, result: cute.Tensor, query: Int32, lane: I
 
 
 @cute.jit
-def slots_of(x: Group, query: Int32) -> Int32:
+def slots_of(x: Queries, query: Int32) -> Int32:
     """Slots of the query that may be valid."""
     count = Int32(x.indices.shape[1])
     if x.topk_length.shape[0] > 0:
@@ -145,7 +148,9 @@ def slots_of(x: Group, query: Int32) -> Int32:
 
 
 @cute.jit
-def write_out(x: Group, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32) -> None:
+def write_out(
+    x: Queries, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32
+) -> None:
     """O of a row (query, head), by an online softmax."""
     query, head = row // x.heads, row % x.heads
     q = load_row(x.q, row, lane)
@@ -177,7 +182,7 @@ def write_out(x: Group, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, la
 
 
 @cute.jit
-def write_dq(x: Group, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int32) -> None:
+def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int32) -> None:
     """dQ of a row (query, head)."""
     query = row // x.heads
     q = load_row(x.q, row, lane)
@@ -201,19 +206,20 @@ def write_dq(x: Group, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int32
 
 
 @cute.kernel
-def mend_kernel(x: Group, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any):
-    """WARPS queries; arguments as in `launch_mend`."""
+def mend_kernel(x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any):
+    """WARPS groups; arguments as in `launch_mend`."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     lane = thread % WARP_SIZE
-    query = block * WARPS + thread // WARP_SIZE
+    rows = x.group * x.heads
+    first = (block * WARPS + thread // WARP_SIZE) * rows
+    end = cutlass.min(first + rows, x.indices.shape[0] * x.heads)
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
         taken = is_taken(choice, Int32(FIRST))
-    if taken and query < x.indices.shape[0]:
-        if was_reached(x, of_dq, result, query, lane):
-            for head in cutlass.range(x.heads, unroll=1):
-                row = query * x.heads + head
+    if taken and first < end:
+        if was_reached(x, of_dq, result, first, end, lane):
+            for row in cutlass.range(first, end, unroll=1):
                 if is_own(x, of_dq, row):
                     if cutlass.const_expr(of_dq is None):
                         write_out(x, attn_sink, result, row, lane)
@@ -231,11 +237,11 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 
 
 @cute.jit
-def launch_mend_out(x: Operands, stream: Any):
-    """Launch on `stream`, behind the forward of `x`, which took queries together."""
-    heads = Int32(x.q.shape[1])
-    group = Group(flat(x.q, D_QK), x.kv, x.indices, x.topk_length, flat(x.lse), heads, x.sm_scale)
-    launch_mend(group, None, x.attn_sink, flat(x.out, D_V), None, stream)
+def launch_mend_out(x: Operands, group: cutlass.Constexpr, stream: Any):
+    """Launch on `stream`, behind the forward of `x`, which took `group` queries together."""
+    read = flat(x.q, D_QK), x.kv, x.indices, x.topk_length, flat(x.lse)
+    queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group))
+    launch_mend(queries, None, x.attn_sink, flat(x.out, D_V), None, stream)
 
 
 @cute.jit
@@ -245,14 +251,14 @@ def launch_mend_dq(
     """Launch on `stream`, behind the kernels that wrote dQ of queries which they took together.
 
     Args:
-        x: `Group`. do, delta: see `Backward`. dq: (S * H, 576) bf16. choice: see `launch_mend`.
+        x: `Queries`. do, delta: see `Backward`. dq: (S * H, 576) bf16. choice: see `launch_mend`.
     """
     launch_mend(x, Backward(do, delta), None, dq, choice, stream)
 
 
 @cute.jit
 def launch_mend(
-    x: Group, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any, stream: Any
+    x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any, stream: Any
 ):
     """Launch on `stream`, behind the kernel that wrote `result`.
 
@@ -262,7 +268,7 @@ def launch_mend(
         result: dQ (S * H, 576), or O (S * H, 512), bf16, written where a query was reached.
         choice: where it does not take the groups nothing is done; None: they are taken.
     """
-    queries = x.indices.shape[0]
+    groups = (x.indices.shape[0] + x.group - 1) // x.group
     mend_kernel(x, of_dq, attn_sink, result, choice).launch(
-        grid=[(queries + WARPS - 1) // WARPS, 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[(groups + WARPS - 1) // WARPS, 1, 1], block=[THREADS, 1, 1], stream=stream
     )

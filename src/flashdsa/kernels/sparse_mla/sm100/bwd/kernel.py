@@ -24,7 +24,7 @@ from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.sparse_mla.delta import launch_delta
-from flashdsa.kernels.sparse_mla.mend import Group, flat, launch_mend_dq
+from flashdsa.kernels.sparse_mla.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union
 from flashdsa.kernels.sparse_mla.sm100.bwd.context import (
@@ -207,8 +207,10 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         launch_pairs(x, items, None, scale, pairs, plan, stream)
     if cutlass.const_expr(plan.group > 1):
         heads, lse, delta = Int32(plan.group_heads), flat(x.lse), flat(x.delta)
-        group = Group(x.q, x.kv, x.indices, x.topk_length, lse, heads, scale)
-        launch_mend_dq(group, x.do, delta, x.dq, None, stream)
+        read = x.q, x.kv, x.indices, x.topk_length, lse
+        launch_mend_dq(
+            Queries(*read, heads, scale, Int32(plan.group)), x.do, delta, x.dq, None, stream
+        )
 
 
 @cute.jit

@@ -125,4 +125,4 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(x, stream)
+        launch_mend_out(x, plan.group, stream)

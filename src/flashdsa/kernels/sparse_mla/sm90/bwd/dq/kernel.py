@@ -16,11 +16,12 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.mend import Group, launch_mend_dq
+from flashdsa.kernels.sparse_mla.mend import Queries, launch_mend_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.load import Load, load_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.dq.multiply import Multiply, multiply_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Groups, Lists, work_of_cta
+from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
 
 
 @cute.kernel
@@ -89,5 +90,7 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     dq_kernel(x.spool, x.ids, x.counts, x.kv, x.dq, groups, plan).launch(
         grid=[arguments[-1], 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
-    group = Group(x.q, x.kv, x.indices, x.topk_length, x.lse, x.heads, x.sm_scale)
-    launch_mend_dq(group, x.do, x.delta, x.dq, groups.choice, stream)
+    read = x.q, x.kv, x.indices, x.topk_length, x.lse
+    together = plan.row_blocks * BLOCK_ROWS // x.heads
+    queries = Queries(*read, x.heads, x.sm_scale, together)
+    launch_mend_dq(queries, x.do, x.delta, x.dq, groups.choice, stream)

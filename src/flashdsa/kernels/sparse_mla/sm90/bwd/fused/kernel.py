@@ -17,7 +17,7 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.sparse_mla.mend import Group, launch_mend_dq
+from flashdsa.kernels.sparse_mla.mend import Queries, launch_mend_dq
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.context import Context
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.dkv import Dkv, dkv_all
 from flashdsa.kernels.sparse_mla.sm90.bwd.fused.gather import Gatherer, gather_all
@@ -190,8 +190,9 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
         launch_part(work, spread, choice, None, None, num_ctas, plan, stream)
     if cutlass.const_expr(plan.queries > 1):
-        group = Group(x.q, x.kv, x.indices, x.topk_length, x.lse, x.heads, x.sm_scale)
-        launch_mend_dq(group, x.do, x.delta, x.dq, None, stream)
+        read = x.q, x.kv, x.indices, x.topk_length, x.lse
+        queries = Queries(*read, x.heads, x.sm_scale, Int32(plan.queries))
+        launch_mend_dq(queries, x.do, x.delta, x.dq, None, stream)
 
 
 @cute.jit
