@@ -69,8 +69,9 @@ COMPOSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_nothing_is_read_by_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("kv_cache", "prefill"):
-        monkeypatch.setattr(f"flashdsa.api.{module}.are_values_read", lambda tensor: False)
+    for asks in ("api.kv_cache.are_values_read", "api.prefill.are_values_read"):
+        monkeypatch.setattr(f"flashdsa.{asks}", lambda tensor: False)
+    monkeypatch.setattr("flashdsa.distributed.decode._are_checked", lambda tensor: False)
     group = SimpleNamespace(name="", size=2, rank=1)
     monkeypatch.setattr("flashdsa.distributed.decode.group_of", lambda mesh: group)
     with HostReads() as reads:
