@@ -1,7 +1,7 @@
 """No operation that torch's own operations compute makes the host wait for a GPU.
 
 On the CPU, where values are read; the checks of values are switched off, as they are on a GPU. What
-waits there shows in what torch is asked for. test_no_waits_gpu.py asks a GPU, of all operations.
+waits there shows in what torch is asked for. tests/kernels/test_every_operation_gpu.py asks a GPU.
 """
 
 from __future__ import annotations
