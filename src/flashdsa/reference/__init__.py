@@ -36,6 +36,7 @@ from flashdsa.reference.quant import (
 )
 from flashdsa.reference.sparse_mla import (
     mla_bwd,
+    mla_bwd_dkv_along,
     mla_bwd_dkv_spread,
     mla_bwd_dq_rounding,
     mla_bwd_magnitude,
@@ -62,6 +63,7 @@ __all__ = [
     "indexer_score_magnitude",
     "indexer_scores",
     "mla_bwd",
+    "mla_bwd_dkv_along",
     "mla_bwd_dkv_spread",
     "mla_bwd_dq_rounding",
     "mla_bwd_magnitude",

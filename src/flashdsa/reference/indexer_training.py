@@ -113,6 +113,9 @@ class IndexerGradients(NamedTuple):
     every gradient of a q . k; slots of a query that name the same key have one together."""
     dk_spread: Tensor
     """`[S_kv]`: the root of the sum of squares of what is summed into a row of dk_index."""
+    dk_along: tuple[Tensor, Tensor]
+    """`[S_kv]` each, of the parts along a row of dk_index of what is summed into it: the sum of
+    their sizes, and the root of the sum of their squares."""
 
 
 GATE = 2.0**-20
@@ -137,6 +140,7 @@ def indexer_bwd(
     squares_k = torch.zeros(keys, dtype=torch.float64)
     mean = variance = 0.0
     total = torch.zeros((), dtype=torch.float64)
+    terms = []
     for s, slots in enumerate(_slots(indices, keys, topk_length)):
         if not len(slots):
             continue
@@ -156,7 +160,9 @@ def indexer_bwd(
             rows_named, first = named.unique(return_inverse=True)
             of_row = torch.zeros(len(rows_named), dtype=torch.float64).index_add_(0, first, g)
             own = k_all[rows_named]
-            squares = (of_row * w[:, None] * (q @ own.T > 0)).square()
+            of_z = of_row * w[:, None] * (q @ own.T > 0)
+            terms.append((rows_named, of_z, q.detach()))
+            squares = of_z.square()
             gram = own @ own.T
             mean += float((squares @ gram.diagonal()).sum())
             variance += 2 * float((squares @ gram.square() * squares).sum())
@@ -166,6 +172,14 @@ def indexer_bwd(
         found = torch.autograd.grad(total, (q_all, k_all, w_all))
         # Of queries without a valid slot nothing is read, NaN included.
         dq, dk, dw = (torch.where(size == 0, 0.0, x) for x, size in zip(found, sizes, strict=True))
+    dk = dk.detach()
+    norms = dk.norm(dim=-1)
+    unit = dk / norms.masked_fill(norms == 0, 1)[:, None]
+    along, squares_along = torch.zeros_like(norms), torch.zeros_like(norms)
+    for rows_named, of_z, q in terms:
+        parts = of_z * (q @ unit[rows_named].T)
+        along[rows_named] += parts.abs().sum(0)
+        squares_along[rows_named] += parts.square().sum(0)
     return IndexerGradients(
         dq,
         dk,
@@ -177,6 +191,7 @@ def indexer_bwd(
         gates_k,
         (mean, variance**0.5),
         squares_k.sqrt(),
+        (along, squares_along.sqrt()),
     )
 
 

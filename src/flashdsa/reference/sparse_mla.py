@@ -267,6 +267,43 @@ def mla_bwd_dkv_spread(
     return squares.sqrt()
 
 
+def mla_bwd_dkv_along(
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    dKV: Tensor,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`[S_kv]` float64 each, of the parts along a dKV row of the terms `dS q` and `P dO` summed
+    into it: the sum of their sizes, and the root of the sum of their squares.
+
+    Slots of a query that name the same key have the same P and dS: one term each.
+    """
+    scale = _scale(q, sm_scale)
+    d_v = dO.shape[-1]
+    rows = dKV.reshape(num_rows(kv), kv.shape[-1])
+    norms = rows.norm(dim=-1)
+    unit = rows / norms.masked_fill(norms == 0, 1)[:, None]
+    total, squares = torch.zeros_like(norms), torch.zeros_like(norms)
+    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
+        named, first, times = one.rows.unique(return_inverse=True, return_counts=True)
+        slot = torch.zeros(len(named), dtype=torch.int64).index_copy_(
+            0, first, torch.arange(len(first))
+        )
+        ds = one.p * (one.dp - one.delta[:, None]) * scale
+        for weight, operand, width in ((ds, one.q, unit.shape[1]), (one.p, one.do, d_v)):
+            parts = weight[:, slot] * times * (operand @ unit[named, :width].T)
+            total[named] += parts.abs().sum(dim=0)
+            squares[named] += parts.square().sum(dim=0)
+    return total, squares.sqrt()
+
+
 def mla_bwd_dq_rounding(
     q: Tensor,
     kv: Tensor,

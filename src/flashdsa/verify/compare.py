@@ -27,7 +27,8 @@ class Comparison:
     `norm_error` is `||out - ref|| / ||ref||` (its limit is None where the norm is not judged; where
     all cancels, ||ref|| counts as a share of what was summed);
     `row_error` is the worst row's error relative to that row's size, or the worst element's for
-    element-wise rules; `first_bad` is the coordinate to look at first.
+    element-wise rules; `bias_error` is the share by which a row is too long or too short, at worst
+    (see `row_bias`); `first_bad` is the coordinate to look at first.
     """
 
     output: str
@@ -39,15 +40,20 @@ class Comparison:
     first_bad: Coordinate | None
     passed: bool
     message: str
+    bias_error: float = 0.0
+    bias_limit: float | None = None
 
     @property
     def headline(self) -> tuple[float, float]:
         """(error, limit) of the rule that failed, or of the norm, or of the worst row."""
-        norm_failed = self.norm_limit is not None and not self.norm_error <= self.norm_limit
-        row_failed = self.row_limit is not None and not self.row_error <= self.row_limit
-        if self.norm_limit is not None and (norm_failed or not row_failed):
-            return self.norm_error, self.norm_limit
-        return self.row_error, 0.0 if self.row_limit is None else self.row_limit
+        rules = (
+            (self.norm_error, self.norm_limit),
+            (self.row_error, self.row_limit),
+            (self.bias_error, self.bias_limit),
+        )
+        judged = [(error, limit) for error, limit in rules if limit is not None]
+        broken = [(error, limit) for error, limit in judged if not error <= limit]
+        return next(iter(broken or judged), (self.row_error, 0.0))
 
 
 def failures(verdicts: Iterable[Comparison]) -> list[str]:
@@ -60,14 +66,15 @@ def _failure(output: str, message: str, first_bad: Coordinate | None = None) -> 
     return Comparison(output, nan, None, nan, 0.0, None, first_bad, False, f"{output}: {message}")
 
 
-def _coordinate(flat_index: int, shape: torch.Size) -> Coordinate:
+def coordinate(flat_index: int, shape: torch.Size) -> Coordinate:
+    """Of the element of that number in a tensor of that shape."""
     where = torch.unravel_index(torch.tensor(flat_index), shape)
     return tuple(int(i) for i in where)
 
 
 def _first_true(mask: Tensor) -> Coordinate | None:
     hits = mask.reshape(-1).nonzero()
-    return None if len(hits) == 0 else _coordinate(int(hits[0]), mask.shape)
+    return None if len(hits) == 0 else coordinate(int(hits[0]), mask.shape)
 
 
 def _kinds(x: Tensor) -> Tensor:
@@ -89,11 +96,20 @@ def _misfit(output: str, out: Tensor, ref: Tensor, dtype: torch.dtype | None) ->
     return _failure(output, f"non-finite values differ: {there}", bad)
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
+    """x with 0 for what is not finite."""
     return torch.where(torch.isfinite(x), x, 0.0)
 
 
-def _ratio(error: Tensor, size: Tensor) -> Tensor:
+def seen(difference: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where an output of that dtype may be 0, or a step of its smallest numbers away."""
+    sums = torch.finfo(torch.promote_types(dtype, torch.float32))
+    own = torch.finfo(dtype)
+    vanishing = max(UNDERFLOW * sums.tiny, own.tiny * own.eps)
+    return torch.where(difference.abs() <= vanishing, 0.0, difference)
+
+
+def ratio(error: Tensor, size: Tensor) -> Tensor:
     """error / size, where 0 / 0 is no error at all and anything else over 0 is infinite."""
     return torch.where(error == 0, 0.0, error / size)
 
@@ -108,23 +124,29 @@ def _norms(rows: Tensor) -> Tensor:
     return scaled * unit
 
 
-def _rows(x: Tensor, row_ndim: int) -> Tensor:
+def by_rows(x: Tensor, row_ndim: int) -> Tensor:
     """`[rows, elements of a row]`, a row being named by the first `row_ndim` coordinates."""
     return x.reshape(x.shape[:row_ndim].numel(), x.shape[row_ndim:].numel())
+
+
+def row_sizes(ref: Tensor, magnitude: Tensor | None, ndim: int) -> tuple[Tensor, Tensor]:
+    """Each row's norm, and the size that the row rule gives it: no less."""
+    norms = size = _norms(by_rows(ref, ndim))
+    if magnitude is not None:
+        summed = _norms(by_rows(finite(magnitude.double()), ndim))
+        largest = summed.max() if summed.numel() else torch.tensor(0.0)
+        size = torch.maximum(size, torch.maximum(ROW_CANCELLATION * summed, ROW_FLOOR * largest))
+    return norms, size
 
 
 def _row_errors(
     difference: Tensor, ref: Tensor, magnitude: Tensor | None, ndim: int, least: Tensor | None
 ) -> Tensor:
     """Each row's `||error||` relative to the size that the row rule gives it, `least` or more."""
-    size = _norms(_rows(ref, ndim))
-    if magnitude is not None:
-        summed = _norms(_rows(_finite(magnitude.double()), ndim))
-        largest = summed.max() if summed.numel() else torch.tensor(0.0)
-        size = torch.maximum(size, torch.maximum(ROW_CANCELLATION * summed, ROW_FLOOR * largest))
+    _, size = row_sizes(ref, magnitude, ndim)
     if least is not None:
         size = torch.maximum(size, least)
-    return _ratio(_norms(_rows(difference, ndim)), size)
+    return ratio(_norms(by_rows(difference, ndim)), size)
 
 
 def _norm_error(difference: Tensor, ref: Tensor, magnitude: Tensor | None = None) -> float:
@@ -132,9 +154,9 @@ def _norm_error(difference: Tensor, ref: Tensor, magnitude: Tensor | None = None
     magnitude's norm at least."""
     size = _norms(ref.reshape(1, -1))
     if magnitude is not None:
-        summed = _norms(_finite(magnitude.double()).reshape(1, -1))
+        summed = _norms(finite(magnitude.double()).reshape(1, -1))
         size = torch.maximum(size, NORM_CANCELLATION * summed)
-    return float(_ratio(_norms(difference.reshape(1, -1)), size)[0])
+    return float(ratio(_norms(difference.reshape(1, -1)), size)[0])
 
 
 def compare(
@@ -161,10 +183,8 @@ def compare(
     misfit = _misfit(output, out, ref, dtype)
     if misfit is not None:
         return misfit
-    out64, ref64 = _finite(out.detach().cpu().double()), _finite(ref.double())
-    difference = out64 - ref64
-    vanishing = UNDERFLOW * torch.finfo(out.dtype).tiny
-    difference = torch.where(difference.abs() <= vanishing, 0.0, difference)
+    out64, ref64 = finite(out.detach().cpu().double()), finite(ref.double())
+    difference = seen(out64 - ref64, out.dtype)
 
     problems: list[str] = []
     first_bad: Coordinate | None = None
@@ -181,12 +201,12 @@ def compare(
         worst = int(errors.argmax())
         if worst_row is None or not float(errors[worst]) <= row_error:
             row_error = float(errors[worst])
-            worst_row = _coordinate(worst, ref64.shape[:ndim])
+            worst_row = coordinate(worst, ref64.shape[:ndim])
     if row_tolerance is not None and not row_error <= row_tolerance:
         problems.append(f"row {worst_row} has error {row_error:.3e} > {row_tolerance:.1e}")
     if problems and difference.numel():
         row = worst_row or ()
-        within = _coordinate(int(difference[row].abs().argmax()), difference[row].shape)
+        within = coordinate(int(difference[row].abs().argmax()), difference[row].shape)
         first_bad = (*row, *within)
         problems.append(f"at {first_bad} {float(out64[first_bad]):.6g}, ")
         problems[-1] += f"reference {float(ref64[first_bad]):.6g}"
@@ -219,12 +239,12 @@ def _elementwise(
     misfit = _misfit(output, out, ref, dtype)
     if misfit is not None:
         return misfit
-    ref64 = _finite(ref.double())
-    difference = (_finite(out.detach().cpu().double()) - ref64).abs()
-    share = _ratio(difference, _finite(allowed.double()))
+    ref64 = finite(ref.double())
+    difference = (finite(out.detach().cpu().double()) - ref64).abs()
+    share = ratio(difference, finite(allowed.double()))
     norm_error = _norm_error(difference, ref64)
     worst = int(share.argmax()) if share.numel() else None
-    where = None if worst is None else _coordinate(worst, share.shape)
+    where = None if worst is None else coordinate(worst, share.shape)
     worst_share = 0.0 if where is None else float(share[where])
     passed = worst_share <= 1.0
     message = f"{output}: ok"
@@ -250,7 +270,7 @@ def compare_lse(
 
     `row_error` is the worst element's share of its allowance (limit 1).
     """
-    allowed = absolute + relative * _finite(ref.double()).abs()
+    allowed = absolute + relative * finite(ref.double()).abs()
     return _elementwise(output, out, ref, allowed, dtype)
 
 

@@ -13,6 +13,7 @@ from flashdsa import reference
 from flashdsa.verify.compare import Comparison, compare, compare_scores
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_sparse_mla import empty_queries, forward_results, unnamed_rows
+from flashdsa.verify.row_bias import judge_bias
 from flashdsa.verify.tolerances import (
     BF16_OPERANDS,
     BF16_ROUNDING,
@@ -23,6 +24,7 @@ from flashdsa.verify.tolerances import (
     WGMMA_CUT,
     WGMMA_K,
     WGMMA_SUMS,
+    along_limit,
     dk_limit,
     dq_limit,
     tolerance,
@@ -121,9 +123,10 @@ def judge_index_backward(
 
     rounds = backend in BF16_OPERANDS and inputs.case.attention.dtype == torch.bfloat16
     norms = {name: _limits(inputs, "indexer_bwd", name) for name in GRADIENTS}
-    dk_gates = ref.dk_gates
+    dk_gates = dk_along = ref.dk_gates
     if rounds:
         # A gradient of q . k is rounded to bf16 for the tensor cores.
+        dk_along = dk_gates + along_limit(*ref.dk_along)
         dk_gates = dk_gates + BF16_ROUNDING * ref.dk_spread
         if norms["dq_index"] is not None and norms["dk_index"] is not None:
             of_dq, of_dk = float(ref.dq_index.norm()), float(ref.dk_index.norm())
@@ -138,8 +141,9 @@ def judge_index_backward(
         zero_rows: Tensor,
         gates: Tensor | None,
         dtype: torch.dtype,
+        along: Tensor | None = None,
     ) -> Comparison:
-        return compare(
+        verdict = compare(
             name,
             out,
             expected,
@@ -149,11 +153,14 @@ def judge_index_backward(
             zero_rows=zero_rows,
             dtype=dtype,
         )
+        return judge_bias(verdict, out, expected, size, rounding=gates if along is None else along)
 
     dq, dk, dw = found
     return [
         judge("dq_index", dq, ref.dq_index, ref.dq_size, empty, ref.dq_gates, inputs.q_index.dtype),
-        judge("dk_index", dk, ref.dk_index, ref.dk_size, unnamed, dk_gates, _sums(inputs)),
+        judge(
+            "dk_index", dk, ref.dk_index, ref.dk_size, unnamed, dk_gates, _sums(inputs), dk_along
+        ),
         judge("d_weights", dw, ref.d_weights, ref.dw_size, empty, None, inputs.weights.dtype),
     ]
 

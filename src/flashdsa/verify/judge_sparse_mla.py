@@ -8,16 +8,19 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.verify.compare import Comparison, compare, compare_lse
+from flashdsa.verify.row_bias import judge_bias
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from flashdsa.verify.tolerances import (
     BF16_HALF_ULP,
     BF16_OPERANDS,
     BF16_ROUNDING,
+    BIAS_TOLERANCE,
     CHAIN_TOLERANCE,
     F16_KEYS,
     WGMMA_CUT,
     WGMMA_K,
     WGMMA_SUMS,
+    along_limit,
     dq_limit,
     tolerance,
 )
@@ -66,20 +69,29 @@ def judge_forward(
     limits = tolerance(operation, "O", case.dtype)
     lse_limits = tolerance("sparse_mla_fwd", "lse", case.dtype)
     assert lse_limits.absolute is not None and lse_limits.relative is not None
-    cut = WGMMA_CUT * math.ceil(case.d_qk / WGMMA_K) if backend in WGMMA_SUMS else 0.0
+    cut = _cut(case.d_qk) if backend in WGMMA_SUMS else 0.0
     rounded = F16_KEYS if backend in WGMMA_SUMS and case.packed == "fp32" else 0.0
     absolute = lse_limits.absolute + rounded
     relative = lse_limits.relative + cut + rounded
+    magnitude = reference.sparse_mla_fwd_magnitude(*operands, d_v=case.d_v, **inputs.options)
+    verdict = compare(
+        "O",
+        O,
+        ref_O,
+        norm_tolerance=limits.norm if case.judges_norms else None,
+        magnitude=magnitude,
+        row_ndims=PER_QUERY_AND_PER_HEAD,
+        zero_rows=empty_queries(inputs),
+        dtype=case.dtype,
+    )
     verdicts = [
-        compare(
-            "O",
+        judge_bias(
+            verdict,
             O,
             ref_O,
-            norm_tolerance=limits.norm if case.judges_norms else None,
-            magnitude=reference.sparse_mla_fwd_magnitude(*operands, d_v=case.d_v, **inputs.options),
+            magnitude,
+            limit=bias_limit(ref_lse, relative),
             row_ndims=PER_QUERY_AND_PER_HEAD,
-            zero_rows=empty_queries(inputs),
-            dtype=case.dtype,
         ),
         compare_lse(
             "lse",
@@ -106,6 +118,18 @@ def judge_forward(
     return verdicts
 
 
+def _cut(d_qk: int) -> float:
+    """Share of a logit that tensor cores may cut off."""
+    return WGMMA_CUT * math.ceil(d_qk / WGMMA_K)
+
+
+def bias_limit(lse: Tensor, relative: float) -> float:
+    """Of a row of O, dQ or dKV, where logits may be off by `relative` of their size."""
+    finite = lse[lse.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return BIAS_TOLERANCE + relative * largest
+
+
 def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
     """O and lse as a right forward would hand them to the backward: the reference's, rounded.
 
@@ -118,6 +142,23 @@ def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
     if inputs.case.empty_rows or inputs.case.poison:
         O[empty_queries(inputs)] = torch.nan
     return inputs.lay_out(O), inputs.lay_out(lse)
+
+
+def _dkv_roundings(
+    inputs: SparseMlaInputs, operands: tuple[Tensor, ...], dKV: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """By dKV's name: what P and dS in bf16 may do to each row, and to its length."""
+    spread = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
+    along = along_limit(*reference.mla_bwd_dkv_along(*operands, dKV=dKV, **inputs.options))
+    rows = dKV.flatten(1)
+    norms = rows.norm(dim=1)
+    own_along = along_limit(norms, (rows**2).norm(dim=1) / norms.masked_fill(norms == 0, 1))
+    own = BF16_HALF_ULP * norms
+    in_bf16 = ("dKV:bf16", "kv.grad")
+    return (
+        {"dKV": spread, **dict.fromkeys(in_bf16, spread + own)},
+        {"dKV": along, **dict.fromkeys(in_bf16, along + own_along)},
+    )
 
 
 def judge_backward(
@@ -140,9 +181,10 @@ def judge_backward(
     dQ_size, dKV_size = reference.mla_bwd_magnitude(*operands, **inputs.options)
     d_kv_dtype = accumulator_dtype(inputs)
     rounds = bf16_operands and case.dtype == torch.bfloat16
-    rounding = None
-    if rounds:
-        rounding = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
+    rounded, along = _dkv_roundings(inputs, operands, ref_dKV) if rounds else ({}, {})
+    lse_relative = tolerance("sparse_mla_fwd", "lse", case.dtype).relative
+    assert lse_relative is not None
+    longest = bias_limit(lse, lse_relative + (_cut(case.d_qk) if bf16_operands else 0.0))
     verdicts = []
     for name, gradient in gradients.items():
         limits = tolerance(operation, name, case.dtype)
@@ -160,10 +202,10 @@ def judge_backward(
                 zero_rows=empty_queries(inputs),
                 dtype=case.dtype,
             )
+            # Norms are judged: a single head's row does not cancel unless its query has one key.
+            ndims = PER_QUERY_AND_PER_HEAD if case.judges_norms else (1,)
+            verdict = judge_bias(verdict, gradient, ref_dQ, dQ_size, limit=longest, row_ndims=ndims)
         elif name in ("dKV", "dKV:bf16", "kv.grad"):
-            own = 0.0
-            if rounding is not None and name != "dKV":
-                own = BF16_HALF_ULP * ref_dKV.flatten(1).norm(dim=1)
             dtypes = {"dKV": d_kv_dtype, "dKV:bf16": torch.bfloat16, "kv.grad": case.dtype}
             verdict = compare(
                 name,
@@ -171,9 +213,12 @@ def judge_backward(
                 ref_dKV,
                 norm_tolerance=norm,
                 magnitude=dKV_size,
-                rounding=None if rounding is None else rounding + own,
+                rounding=rounded.get(name),
                 zero_rows=unnamed_rows(inputs),
                 dtype=dtypes[name],
+            )
+            verdict = judge_bias(
+                verdict, gradient, ref_dKV, dKV_size, limit=longest, rounding=along.get(name)
             )
         else:
             assert ref_d_sink is not None

@@ -9,6 +9,8 @@ Where the numbers come from
             quadrature.  Peers measured on an H200: FlashMLA O 1.9e-3; cuDNN Frontend dQ 2.0e-3,
             dKV 2.35e-3.  Hence 2.5e-3; and 3.5e-3 where dKV is itself rounded to bf16 at the end.
             d_sink is a sum over queries of terms of both signs: 1e-2.
+    fp16    three more significand bits than bf16: an eighth of its limits, where it is the
+            output that is rounded.
     fp32    2^-24 per operation, times the growth of sums of a few thousand terms: 1e-5.
     fp64    2^-53 per operation, likewise: 1e-11.
     norms   hold on standard-normal data with the default scale only: other data may cancel. An
@@ -33,6 +35,16 @@ Where the numbers come from
             2.35e-3 is the most: below 2.5e-3.  Where few matter, chance takes some cases beyond
             it: 40 slots of 8 heads and 6 queries had 2.60e-3 with all else in float64.  Such
             kernels have BF16_CHANCE standard deviations of the error's square: `dq_limit`.
+    bias    `|<row error, row>| <= 5e-3 ||row||^2`: of the error what makes the row longer or
+            shorter, in which most of a rounding error cancels.  Rounding each of d elements to bf16
+            makes 1.66e-3 sqrt(sum x^4) / sum x^2 of it on average, 1.3e-4 for 512 normal numbers;
+            rounding what is summed into the row, P and dS say, no more than the largest rounding,
+            2^-8 = 3.9e-3, which is reached where one term is the row.  A row that is 1 % too long
+            or too short is off by 1e-2 - 3.9e-3 = 6.1e-3 at least: 5e-3 lies in the middle.
+            A row that cancels, to less than 1e-2 of what was summed into it, is not judged by this.
+            Terms of a dKV row that cancel are given what their roundings may do (`along_limit`).
+            Logits may be off by the relative part of lse's limit, which for large ones moves P and
+            hence rows: it comes on top, times the largest |lse|.
     lse     1e-4 + 4e-7 |ref|: an absolute part for the sum of fp32 exponentials, and a few fp32
             ulps (6e-8) for a logit that is itself a long dot product.
             Hopper's tensor cores (WGMMA_SUMS) cut every partial sum of a dot product off instead of
@@ -57,6 +69,8 @@ NORM_CANCELLATION = 4e-3
 """Share of the magnitude's norm that counts as an output's norm at least."""
 ROW_FLOOR = 1e-6
 """Share of the largest magnitude row that counts as any row's size."""
+BIAS_TOLERANCE = 5e-3
+"""Share by which a row may be too long or too short: see `row_bias`."""
 CHAIN_TOLERANCE = 3e-2
 """`||gradient - ref|| / ||ref||` of bf16 inputs where ref begins with the unrounded O: see
 `judge_sparse_mla.judge_chain`. Seen: 1.7e-3 with logits of standard deviation 1, and 5e-3 to 1.3e-2
@@ -84,7 +98,8 @@ TARGET_EXPONENT_CUTS = 1
 """Cuts that the two fp32 roundings of a target's exponent (of its scale and of its lse) are like: P
 may besides be off by WGMMA_CUT of its logits' sizes for each cut."""
 UNDERFLOW = 1e8
-"""Times an output dtype's smallest normal number: what is smaller may have become 0 on the way."""
+"""Times the smallest normal number of the sums' dtype: what is smaller may have become 0 on the
+way."""
 
 
 @dataclass(frozen=True)
@@ -100,50 +115,62 @@ class Tolerance:
     """Of `|out - ref| <= absolute + relative * |ref|`, element by element."""
 
 
-_BF16, _FP32, _FP64 = torch.bfloat16, torch.float32, torch.float64
+_BF16, _FP16, _FP32, _FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 _EXACT_ENOUGH = {
     _FP32: Tolerance(norm=1e-5, row=ROW_TOLERANCE),
     _FP64: Tolerance(norm=1e-11, row=ROW_TOLERANCE),
 }
-_BF16_OUT = {_BF16: Tolerance(norm=2.5e-3, row=ROW_TOLERANCE), **_EXACT_ENOUGH}
-_BF16_TWICE = {_BF16: Tolerance(norm=3.5e-3, row=ROW_TOLERANCE), **_EXACT_ENOUGH}
+_ROUNDED_OUT = {
+    _BF16: Tolerance(norm=2.5e-3, row=ROW_TOLERANCE),
+    _FP16: Tolerance(norm=2.5e-3 / 8, row=ROW_TOLERANCE),
+    **_EXACT_ENOUGH,
+}
+_ROUNDED_TWICE = {
+    _BF16: Tolerance(norm=3.5e-3, row=ROW_TOLERANCE),
+    _FP16: Tolerance(norm=3.5e-3 / 8, row=ROW_TOLERANCE),
+    **_EXACT_ENOUGH,
+}
 _LSE = Tolerance(absolute=1e-4, relative=4e-7)
 
 _BY_DTYPE: dict[tuple[str, str], dict[torch.dtype, Tolerance]] = {
-    ("sparse_mla_fwd", "O"): _BF16_OUT,
+    ("sparse_mla_fwd", "O"): _ROUNDED_OUT,
     ("sparse_mla_fwd", "lse"): {
         _BF16: _LSE,
+        _FP16: _LSE,
         _FP32: _LSE,
         # An fp64 lse must not have passed through fp32 (relative 6e-8): gradcheck needs it.
         _FP64: Tolerance(absolute=1e-11, relative=1e-11),
     },
-    ("mla_bwd", "dQ"): _BF16_OUT,
-    ("mla_bwd", "dKV"): _BF16_OUT,
-    ("mla_bwd", "dKV:bf16"): {dtype: Tolerance(3.5e-3, ROW_TOLERANCE) for dtype in _BF16_OUT},
+    ("mla_bwd", "dQ"): _ROUNDED_OUT,
+    ("mla_bwd", "dKV"): _ROUNDED_OUT,
+    ("mla_bwd", "dKV:bf16"): {dtype: Tolerance(3.5e-3, ROW_TOLERANCE) for dtype in _ROUNDED_OUT},
     ("mla_bwd", "d_sink"): {
         _BF16: Tolerance(norm=1e-2, row=ROW_TOLERANCE),
+        _FP16: Tolerance(norm=1e-2, row=ROW_TOLERANCE),
         _FP32: Tolerance(norm=1e-5, row=ROW_TOLERANCE),
         # d_sink is fp32 whatever the inputs are: its own rounding is 6e-8.
         _FP64: Tolerance(norm=1e-6, row=ROW_TOLERANCE),
     },
-    ("sparse_mla", "O"): _BF16_OUT,
-    ("sparse_mla", "q.grad"): _BF16_OUT,
-    ("sparse_mla", "kv.grad"): _BF16_TWICE,
+    ("sparse_mla", "O"): _ROUNDED_OUT,
+    ("sparse_mla", "q.grad"): _ROUNDED_OUT,
+    ("sparse_mla", "kv.grad"): _ROUNDED_TWICE,
     ("sparse_mla", "attn_sink.grad"): {
         _BF16: Tolerance(norm=1e-2, row=ROW_TOLERANCE),
+        _FP16: Tolerance(norm=1e-2, row=ROW_TOLERANCE),
         _FP32: Tolerance(norm=1e-5, row=ROW_TOLERANCE),
         _FP64: Tolerance(norm=1e-6, row=ROW_TOLERANCE),
     },
     # P is a sum of exponentials of fp32 logits below 64, and of fp64 ones above.
     ("attention_target", "target"): {
         _BF16: Tolerance(absolute=1e-9, relative=1e-4),
+        _FP16: Tolerance(absolute=1e-9, relative=1e-4),
         _FP32: Tolerance(absolute=1e-9, relative=1e-4),
         _FP64: Tolerance(absolute=1e-11, relative=1e-11),
     },
-    ("indexer_bwd", "dq_index"): _BF16_OUT,
-    ("indexer_bwd", "dk_index"): _BF16_OUT,
-    ("indexer_bwd", "d_weights"): _BF16_OUT,
+    ("indexer_bwd", "dq_index"): _ROUNDED_OUT,
+    ("indexer_bwd", "dk_index"): _ROUNDED_OUT,
+    ("indexer_bwd", "d_weights"): _ROUNDED_OUT,
 }
 
 TOLERANCES: dict[tuple[str, str, torch.dtype], Tolerance] = {
@@ -168,11 +195,11 @@ PRODUCT_TOLERANCE_ANY_DATA = 2e-3
 that point the same way and four channels 30 times as large, 3e-4 without the large channels."""
 
 
-TRAINED_SCORES = {_BF16: 1e-5, _FP32: 1e-5, _FP64: 1e-11}
+TRAINED_SCORES = {_BF16: 1e-5, _FP16: 1e-5, _FP32: 1e-5, _FP64: 1e-11}
 """Share of sum_h |w_h| relu(q_h . k) that a score of `indexer_scores` may be off by."""
 TRAINED_SCORE_CUT = 2.0**-22
 """Share of sum_h |w_h| sum_d |q_hd k_d|, besides: sums of 128 fp32 products that cancel."""
-KL_TOLERANCE = {_BF16: 1e-4, _FP32: 1e-4, _FP64: 1e-10}
+KL_TOLERANCE = {_BF16: 1e-4, _FP16: 1e-4, _FP32: 1e-4, _FP64: 1e-10}
 """Of a KL, and of sum p |log p - log pi| besides."""
 
 
@@ -183,6 +210,16 @@ def tolerance(operation: str, output: str, dtype: torch.dtype) -> Tolerance:
         KeyError: the table has none; nothing is judged by a guess.
     """
     return TOLERANCES[operation, output, dtype]
+
+
+def along_limit(total: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """How far rounding each term of a row to bf16 may move the row along itself.
+
+    Args:
+        total: sum of the sizes of the terms' parts along the row: each is off by half an ulp.
+        spread: root of the sum of their squares: the roundings are independent.
+    """
+    return torch.minimum(BF16_HALF_ULP * total, BF16_ROUNDING * spread)
 
 
 def dq_limit(norm: float, dq: float, rounding: tuple[float, float]) -> float:
