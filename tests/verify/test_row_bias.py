@@ -166,6 +166,8 @@ def test_a_nan_limit_a_wrong_shape_and_no_row() -> None:
     ref = torch.ones(2, 4, dtype=torch.float64)
     assert not judged(ref * 1.001, ref, ref, limit=float("nan")).passed
     assert not judged(ref[:1], ref, ref).passed
+    stray = judged(planted(ref, (1,), float("nan")), ref, ref)
+    assert not stray.passed and "too" not in stray.message
     empty = torch.zeros(0, 4, dtype=torch.float64)
     assert judged(empty, empty, empty, row_ndims=(1, 2)).passed
 

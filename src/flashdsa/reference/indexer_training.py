@@ -141,15 +141,17 @@ def indexer_bwd(
     mean = variance = 0.0
     total = torch.zeros((), dtype=torch.float64)
     terms = []
+    # The gradient of one row of a tensor is as large as the tensor; of all rows together it is one.
+    q_rows, w_rows = q_all.unbind(), w_all.unbind()
     for s, slots in enumerate(_slots(indices, keys, topk_length)):
         if not len(slots):
             continue
         named = indices[s, slots].cpu().long()
         g = _f64(grad_scores[s])[slots]
-        z = q_all[s] @ k_all[named].T
-        total = total + (g * (w_all[s] @ torch.relu(z))).sum()
+        z = q_rows[s] @ k_all[named].T
+        total = total + (g * (w_rows[s] @ torch.relu(z))).sum()
         with torch.no_grad():
-            q, k, w = q_all[s], k_all[named], w_all[s]
+            q, k, w = q_rows[s], k_all[named], w_rows[s]
             a = (g * w[:, None]).abs() * (z > 0)
             sizes[0][s] = a @ k.abs()
             sizes[1].index_add_(0, named, a.T @ q.abs())

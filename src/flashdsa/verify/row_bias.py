@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,7 @@ def judge_bias(
         rounding: what the error's part along a row, named by its first coordinate, may be in any
             case.
     """
-    if out.shape != ref.shape:
+    if math.isnan(verdict.norm_error):  # the shape, the dtype or what is not finite is wrong
         return verdict
     ref64 = finite(ref.double())
     difference = seen(finite(out.detach().cpu().double()) - ref64, out.dtype)
@@ -41,8 +42,8 @@ def judge_bias(
         norms, sizes = row_sizes(ref64, magnitude, ndim)
         if not norms.numel():
             continue
-        unit = by_rows(ref64, ndim) / norms.masked_fill(norms == 0, 1)[:, None]
-        along = (by_rows(difference, ndim) * unit).sum(-1)
+        dots = torch.linalg.vecdot(by_rows(difference, ndim), by_rows(ref64, ndim))
+        along = dots / norms.masked_fill(norms == 0, 1)
         allowed = norms if rounding is None else torch.maximum(norms, rounding / limit)
         biases = ratio(along, allowed).masked_fill(norms < sizes, 0)
         row = int(biases.abs().argmax())
