@@ -4,6 +4,7 @@ Nothing here is blocked, fused or shared with a backend; speed is no goal.  Inpu
 floating dtype and live on any device; outputs are float64 (or the exact integers and bytes).
 """
 
+from flashdsa.reference.dense_kl import indexer_kl_loss_dense
 from flashdsa.reference.indexer import (
     dsa_topk_indexer,
     indexer_logits,
@@ -19,8 +20,11 @@ from flashdsa.reference.indexer_training import (
     indexer_kl_bwd,
     indexer_scores,
 )
+from flashdsa.reference.kv_cache import read_kv_cache, write_kv_cache
+from flashdsa.reference.merge import merge_attention
 from flashdsa.reference.packed_kv import quantize_kv, unpack_kv
 from flashdsa.reference.prefill import (
+    causal_ranges,
     dsa_topk_prefill,
     prefill_logits,
     prefill_product_magnitude,
@@ -29,6 +33,7 @@ from flashdsa.reference.prefill import (
 from flashdsa.reference.quant import (
     decode_e4m3,
     encode_e4m3,
+    fake_quantize_index,
     quantize_index_k,
     quantize_index_q,
     read_index_k_cache,
@@ -51,17 +56,21 @@ from flashdsa.reference.sparse_mla import (
 __all__ = [
     "attention_target",
     "attention_target_slope",
+    "causal_ranges",
     "decode_e4m3",
     "dsa_topk_indexer",
     "dsa_topk_prefill",
     "encode_e4m3",
+    "fake_quantize_index",
     "indexer_bwd",
     "indexer_kl",
     "indexer_kl_bwd",
+    "indexer_kl_loss_dense",
     "indexer_logits",
     "indexer_product_magnitude",
     "indexer_score_magnitude",
     "indexer_scores",
+    "merge_attention",
     "mla_bwd",
     "mla_bwd_dkv_along",
     "mla_bwd_dkv_spread",
@@ -76,6 +85,7 @@ __all__ = [
     "quantize_index_q",
     "quantize_kv",
     "read_index_k_cache",
+    "read_kv_cache",
     "sparse_mla_fwd",
     "sparse_mla_fwd_magnitude",
     "sparse_mla_max_logits",
@@ -83,4 +93,5 @@ __all__ = [
     "unpack_kv",
     "valid_slots",
     "write_index_k_cache",
+    "write_kv_cache",
 ]

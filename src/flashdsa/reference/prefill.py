@@ -105,3 +105,15 @@ def dsa_topk_prefill(
             best.sort()
         picked[s, : len(best)] = torch.tensor(best, dtype=torch.int32)
     return picked
+
+
+def causal_ranges(cu_seqlens_q: list[int], cu_seqlens_k: list[int]) -> list[tuple[int, int]]:
+    """(start, end) of each query: the last query of a sequence sees all its keys, the one before
+    it all but the last, and so on; one without a key has an empty range at the sequence's start."""
+    ranges = []
+    for b in range(len(cu_seqlens_q) - 1):
+        first_key, last_key = cu_seqlens_k[b], cu_seqlens_k[b + 1]
+        for query in range(cu_seqlens_q[b], cu_seqlens_q[b + 1]):
+            unseen = cu_seqlens_q[b + 1] - 1 - query
+            ranges.append((first_key, max(first_key, last_key - unseen)))
+    return ranges

@@ -63,6 +63,17 @@ def quantize_index_k(k: Tensor) -> tuple[Tensor, Tensor]:
     return _quantize_rows(k)
 
 
+def fake_quantize_index(x: Tensor, scale: str) -> Tensor:
+    """`[..., 128]` float64: each vector as e4m3 times its scale; "ue8m0": the next power of two."""
+    codes, scales = _quantize_rows(x)
+    if scale == "ue8m0":
+        exponents = scales.double().log2().ceil()  # exact: a power of two has an exact log2
+        scales = torch.exp2(exponents).float()
+        x32 = x.detach().to(device="cpu", dtype=torch.float32)
+        codes = encode_e4m3(x32 / scales[..., None])
+    return decode_e4m3(codes) * scales.double()[..., None]
+
+
 def quantize_index_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Queries `[B, H, 128]`, weights `[B, H]` -> codes uint8, fp32 weights * scale `[B, H]`."""
     codes, scale = _quantize_rows(q)
