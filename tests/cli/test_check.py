@@ -91,3 +91,19 @@ def test_nan_is_still_json(run: Run, asked: dict[str, Any]) -> None:
 def test_quick_reaches_the_checks(run: Run, asked: dict[str, Any]) -> None:
     run("check", "--quick")
     assert asked["quick"] is True
+
+
+def test_the_list_says_which_case_reaches_which_kernel_and_runs_nothing(
+    run: Run, asked: dict[str, Any]
+) -> None:
+    wanted = ("--operation", "sparse_mla_fwd", "--operation", "merge_attention")
+    result = run("check", "--list", "--backend", "sm90", *wanted)
+    assert result.exit_code == 0 and "operations" not in asked
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["133", "queries,", "lengths", "mla_fwd", "mla_fwd"] in lines
+    assert ["fp64", "not", "taken"] in lines
+    assert ["3", "parts,", "bf16", "torch"] in lines
+    document = json.loads(run("check", "--list", "--json", *wanted).stdout)
+    assert document["backend"] == "cpu" and document["cases"][0]["functions"] == [
+        "flashdsa.backends.cpu.sparse_mla:forward"
+    ]

@@ -26,10 +26,21 @@ if TYPE_CHECKING:
 
 OPERATIONS = (
     "sparse_mla",
-    *(one.value for one in Operation if one is not Operation.SPARSE_MLA_FWD_OUT),
+    *(one.value for one in Operation),
+    "dsa_topk_indexer_launch",
+    "indexer_kl_loss",
+    "indexer_kl_loss_dense",
+    "merge_attention",
+    "lse_for_merge",
+    "lse_to_base2",
+    "lse_from_base2",
+    "quantize_kv",
+    "write_kv_cache",
+    "read_kv_cache",
+    "causal_ranges",
+    "fake_quantize_index",
 )
-"""What run_checks knows, kept here so that --help needs no torch. The forward into the caller's
-buffers is judged as `sparse_mla_fwd`, whose implementation it shares."""
+"""What run_checks knows, kept here so that --help needs no torch."""
 
 
 @click.command()
@@ -50,9 +61,20 @@ buffers is judged as `sparse_mla_fwd`, whose implementation it shares."""
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: a fresh one]")
 @click.option("--quick", is_flag=True, help="Only the smallest case of each operation.")
+@click.option(
+    "--list",
+    "only_list",
+    is_flag=True,
+    help="Check nothing: say which case reaches which kernel. Needs no GPU.",
+)
 @json_option
 def check(
-    backend: str, operations: tuple[str, ...], seed: int | None, quick: bool, as_json: bool
+    backend: str,
+    operations: tuple[str, ...],
+    seed: int | None,
+    quick: bool,
+    only_list: bool,
+    as_json: bool,
 ) -> None:
     """Check every operation against a plain float64 reference on random inputs.
 
@@ -62,11 +84,16 @@ def check(
 
     \b
     Operations
-      sparse_mla_fwd mla_bwd sparse_mla
-      dsa_topk_indexer indexer_logits topk_indices
+      sparse_mla_fwd sparse_mla_fwd_out mla_bwd sparse_mla
+      dsa_topk_indexer dsa_topk_indexer_launch indexer_logits topk_indices
       dsa_topk_prefill prefill_logits
       quantize_index_k quantize_index_q write_index_k_cache read_index_k_cache
       attention_target indexer_scores indexer_bwd indexer_kl indexer_kl_bwd
+      indexer_kl_loss
+    of torch's products, where the backend's tensors are
+      merge_attention lse_for_merge lse_to_base2 lse_from_base2
+      quantize_kv write_kv_cache read_kv_cache
+      causal_ranges fake_quantize_index indexer_kl_loss_dense
 
     \b
     Columns
@@ -80,12 +107,24 @@ def check(
       s        seconds of the whole case, reference included
 
     \b
+    With --list
+      kernel   as `flashdsa plan` calls it, on an H200 (Hopper) or B200 (Blackwell); the
+               backend's function where there is none; "not taken": see --json for why
+      compiled function
+               its variant; of the Hopper backward's two ways the GPU takes one, by
+               how much the lists have in common
+
+    \b
     Examples
       flashdsa check --backend cpu
       flashdsa check --operation mla_bwd --operation sparse_mla_fwd
       flashdsa check --backend emulate-sm90 --quick
       flashdsa check --seed 12345
+      flashdsa check --backend sm90 --list
     """
+    if only_list:
+        _print_list(backend, operations or None, as_json)
+        return
     from flashdsa.cli.availability import require_runnable
     from flashdsa.verify.check import run_checks
 
@@ -107,6 +146,36 @@ def check(
         _print_rows(rows, backend, seed, failed)
     if failed:
         raise SystemExit(1)
+
+
+def _print_list(backend: str, operations: tuple[str, ...] | None, as_json: bool) -> None:
+    """Which case reaches which kernel."""
+    from flashdsa.verify.launch_list import list_launches
+
+    cases = list_launches(backend, operations)
+    if as_json:
+        document = [
+            {
+                "operation": case.operation,
+                "case": case.case,
+                "kernels": [[one.spec.name, one.name] for one in case.kernels],
+                "functions": list(case.functions),
+                "refused": case.refused,
+            }
+            for case in cases
+        ]
+        print_json({"backend": backend, "cases": document})
+        return
+    console = new_console()
+    for operation in dict.fromkeys(case.operation for case in cases):
+        table = new_table([("case", "wrap"), ("kernel", "wrap"), ("compiled function", "wrap")])
+        for case in cases:
+            if case.operation == operation:
+                kernels = dict.fromkeys(one.spec.name for one in case.kernels)
+                names = [one.name for one in case.kernels]
+                instead = "not taken" if case.refused else ", ".join(case.functions) or "torch"
+                table.add_row(case.case, ", ".join(kernels) or instead, ", ".join(names))
+        print_table(console, operation, table)
 
 
 def _print_rows(rows: list[CheckRow], backend: str, seed: int, failed: int) -> None:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.verify import calls
 from flashdsa.verify.compare import Comparison, compare_exact, compare_scores
 from flashdsa.verify.indexer_cases import IndexerInputs
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES
@@ -31,7 +32,7 @@ def judge_selection(output: str, ids: Tensor, expected: Tensor, *, exact_order: 
 
 def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
     """Run and judge `indexer_logits`; the scores come back for judging the selection."""
-    scores = flashdsa.indexer_logits(*inputs.operands_of_rows, inputs.max_len, backend=backend)
+    scores = calls.indexer_logits(inputs, backend)
     besides = None
     if backend != "cpu":  # tensor cores add the fp8 products
         products = reference.indexer_product_magnitude(*inputs.operands_of_rows, inputs.max_len)
@@ -50,25 +51,24 @@ def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comp
 def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list[Comparison]:
     """Run `dsa_topk_indexer` into a poisoned buffer; judge it by the backend's own scores."""
     case = inputs.case
-    ids = inputs.output_buffer()
-    kind = "position" if case.positions else "slot"
-    q, cache, weights, seq_lens, block_table = inputs.operands
-    flashdsa.dsa_topk_indexer(
-        inputs.of_requests(q),
-        cache,
-        inputs.of_requests(weights),
-        inputs.of_requests(seq_lens),
-        block_table,
-        inputs.of_requests(ids),
-        sorted=case.sorted,
-        ids=kind,
-        backend=backend,
-    )
+    ids = calls.dsa_topk_indexer(inputs, backend)
     expected = reference.dsa_topk_indexer(
         *inputs.operands, case.topk, sorted=case.sorted, positions=case.positions, scores=scores
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
+
+
+def check_unchecked_launch(inputs: IndexerInputs, backend: str) -> list[Comparison]:
+    """Run `compile_kernel` and `dsa_topk_indexer_launch`: the ids of the call with checks.
+
+    The launch takes no backend: tensors on a GPU go to the GPU's.
+    """
+    case = inputs.case
+    flashdsa.compile_kernel(case.num_heads, case.topk, backend=backend)
+    expected, ids = calls.dsa_topk_indexer(inputs, backend), inputs.output_buffer()
+    flashdsa.dsa_topk_indexer_launch(*inputs.operands, ids)
+    return [compare_exact("topk_indices", ids, expected.cpu())]
 
 
 def check_topk(

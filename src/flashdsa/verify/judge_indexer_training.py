@@ -10,7 +10,8 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.compare import Comparison, compare, compare_scores
+from flashdsa.verify import calls
+from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_scores
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_sparse_mla import empty_queries, forward_results, unnamed_rows
 from flashdsa.verify.row_bias import judge_bias
@@ -46,10 +47,8 @@ def _limits(inputs: IndexerTrainingInputs, operation: str, output: str) -> float
 
 def check_target(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
     """Run and judge `attention_target` on the reference's lse."""
-    attention = inputs.attention
-    _, lse = forward_results(attention)
-    operands = (attention.q, attention.kv, lse, attention.indices)
-    found = flashdsa.attention_target(*operands, backend=backend, **attention.options)
+    _, lse = forward_results(inputs.attention)
+    found = calls.attention_target(inputs, lse, backend)
     return [judge_target(inputs, lse, found, backend)]
 
 
@@ -74,9 +73,7 @@ def judge_target(
 
 def check_index_scores(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
     """Run and judge `indexer_scores`."""
-    lengths = inputs.attention.topk_length
-    found = flashdsa.indexer_scores(*inputs.operands, topk_length=lengths, backend=backend)
-    return [judge_index_scores(inputs, found)]
+    return [judge_index_scores(inputs, calls.indexer_scores(inputs, backend))]
 
 
 def judge_index_scores(inputs: IndexerTrainingInputs, scores: Tensor) -> Comparison:
@@ -102,14 +99,7 @@ def check_index_backward(
     inputs: IndexerTrainingInputs, backend: str, *, deterministic: bool = False
 ) -> list[Comparison]:
     """Run and judge `indexer_bwd` with a random gradient of the scores."""
-    options: dict[str, Any] = {"topk_length": inputs.attention.topk_length}
-    found = flashdsa.indexer_bwd(
-        *inputs.operands,
-        inputs.grad_scores,
-        deterministic=deterministic,
-        backend=backend,
-        **options,
-    )
+    found = calls.indexer_bwd(inputs, backend, deterministic=deterministic)
     return judge_index_backward(inputs, found, backend)
 
 
@@ -203,9 +193,7 @@ def check_kl_backward(inputs: IndexerTrainingInputs, backend: str) -> list[Compa
     scores, target = _scores_and_target(inputs)
     row_weight = torch.tensor([1.5, 0.0, -2.0]).repeat(len(scores) // 3 + 1)[: len(scores)]
     row_weight = row_weight.to(scores)
-    found = scores.detach().requires_grad_()
-    flashdsa.indexer_kl(found, target, backend=backend).backward(row_weight)
-    assert found.grad is not None
+    found, plain = calls.indexer_kl_bwd(scores, target, row_weight, backend)
     ref = reference.indexer_kl_bwd(scores.cpu(), target.cpu(), row_weight.cpu())
     p = target.cpu().double().masked_fill(scores.cpu() == -torch.inf, 0)
     p = (p / p.sum(1, keepdim=True)).nan_to_num()
@@ -213,11 +201,12 @@ def check_kl_backward(inputs: IndexerTrainingInputs, backend: str) -> list[Compa
     return [
         compare(
             "d_scores",
-            found.grad,
+            found,
             ref,
             norm_tolerance=None,
             magnitude=size.nan_to_num(),
             zero_rows=empty_queries(inputs.attention) | (row_weight.cpu() == 0),
             dtype=_sums(inputs),
-        )
+        ),
+        compare_exact("d_scores, without autograd", plain, found.cpu()),
     ]

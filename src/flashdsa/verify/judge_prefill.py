@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import flashdsa
 from flashdsa import reference
+from flashdsa.verify import calls
 from flashdsa.verify.compare import Comparison, compare_scores
 from flashdsa.verify.judge_indexer import ASCENDING_POSITION, judge_selection
 from flashdsa.verify.prefill_cases import PrefillInputs
@@ -16,7 +16,7 @@ from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES, TRAI
 def check_prefill_scores(inputs: PrefillInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
     """Run and judge `prefill_logits`; the scores come back for judging the selection."""
     operands, options = inputs.operands, inputs.options
-    scores = flashdsa.prefill_logits(*operands, backend=backend, **options)
+    scores = calls.prefill_logits(inputs, backend)
     besides = None
     if backend != "cpu":
         fp8 = inputs.case.dtype == torch.float8_e4m3fn
@@ -38,10 +38,7 @@ def check_prefill_selection(
 ) -> list[Comparison]:
     """Run `dsa_topk_prefill` into a poisoned buffer; judge it by the backend's own scores."""
     case = inputs.case
-    ids = inputs.output_buffer()
-    flashdsa.dsa_topk_prefill(
-        *inputs.operands, ids, sorted=case.sorted, backend=backend, **inputs.options
-    )
+    ids = calls.dsa_topk_prefill(inputs, backend)
     expected = reference.dsa_topk_prefill(
         scores, inputs.starts, inputs.ends, case.topk, sorted=case.sorted
     )

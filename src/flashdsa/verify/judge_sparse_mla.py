@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-import flashdsa
 from flashdsa import reference
-from flashdsa.verify.compare import Comparison, compare, compare_lse
+from flashdsa.verify import calls
+from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse
 from flashdsa.verify.row_bias import judge_bias
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from flashdsa.verify.tolerances import (
@@ -236,17 +236,20 @@ def judge_backward(
 
 def check_forward(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
     """Run and judge `sparse_mla_fwd`."""
-    results = flashdsa.sparse_mla_fwd(
-        inputs.q,
-        inputs.kv,
-        inputs.indices,
-        d_v=inputs.case.d_v,
-        return_max_logits=inputs.case.max_logits,
-        backend=backend,
-        **inputs.options,
-    )
+    results = calls.sparse_mla_fwd(inputs, backend)
     assert len(results) == 2 + inputs.case.max_logits
     return judge_forward(inputs, *results, backend=backend)
+
+
+def check_forward_out(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
+    """Run and judge the forward into the caller's buffers: the bits of `sparse_mla_fwd`."""
+    results = calls.sparse_mla_fwd(inputs, backend)
+    names = ("O", "lse", "max_logits")
+    return [
+        compare_exact(f"{name}, {form}", one, result.cpu())
+        for form, written in calls.sparse_mla_fwd_out(inputs, backend).items()
+        for name, one, result in zip(names, written, results, strict=False)
+    ]
 
 
 def check_backward(
@@ -258,17 +261,8 @@ def check_backward(
 ) -> list[Comparison]:
     """Run and judge `mla_bwd` on the reference's O and lse."""
     O, lse = forward_results(inputs)
-    results = flashdsa.mla_bwd(
-        inputs.q,
-        inputs.kv,
-        inputs.do,
-        lse,
-        O,
-        inputs.indices,
-        deterministic=deterministic,
-        dkv_dtype=dkv_dtype,
-        backend=backend,
-        **inputs.options,
+    results = calls.mla_bwd(
+        inputs, O, lse, backend, deterministic=deterministic, dkv_dtype=dkv_dtype
     )
     names = ["dQ", "dKV:bf16" if dkv_dtype == torch.bfloat16 else "dKV", "d_sink"]
     gradients = dict(zip(names, results, strict=False))
@@ -277,43 +271,30 @@ def check_backward(
 
 def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
     """Run and judge `sparse_mla`: O, and the gradients of `sum(O * dO)` in the inputs' dtypes."""
-    q, kv = inputs.q.detach().requires_grad_(), inputs.kv.detach().requires_grad_()
-    sink = None if inputs.attn_sink is None else inputs.attn_sink.detach().requires_grad_()
-    options = {**inputs.options, "attn_sink": sink}
-    O = flashdsa.sparse_mla(q, kv, inputs.indices, d_v=inputs.case.d_v, backend=backend, **options)
-    O.backward(inputs.do)
+    O, gradients = calls.sparse_mla(inputs, backend)
     # The backward got the forward's own lse, which sparse_mla does not return; the forward is
     # bit-identical from run to run.
-    with torch.no_grad():
-        _, lse = flashdsa.sparse_mla_fwd(
-            q, kv, inputs.indices, d_v=inputs.case.d_v, backend=backend, **options
-        )
-    verdicts = judge_forward(inputs, O.detach(), lse, operation="sparse_mla")[:1]
-    gradients = {"q.grad": q.grad, "kv.grad": kv.grad}
-    if sink is not None:
-        gradients["attn_sink.grad"] = sink.grad
-    present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    assert present.keys() == gradients.keys(), f"no gradient for {gradients.keys() - present}"
+    _, lse = calls.sparse_mla_fwd(inputs, backend, with_max_logits=False)
+    verdicts = judge_forward(inputs, O, lse, operation="sparse_mla")[:1]
     verdicts += judge_backward(
         inputs,
-        O.detach(),
+        O,
         lse,
-        present,
+        gradients,
         operation="sparse_mla",
         bf16_operands=backend in BF16_OPERANDS,
     )
-    return verdicts + (judge_chain(inputs, q.grad, kv.grad) if inputs.case.from_exact_o else [])
+    if not inputs.case.from_exact_o:
+        return verdicts
+    return verdicts + judge_chain(inputs, gradients["q.grad"], gradients["kv.grad"])
 
 
-def judge_chain(
-    inputs: SparseMlaInputs, q_grad: Tensor | None, kv_grad: Tensor | None
-) -> list[Comparison]:
+def judge_chain(inputs: SparseMlaInputs, q_grad: Tensor, kv_grad: Tensor) -> list[Comparison]:
     """The verdicts on gradients against float64 from the unrounded O, by their norms alone.
 
     The backward gets O in the inputs' dtype, and `delta = sum_d O dO` has that rounding. With large
     logits P (dP - delta) cancels, and what is left has much of it.
     """
-    assert q_grad is not None and kv_grad is not None
     O, lse = reference.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.emulated.devices import B200, H200, Device
-from flashdsa.backends.runner import Allocate
+from flashdsa.backends.runner import Allocate, Runner
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.loader import compile_plan
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -144,17 +144,27 @@ class Emulator:
         return self.workspaces[key]
 
 
-_current: ContextVar[Emulator | None] = ContextVar("flashdsa_emulator", default=None)
+_current: ContextVar[Runner | None] = ContextVar("flashdsa_emulator", default=None)
 
 
-def sm90(_: torch.device) -> Emulator:
+def sm90(_: torch.device) -> Runner:
     """The runner of a call of "emulate-sm90": that of the block it is in, or an H200."""
     return _current.get() or Emulator(H200)
 
 
-def sm100(_: torch.device) -> Emulator:
+def sm100(_: torch.device) -> Runner:
     """The runner of a call of "emulate-sm100": that of the block it is in, or a B200."""
     return _current.get() or Emulator(B200)
+
+
+@contextmanager
+def running_on(runner: Runner) -> Iterator[None]:
+    """Backends named "emulate-..." run on it inside the block."""
+    token = _current.set(runner)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @contextmanager
@@ -165,11 +175,8 @@ def emulation(device: Device = H200, **options: Any) -> Iterator[Emulator]:
         options: those of `Emulator`.
     """
     current = Emulator(device, **options)
-    token = _current.set(current)
-    try:
+    with running_on(current):
         yield current
-    finally:
-        _current.reset(token)
 
 
 @lru_cache(maxsize=32)

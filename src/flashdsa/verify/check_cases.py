@@ -1,0 +1,187 @@
+"""The cases of `flashdsa check`: which inputs each operation is judged on.
+
+INVARIANT: every kernel that a backend may choose is reached by one of them, and every value of each
+choice of its plan: `tests/verify/test_reach.py` holds it against `launch_list`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flashdsa.verify.indexer_cases import IndexerCase
+from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
+from flashdsa.verify.prefill_cases import PrefillCase, causal
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+
+_BF16, _FP16, _FP32, _FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+# fmt: off
+ATTENTION = [
+    # name, S, S_kv, H, topk: forward, backward and both by autograd
+    SparseMlaCase("one query, 64 of 200 keys", 1, 200, 128, 64, invalid=True, poison=True),
+    SparseMlaCase("model sizes: 4 x 128 heads, 2048 of 8192 keys", 4, 8192, 128, 2048),
+    SparseMlaCase("half the heads, sink, lengths", 4, 4096, 64, 1024, attn_sink="finite",
+                  topk_length=True),
+    SparseMlaCase("invalid slots over NaN rows, duplicates", 6, 500, 16, 96, duplicates=True,
+                  invalid=True, empty_rows=True, topk_length=True, poison=True,
+                  attn_sink="infinite"),
+    SparseMlaCase("3000 slots: several key blocks", 3, 4000, 16, 3000, topk_length=True),
+    SparseMlaCase("logits to 60", 6, 500, 32, 128, logit_scale=60.0, rounded_dots=True,
+                  from_exact_o=True),
+    SparseMlaCase("logits to 1e4", 6, 500, 32, 128, logit_scale=1e4),
+    SparseMlaCase("logits near -1e4", 6, 500, 32, 128, logit_shift=-1e4),
+    SparseMlaCase("fp16", 4, 300, 16, 96, dtype=_FP16, attn_sink="finite", invalid=True),
+    SparseMlaCase("fp32", 4, 1000, 32, 256, dtype=_FP32),
+    SparseMlaCase("fp64", 4, 1000, 32, 256, dtype=_FP64),
+    SparseMlaCase("other dims: 24/16", 8, 100, 5, 33, d_qk=24, d_v=16),
+]
+FORWARD = [
+    SparseMlaCase("largest logits", 6, 130, 16, 70, max_logits=True, invalid=True,
+                  empty_rows=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("pages of bf16 rows", 4, 256, 64, 96, page_size=64, duplicates=True,
+                  invalid=True),
+    SparseMlaCase("packed rows", 5, 300, 64, 128, packed="ue8m0", topk_length=True),
+    SparseMlaCase("packed rows, 8 heads, any scale", 4, 200, 8, 130, packed="fp32", invalid=True,
+                  poison=True, attn_sink="finite"),
+    SparseMlaCase("packed pages, 32 heads", 4, 256, 32, 96, packed="ue8m0", page_size=64,
+                  duplicates=True, empty_rows=True, attn_sink="infinite"),
+    # More work items than a GPU has SMs, whose few slots keep them small: not the decode's.
+    SparseMlaCase("133 queries, lengths", 133, 100, 64, 24, invalid=True, topk_length=True,
+                  poison=True, attn_sink="finite"),
+    SparseMlaCase("135 queries in groups of 2", 135, 100, 32, 24, invalid=True, topk_length=True,
+                  poison=True, attn_sink="finite"),
+    SparseMlaCase("399 queries in groups of 4", 399, 100, 16, 16, invalid=True, topk_length=True,
+                  poison=True, attn_sink="finite"),
+    SparseMlaCase("926 queries in groups of 8", 926, 100, 8, 16, invalid=True, topk_length=True,
+                  poison=True, attn_sink="finite"),
+    SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,
+                  topk_length=True, poison=True),
+]
+INTO_BUFFERS = [
+    SparseMlaCase("buffers of the caller", 4, 200, 16, 64, invalid=True, topk_length=True),
+    SparseMlaCase("packed rows", 4, 200, 16, 64, packed="ue8m0", attn_sink="finite"),
+    SparseMlaCase("largest logits", 4, 200, 16, 64, max_logits=True, empty_rows=True),
+]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A case of the backward alone."""
+
+    attention: SparseMlaCase
+    deterministic: bool = False
+    dkv_dtype: torch.dtype | None = None
+
+
+_FEW_KEYS = SparseMlaCase("174 queries of the same 35 keys, 64 heads", 174, 35, 64, 32)
+_FEW_KEYS_128 = SparseMlaCase("87 queries of the same 35 keys, 128 heads", 87, 35, 128, 32)
+BACKWARD = [
+    Backward(SparseMlaCase("8 heads, lengths, sink", 9, 128, 8, 40, topk_length=True,
+                           attn_sink="finite")),
+    Backward(SparseMlaCase("dKV in bf16", 4, 200, 16, 64), dkv_dtype=_BF16),
+    Backward(_FEW_KEYS),
+    Backward(_FEW_KEYS_128),
+    Backward(SparseMlaCase("in order, 8 heads", 9, 128, 8, 40, invalid=True, duplicates=True),
+             deterministic=True),
+    Backward(SparseMlaCase("in order, 16 heads", 9, 200, 16, 64, topk_length=True,
+                           attn_sink="finite"), deterministic=True),
+    Backward(SparseMlaCase("in order, 32 heads", 6, 200, 32, 64, empty_rows=True, poison=True),
+             deterministic=True),
+    Backward(SparseMlaCase("in order, 128 heads", 3, 300, 128, 96, invalid=True, duplicates=True),
+             deterministic=True),
+    Backward(SparseMlaCase("in order, " + _FEW_KEYS.name, 174, 35, 64, 32), deterministic=True),
+    Backward(SparseMlaCase("in order, " + _FEW_KEYS_128.name, 87, 35, 128, 32),
+             deterministic=True),
+]
+
+_MORE_ROWS_THAN_CLUSTERS = tuple(64 + (37 * row) % 190 for row in range(71))
+INDEXER = [
+    IndexerCase("one row, 512 of 600 tokens", (600,), 512),
+    IndexerCase("model sizes: 2048 of 8192 tokens", (8192, 2049, 5000, 100), 2048),
+    IndexerCase("sorted", (3000, 700), 2048, sorted=True),
+    IndexerCase("page edges", (0, 1, 63, 64, 65, 127), 32),
+    IndexerCase("ties, NaN keys, negative weights", (500, 900), 200, plateaus=True,
+                nan_keys=True, negative_weights=True, repeated_pages=True),
+    IndexerCase("ties, NaN keys, negative weights, 512", (900, 700, 40), 512, num_heads=16,
+                plateaus=True, nan_keys=True, negative_weights=True, repeated_pages=True),
+    IndexerCase("32 heads, 1024, int8 cache", (1500, 1024, 300), 1024, num_heads=32,
+                int8_cache=True, sorted=True),
+    IndexerCase("positions", (2500, 300, 64, 0), 2048, num_heads=32, positions=True,
+                repeated_pages=True),
+    IndexerCase("2 queries a request", (600, 601, 99, 100, 2501, 2502, 0, 1), 512, next_n=2),
+    IndexerCase("3 queries a request, sorted", (70, 300, 65, 128, 129, 700), 512, next_n=3,
+                sorted=True, plateaus=True),
+    IndexerCase("4 queries a request, positions", (130, 64, 700, 0, 2190, 2191, 2192, 2193), 2048,
+                next_n=4, positions=True),
+    IndexerCase("71 rows of a wide batch", (*_MORE_ROWS_THAN_CLUSTERS, 900), 512, num_heads=16),
+    IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
+                next_n=2),
+    IndexerCase("65,700 tokens", (65_700,), 512, num_heads=16),
+]
+PREFILL = [
+    PrefillCase("16 heads, 512 of 600 keys", causal(8, 600), 512, num_heads=16),
+    PrefillCase("model sizes: 2048 of 4096 keys", causal(4, 4096), 2048),
+    PrefillCase("model sizes, bf16, sorted", causal(4, 4096), 2048, num_heads=32, dtype=_BF16,
+                sorted=True),
+    PrefillCase("packed sequences, sorted", (*causal(6, 700), *causal(5, 40, 700)), 512,
+                sorted=True),
+    PrefillCase("packed sequences, 1000, sorted, bf16", (*causal(6, 1300), *causal(5, 40, 1300)),
+                1000, num_heads=16, dtype=_BF16, sorted=True),
+    PrefillCase("ties, NaN keys, negative weights", causal(6, 900), 512, num_heads=32,
+                plateaus=True, nan_keys=True, negative_weights=True),
+    PrefillCase("64 heads, bf16", causal(6, 900), 500, dtype=_BF16),
+    PrefillCase("fp32", causal(6, 300), 50, num_heads=4, dtype=_FP32),
+    PrefillCase("fp16", causal(6, 300), 50, num_heads=4, dtype=_FP16),
+]
+TRAINING = [
+    IndexerTrainingCase(
+        SparseMlaCase("64 index heads, 256 of 1024 keys", 4, 1024, 64, 256), index_heads=64
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("invalid slots over NaN keys", 6, 300, 16, 96, duplicates=True, invalid=True,
+                      empty_rows=True, topk_length=True, poison=True), index_heads=32
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("sink, 8 heads", 5, 200, 8, 64, attn_sink="finite"), index_heads=16
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("infinite sinks, 32 heads", 5, 200, 32, 64, attn_sink="infinite",
+                      invalid=True), index_heads=16
+    ),
+    IndexerTrainingCase(SparseMlaCase("128 heads", 3, 200, 128, 96), index_heads=64),
+    IndexerTrainingCase(
+        SparseMlaCase("3000 slots: several key blocks", 2, 4000, 8, 3000), index_heads=16
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("index fp32", 4, 200, 16, 64, dtype=_FP32), index_heads=16
+    ),
+    IndexerTrainingCase(
+        SparseMlaCase("index fp16", 4, 200, 16, 64, dtype=_FP16), index_heads=16
+    ),
+]
+
+
+@dataclass(frozen=True)
+class IndexBackward:
+    """A case of `indexer_bwd` alone."""
+
+    training: IndexerTrainingCase
+    deterministic: bool = False
+
+
+INDEX_BACKWARD = [
+    IndexBackward(IndexerTrainingCase(
+        SparseMlaCase("527 queries of the same 12 keys", 527, 12, 2, 8, d_qk=24, d_v=16,
+                      topk_length=True), index_heads=64
+    )),
+    *(
+        IndexBackward(IndexerTrainingCase(
+            SparseMlaCase(f"in order, {heads} index heads", 6, 100, 2, 48, d_qk=24, d_v=16,
+                          duplicates=True, invalid=True, empty_rows=True), index_heads=heads
+        ), deterministic=True)
+        for heads in (64, 32, 16)
+    ),
+]
+# fmt: on

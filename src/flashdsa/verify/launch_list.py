@@ -1,0 +1,153 @@
+"""Which case of `flashdsa check` reaches which kernel: every choice is made, nothing is run.
+
+A backend's own functions choose plans and launch what was compiled for them; here they get
+functions that write down their names instead. No kernel is compiled, no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.catalog import registry
+from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.emulated.runner import running_on
+from flashdsa.backends.runner import Allocate
+from flashdsa.errors import UnsupportedError
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+from flashdsa.verify.check_list import NEEDS, OPERATIONS, WITHOUT_BACKEND, Check, checks_of
+from flashdsa.verify.emulated_progress import DEVICES
+
+_SMALL_BYTES = 1 << 20
+
+
+class Recorder:
+    """A `flashdsa.backends.runner.Runner` whose functions do nothing.
+
+    Attributes:
+        launched: the compiled functions that were called, each once, in their order.
+    """
+
+    def __init__(self, device: Device) -> None:
+        """Stands in for the device."""
+        self._device = device
+        self.launches: dict[tuple[Any, ...], Any] = {}
+        self.launched: dict[str, Variant] = {}
+
+    @property
+    def num_sms(self) -> int:
+        """Of the device."""
+        return self._device.num_sms
+
+    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
+        """The device's, whatever the CTA."""
+        return self._device.clusters
+
+    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        """Takes anything, writes nothing but its name.
+
+        Raises:
+            ValueError: the plan is none that the kernel is compiled for.
+        """
+        if plan not in spec.plans:
+            raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
+        variant = Variant(spec, plan)
+
+        def note(*_: object) -> None:
+            self.launched[variant.name] = variant
+
+        return note
+
+    def launching(self) -> AbstractContextManager[Any]:
+        """Nothing is launched."""
+        return nullcontext()
+
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        """`serve` itself."""
+        return serve
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Zeros if it is small, so that torch's own steps see numbers."""
+        small = math.prod(shape) * dtype.itemsize <= _SMALL_BYTES
+        return (torch.zeros if small else torch.empty)(shape, dtype=dtype)
+
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        """As `empty`."""
+        return partial(self.empty, *shape, dtype=dtype)
+
+    def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Tensor, ...]:
+        """A new one each time."""
+        zeros = (torch.zeros(counters, dtype=torch.int32),) if counters else ()
+        return (*zeros, *allocate(self))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a case of an operation reaches on a backend.
+
+    Attributes:
+        kernels: compiled functions; none where torch or the CPU backend does all.
+        functions: "module:function" of the backend's implementations, where it has no kernels.
+        refused: why the backend does not take the case, or "".
+    """
+
+    operation: str
+    case: str
+    kernels: tuple[Variant, ...] = ()
+    functions: tuple[str, ...] = ()
+    refused: str = ""
+
+
+def list_launches(backend: str, operations: Collection[str] | None = None) -> list[Reached]:
+    """What each case of `run_checks` reaches, in the order of `OPERATIONS`.
+
+    On a device that is not here: an H200 for Hopper, a B200 for Blackwell. The number of its SMs
+    decides some choices, so another GPU of the family may choose otherwise.
+
+    Args:
+        backend: the name of one; "sm90" and "emulate-sm90" choose alike.
+        operations: names out of `OPERATIONS`; None for all of them.
+    """
+    wanted = OPERATIONS if operations is None else tuple(operations)
+    emulated = backend if backend.startswith(("emulate", "cpu")) else f"emulate-{backend}"
+    checks = [check for check in checks_of(0, emulated, "cpu") if check.operation in wanted]
+    return [_reached(check, backend, emulated) for check in checks]
+
+
+def _reached(check: Check, backend: str, emulated: str) -> Reached:
+    operation = check.operation
+    of_operation = NEEDS.get(operation, {operation})
+    entries = {
+        i.operation.value: i.entry for i in registry.implementations() if i.backend == backend
+    }
+    if operation in WITHOUT_BACKEND:
+        if backend.startswith("emulate"):
+            return Reached(operation, check.case, refused="takes no backend")
+        if backend == "cpu" or not of_operation:
+            return Reached(operation, check.case)
+    missing = sorted(of_operation - entries.keys())
+    if missing:
+        return Reached(operation, check.case, refused=f"no implementation of {', '.join(missing)}")
+    if backend == "cpu":
+        functions = tuple(entries[name] for name in sorted(of_operation))
+        return Reached(operation, check.case, functions=functions)
+    with _recording(DEVICES[emulated]) as recorder:
+        try:
+            check.call()
+        except UnsupportedError as error:
+            return Reached(operation, check.case, refused=str(error).replace(emulated, backend))
+    return Reached(operation, check.case, kernels=tuple(recorder.launched.values()))
+
+
+@contextmanager
+def _recording(device: Device) -> Iterator[Recorder]:
+    recorder = Recorder(device)
+    with running_on(recorder):
+        yield recorder

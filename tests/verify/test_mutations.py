@@ -1,0 +1,152 @@
+"""Errors planted in the operations: `flashdsa check` has a case that sees each of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+from flashdsa.backends import registry
+from flashdsa.errors import ArgumentValueError
+from flashdsa.ops import registration
+from flashdsa.ops.table import OPERATIONS
+from flashdsa.verify.check_list import Check, checks_of
+from flashdsa.verify.compare import failures
+
+ATTENTION = "flashdsa.backends.cpu.sparse_mla"
+INDEXER = "flashdsa.backends.cpu.indexer"
+GATHER = "flashdsa.backends.cpu.gather"
+TRAINING = "flashdsa.backends.cpu.indexer_training"
+PACKED = "flashdsa.backends.packed_rows"
+MERGE = "flashdsa.api.merge"
+KV_CACHE = "flashdsa.api.kv_cache"
+WARM_UP = "flashdsa.api.indexer_warm_up"
+USERS = ("flashdsa", "flashdsa.api", GATHER, ATTENTION, KV_CACHE)
+"""Modules that import what is replaced by its name."""
+END = ").to(q.dtype)\n    return"
+"""Of the backward."""
+BLOCKS = "3000 slots: several key blocks"
+
+# fmt: off
+MUTATIONS = {
+    # module, function, what is there, what stands there instead, operation, case
+    "O is not rescaled at a key block": (
+        ATTENTION, "_attend", "acc.mul_(rescale[..., None].to(q.dtype)).", "acc.",
+        "sparse_mla_fwd", BLOCKS),
+    "the sum is not rescaled at a key block": (
+        ATTENTION, "_attend", "row_sum * rescale +", "row_sum +", "sparse_mla_fwd", BLOCKS),
+    "the sum begins anew at a key block": (
+        ATTENTION, "_attend", "row_sum * rescale + p", "p", "sparse_mla_fwd", BLOCKS),
+    "max_logits are 1 % too large": (
+        ATTENTION, "forward_out", "max_logits[rows] = row_max", "max_logits[rows] = row_max * 1.01",
+        "sparse_mla_fwd", "largest logits"),
+    "packed scales are of the next group": (
+        PACKED, "unpack", "scale[..., None]", "scale.roll(1, -1)[..., None]", "sparse_mla_fwd",
+        "packed rows"),
+    "the buffers' lse is not written": (
+        ATTENTION, "forward_out", "lse[rows] = tile_lse.masked_fill(empty, math.inf)", "pass",
+        "sparse_mla_fwd_out", "buffers of the caller"),
+    "a row of dKV is 1 % too long": (
+        ATTENTION, "backward", END, END.replace("return", "dkv[3] *= 1.01; return"), "mla_bwd",
+        "87 queries of the same 35 keys, 128 heads"),
+    "a row of dQ is 1 % too short": (
+        ATTENTION, "backward", END, END.replace("return", "dq[2, 5] *= 0.99; return"), "mla_bwd",
+        "in order, 32 heads"),
+    "a row of O is 1 % too long": (
+        ATTENTION, "forward_out", "out[rows] = acc.to(q.dtype)",
+        "acc[0, 3] *= 1.01; out[rows] = acc.to(q.dtype)", "sparse_mla_fwd", "packed rows"),
+    "topk_length is off by one": (
+        GATHER, "gather_rows", "slots < topk_length", "slots <= topk_length",
+        "sparse_mla_fwd", "133 queries, lengths"),
+    "a request's row of the table is the query's": (
+        INDEXER, "_rows", "b // next_n", "min(b, len(block_table) - 1)", "dsa_topk_indexer",
+        "2 queries a request"),
+    "positions are slots": (
+        INDEXER, "_emit", "if positions else", "if False else", "dsa_topk_indexer", "positions"),
+    "the target has no sink": (
+        TRAINING, "attention_target", "if attn_sink is not None", "if False", "attention_target",
+        "sink, 8 heads"),
+    "the loss's target has no sink": (
+        TRAINING, "attention_target", "if attn_sink is not None", "if False", "indexer_kl_loss",
+        "sink, 8 heads"),
+    "a part without a key counts": (
+        MERGE, "merge_attention", "logs == math.inf, -math.inf", "logs == math.inf, 0.0",
+        "merge_attention", "3 parts, bf16"),
+    "what a part without a key holds counts": (
+        MERGE, "merge_attention", "part.masked_fill((weight == 0)[..., None], 0)",
+        "part", "merge_attention", "3 parts, bf16"),
+    "padding is written into the last slot": (
+        KV_CACHE, "write_kv_cache", "valid = (slots >= 0) &", "valid = (slots >= -1) &",
+        "write_kv_cache", "50 rows, some padding"),
+    "a page's offset is the next one": (
+        KV_CACHE, "read_kv_cache", "slot % pages.shape[1]]", "(slot + 1) % pages.shape[1]]",
+        "read_kv_cache", "60 slots"),
+    "a scale is not rounded up to a power of two": (
+        PACKED, "pack", "fraction == 0.5", "fraction <= 1.0",
+        "quantize_kv", "300 rows of any size"),
+    "the loss sees keys before the range": (
+        WARM_UP, "indexer_kl_loss_dense", "key_end, key_start, row_weight",
+        "key_end, None, row_weight", "indexer_kl_loss_dense", "9 queries of 80 keys, bf16"),
+    "a chunk of the loss counts twice in a gradient": (
+        WARM_UP, "_gradients", "dk.addmm_(a.T, q)",
+        "dk.addmm_(a.T, q, alpha=1 + (rows.start == 2))", "indexer_kl_loss_dense",
+        "9 queries of 80 keys, fp32"),
+    "a query sees one key more": (
+        "flashdsa.api.prefill", "causal_ranges", "- query - 1", "- query - 2", "causal_ranges",
+        "5 sequences, one empty"),
+    "base 2 is base e": (
+        "flashdsa.api.attention", "lse_to_base2", "/ math.log(2)", "", "lse_to_base2",
+        "8 x 16, infinities"),
+}
+# fmt: on
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[tuple[str, str], Check]:
+    """Of the CPU, by operation and case."""
+    return {(check.operation, check.case): check for check in checks_of(3, "cpu", "cpu")}
+
+
+def forget() -> None:
+    """No call is served by a function that was found before."""
+    registry._load.cache_clear()
+    registration._served.clear()
+    for spec in OPERATIONS:
+        spec.memory.clear()
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """Replaces a part of a function's source; at the end the function is what it was."""
+
+    def replace_in(name: str, function: str, old: str, new: str) -> None:
+        module: ModuleType = import_module(name)
+        right = getattr(module, function)
+        source = inspect.getsource(right)
+        assert source.count(old) == 1, f"{name}.{function} has no single {old!r}: mend the mutation"
+        monkeypatch.setattr(module, function, right)
+        exec(compile(source.replace(old, new), name, "exec"), module.__dict__)
+        for other in map(import_module, USERS):
+            if vars(other).get(function) is right:
+                monkeypatch.setattr(other, function, getattr(module, function))
+        forget()
+
+    yield replace_in
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_planted_error_is_seen(name, plant, checks):
+    *where, operation, case = MUTATIONS[name]
+    check = checks[operation, case]
+    assert failures(check.judge()) == []
+    plant(*where)
+    try:
+        seen = failures(check.judge())
+    except ArgumentValueError as error:  # the CPU's own checks see a table's row that is not its
+        seen = [str(error)]
+    assert seen

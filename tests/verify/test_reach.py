@@ -1,0 +1,110 @@
+"""Every kernel that a backend may choose, and every public operation, is reached by `check`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+import flashdsa
+from flashdsa.backends.catalog import registry
+from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.kernels.catalog import BACKENDS, KERNELS
+from flashdsa.verify import launch_list
+from flashdsa.verify.check_list import NEEDS, OPERATIONS, WITHOUT_BACKEND
+from flashdsa.verify.launch_list import Reached, list_launches
+
+NEVER_CHOSEN = {
+    ("sm100", "indexer", "pages_per_stage"): {1, 4},
+    ("sm100", "indexer_logits", "pages_per_stage"): {1, 4},
+    ("sm100", "mla_bwd", "from_registers"): {True},
+}
+"""Values of a plan's choice that no backend takes: compiled to be compared on a device."""
+HELPERS = {"compile_kernel", "prepare_sparse_mla_fwd"}
+"""Public functions that are judged with an operation: its warm-up, its prepared form."""
+
+
+@pytest.fixture(scope="module")
+def reached() -> dict[str, list[Reached]]:
+    """By backend; what a GPU's backend chooses is chosen for its emulated one too."""
+    return {backend: list_launches(backend) for backend in (*BACKENDS, "cpu")}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_kernel_and_every_value_of_each_choice_is_reached(backend, reached):
+    launched = {one.name for case in reached[backend] for one in case.kernels}
+    unreached = {}
+    for kernel in (spec for spec in KERNELS if spec.backend == backend):
+        plans = [plan for plan in kernel.plans if plan.name in launched]
+        if not plans:
+            unreached[kernel.name] = "no plan"
+            continue
+        for choice in fields(plans[0]):
+            values, taken = ({getattr(p, choice.name) for p in x} for x in (kernel.plans, plans))
+            never = NEVER_CHOSEN.get((backend, kernel.name, choice.name), set())
+            assert not never & taken, "it is chosen: take it off the list"
+            if values - taken - never:
+                unreached[kernel.name, choice.name] = values - taken - never
+    assert unreached == {}
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "cpu"])
+def test_every_operation_of_a_backend_has_a_case_that_it_takes(backend, reached):
+    taken = {case.operation for case in reached[backend] if not case.refused}
+    has = {i.operation.value for i in registry.implementations() if i.backend == backend}
+    composed = {name for name, needs in NEEDS.items() if needs <= has}
+    assert taken == has | composed
+
+
+def test_a_public_function_is_an_operation_or_judged_with_one():
+    public = set(flashdsa.__all__)
+    assert public - set(OPERATIONS) == HELPERS
+    assert set(OPERATIONS) - public == {"sparse_mla_fwd_out"}
+
+
+def test_the_hopper_prefill_forward_is_reached_by_calls_of_more_items_than_sms(reached):
+    by_case = {
+        case.case: [one.spec.name for one in case.kernels]
+        for case in reached["sm90"]
+        if case.operation == "sparse_mla_fwd"
+    }
+    assert by_case["133 queries, lengths"] == ["mla_fwd"]
+    assert by_case["one query, 64 of 200 keys"] == ["mla_decode"]
+
+
+def test_an_emulated_backend_chooses_as_its_gpu_s(reached):
+    cases = list_launches("emulate-sm90", ["sparse_mla_fwd", "merge_attention"])
+    on_gpu = {(case.operation, case.case): case for case in reached["sm90"]}
+    for case in cases:
+        if case.operation in WITHOUT_BACKEND:
+            assert case.refused
+        else:
+            assert case.kernels == on_gpu[case.operation, case.case].kernels
+
+
+def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
+    """With 4 SMs a call of 5 items goes to the forward, which one of 132 SMs gives the decode."""
+    monkeypatch.setitem(launch_list.DEVICES, "emulate-sm90", SMALL)
+    cases = list_launches("sm90", ["sparse_mla_fwd"])
+    names = {case.case: [one.name for one in case.kernels] for case in cases}
+    assert names["model sizes: 4 x 128 heads, 2048 of 8192 keys"] == ["mla_fwd"]
+    assert names["one query, 64 of 200 keys"] == ["mla_decode"]
+
+
+def test_a_plan_that_is_not_compiled_is_an_error():
+    kernel = next(spec for spec in KERNELS if spec.name == "mla_fwd")
+    other = next(spec for spec in KERNELS if spec.name == "mla_decode")
+    with pytest.raises(ValueError, match="compiled for its catalog's plans only"):
+        launch_list.Recorder(SMALL).function(kernel, other.plans[0])
+
+
+def test_why_a_case_is_not_taken_is_told(reached):
+    refused = [case for case in reached["sm90"] if case.case == "fp64" and case.refused]
+    assert refused and all("dtype: takes bfloat16; got float64" in one.refused for one in refused)
+    assert all("emulate" not in one.refused for one in refused)
+
+
+def test_the_cpu_names_its_functions_and_torch_needs_none(reached):
+    of_cpu = {case.operation: case for case in reached["cpu"]}
+    assert of_cpu["mla_bwd"].functions == ("flashdsa.backends.cpu.sparse_mla:backward",)
+    assert of_cpu["merge_attention"].functions == () == of_cpu["merge_attention"].kernels
