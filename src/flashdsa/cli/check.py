@@ -108,11 +108,10 @@ def check(
 
     \b
     With --list
-      kernel   as `flashdsa plan` calls it, on an H200 (Hopper) or B200 (Blackwell); the
-               backend's function where there is none; "not taken": see --json for why
-      compiled function
-               its variant; of the Hopper backward's two ways the GPU takes one, by
-               how much the lists have in common
+      kernel   as `flashdsa plan` calls it, on an H200 (Hopper) or a B200; the
+               backend's function where there is none; "not taken": see --json
+      compiled function   its variant; of the Hopper backward's two ways the
+               GPU takes one, by how much the lists have in common
 
     \b
     Examples
