@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
@@ -51,6 +52,9 @@ def require_tensor(name: str, value: object) -> None:
     """`value` is a torch.Tensor that has strides: neither sparse nor nested."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+    # Dynamo refuses to read a layout in a backward that it traces.
+    if is_dynamo_compiling():
+        return
     if value.layout is not torch.strided or value.is_nested:
         nested = " of a nested tensor" if value.is_nested else ""
         raise ArgumentTypeError(
