@@ -85,14 +85,14 @@ MUTATIONS = {
         KV_CACHE, "read_kv_cache", "slot % pages.shape[1]]", "(slot + 1) % pages.shape[1]]",
         "read_kv_cache", "60 slots"),
     "a scale is not rounded up to a power of two": (
-        PACKED, "pack", "fraction == 0.5", "fraction <= 1.0",
+        PACKED, "next_power_of_two", "+ (2**23 - 1)", "+ 0",
         "quantize_kv", "300 rows of any size"),
     "the loss sees keys before the range": (
         WARM_UP, "indexer_kl_loss_dense", "key_end, key_start, row_weight",
         "key_end, None, row_weight", "indexer_kl_loss_dense", "9 queries of 80 keys, bf16"),
     "a chunk of the loss counts twice in a gradient": (
-        WARM_UP, "_gradients", "dk.addmm_(a.T, q)",
-        "dk.addmm_(a.T, q, alpha=1 + (rows.start == 2))", "indexer_kl_loss_dense",
+        WARM_UP, "_gradients", "dk.addmm_(a.T, _finite(q))",
+        "dk.addmm_(a.T, _finite(q), alpha=1 + (rows.start == 2))", "indexer_kl_loss_dense",
         "9 queries of 80 keys, fp32"),
     "a query sees one key more": (
         "flashdsa.api.prefill", "causal_ranges", "- query - 1", "- query - 2", "causal_ranges",

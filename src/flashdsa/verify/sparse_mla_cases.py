@@ -63,6 +63,8 @@ class SparseMlaCase:
     poison: bool = False
     """kv rows that no valid slot names hold NaN, +inf and -inf; rows 0 and S_kv - 1, where clamped
     and wrapped indices land, are among them, and slots past topk_length name them."""
+    nan_row: bool = False
+    """A row holds NaN that one query names: no other query's results may show it."""
     strided: bool = False
     kv_3d: bool = False
     packed: str = ""
@@ -156,6 +158,14 @@ def _draw_indices(case: SparseMlaCase, lengths: list[int], generator: torch.Gene
     return table.to(torch.int32)
 
 
+def _plant_nan_row(kv: Tensor, indices: Tensor) -> None:
+    """NaN in the middle row, which the middle query's first slot names, and no other slot."""
+    row, query = len(kv) // 2, len(indices) // 2
+    indices[indices == row] = -1
+    indices[query, 0] = row
+    kv[row] = torch.nan
+
+
 def _draw_sink(case: SparseMlaCase, generator: torch.Generator) -> Tensor | None:
     if case.attn_sink is None:
         return None
@@ -204,6 +214,8 @@ def make_sparse_mla_inputs(
     topk_length = torch.tensor(lengths, dtype=torch.int32) if case.topk_length else None
     sink = _draw_sink(case, generator)
 
+    if case.nan_row:
+        _plant_nan_row(kv, indices)
     if case.poison:
         named = {r for rows in valid_slots(indices, case.num_keys, topk_length) for r in rows}
         poisons = (torch.nan, torch.inf, -torch.inf)
@@ -263,6 +275,7 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("topk_length", 9, 128, 8, 40, topk_length=True),
     SparseMlaCase("poisoned rows", 4, 150, 16, 64, invalid=True, poison=True),
     SparseMlaCase("poisoned rows past topk_length", 9, 100, 8, 40, topk_length=True, poison=True),
+    SparseMlaCase("a NaN row that one query names", 5, 60, 16, 24, nan_row=True),
     SparseMlaCase("sink", 5, 120, 16, 64, attn_sink="finite"),
     SparseMlaCase("infinite sinks", 5, 120, 16, 64, attn_sink="infinite", empty_rows=True),
     SparseMlaCase("sinks on rows without a valid slot", 4, 30, 3, 16, attn_sink="infinite",
