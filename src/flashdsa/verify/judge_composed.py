@@ -253,7 +253,7 @@ def check_dense_kl_loss(dtype: torch.dtype, seed: int, device: str) -> list[Comp
         bounds[:, 1].contiguous(),
         key_start=bounds[:, 0].contiguous(),
         row_weight=row_weight.to(device),
-        chunk_bytes=4 * keys * sums.itemsize,
+        chunk_bytes=4 * keys * torch.float64.itemsize,
     )
     loss.backward()
     expected, gradients = reference.indexer_kl_loss_dense(
