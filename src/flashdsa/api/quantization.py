@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.backends.packed_rows import next_power_of_two
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.operands import (
@@ -25,7 +26,7 @@ from flashdsa.ops.table import (
     READ_INDEX_K_CACHE,
     WRITE_INDEX_K_CACHE,
 )
-from flashdsa.problem import E4M3_MAX, INDEX_HEAD_DIM, MIN_AMAX
+from flashdsa.problem import INDEX_HEAD_DIM
 
 
 def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -96,7 +97,7 @@ class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, power_of_two: bool) -> Tensor:
         wide = x.float()
-        factor = wide.abs().amax(-1, keepdim=True).clamp_min(MIN_AMAX) / E4M3_MAX
+        factor = scale_of(wide)[..., None]
         if power_of_two:
             factor = next_power_of_two(factor)
         return ((wide / factor).to(torch.float8_e4m3fn).float() * factor).to(x.dtype)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.problem import D_V, E4M3_MAX, KV_GROUP, KV_ROPE_AT, KV_SCALES_AT, MIN_AMAX
+from flashdsa.backends.e4m3_scales import scale_of
+from flashdsa.problem import D_V, KV_GROUP, KV_ROPE_AT, KV_SCALES_AT
 
 
 def is_packed(kv: Tensor) -> bool:
@@ -23,7 +24,7 @@ def pack(kv: Tensor, *, power_of_two: bool) -> Tensor:
     that is not below it. Values are rounded to nearest even.
     """
     groups = kv[:, :D_V].float().unflatten(1, (-1, KV_GROUP))
-    scale = groups.abs().amax(-1).clamp_min(MIN_AMAX) / E4M3_MAX
+    scale = scale_of(groups)
     if power_of_two:
         scale = next_power_of_two(scale)
     latent = (groups / scale[..., None]).to(torch.float8_e4m3fn)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.operands import IndexKOperands, IndexQOperands
-from flashdsa.problem import E4M3_MAX, MIN_AMAX
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """e4m3 vectors and their scales over the last dimension, all arithmetic in fp32."""
     x = x.float()
-    scale = x.abs().amax(-1).clamp_min(MIN_AMAX) / E4M3_MAX
+    scale = scale_of(x)
     return (x / scale[..., None]).to(torch.float8_e4m3fn), scale
 
 
