@@ -10,6 +10,8 @@ import torch
 from torch.library import opcheck
 
 import flashdsa
+from flashdsa.backends import registry as registry_module
+from flashdsa.backends.cpu import prefill as cpu_prefill
 from flashdsa.ops import table
 from flashdsa.ops.registration import custom_op
 from flashdsa.ops.spec import OpSpec
@@ -160,3 +162,21 @@ def test_fakes_give_the_shapes_and_dtypes_of_the_real_ones_beyond_2_31_elements(
     assert dq.shape == q.shape
     assert dkv.shape == kv.shape
     assert dkv.dtype == torch.float32
+
+
+def test_an_operation_that_writes_returns_nothing(
+    monkeypatch: pytest.MonkeyPatch, new_calls: None
+) -> None:
+    """torch's dispatcher takes nothing else, whatever an implementation returns."""
+    real = cpu_prefill.topk_prefill
+
+    def returning(*operands: Any, **parameters: Any) -> int:
+        real(*operands, **parameters)
+        return 1
+
+    monkeypatch.setattr(registry_module, "_load", lambda _: returning)
+    q, k = torch.randn(2, 3, 128), torch.randn(5, 128)
+    ends, ids = torch.tensor([3, 5], dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32)
+    op = torch.ops.flashdsa.dsa_topk_prefill.default
+    assert op(q, k, torch.ones(2, 3), ends, ids, None, None, False, "cpu") is None
+    assert ids[0].tolist() == [0, 1, 2, -1]

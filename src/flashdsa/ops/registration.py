@@ -123,12 +123,12 @@ def _serving_by(entry: Callable[..., Any], spec: OpSpec, parameters: Parameters)
 
 
 def _telling(serve: Serve, written: Sequence[int]) -> Serve:
-    """`serve`, of which autograd learns that it writes the operands of these numbers."""
+    """`serve`, of which autograd learns that it writes the operands of these numbers. Nothing is
+    returned: torch's dispatcher takes nothing else of an operation that writes."""
 
-    def run(operands: Sequence[Any]) -> Any:
-        results = serve(operands)
+    def run(operands: Sequence[Any]) -> None:
+        serve(operands)
         torch._C._increment_version([operands[number] for number in written])
-        return results
 
     return run
 

@@ -94,3 +94,18 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
     fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
     assert [x[0].shape[0] // 64 for x in fused] == [8, 8, 3] * 2
     assert [x[-8].shape for x in fused[:3]] == [(2, capacity), (2, capacity), (1, capacity)]
+
+
+def test_without_keys_a_plain_tuple_is_served() -> None:
+    """As torch's dispatcher hands operands over."""
+    given = operands_of(8, 2, 1.0)._replace(kv=torch.empty(0, 576, dtype=torch.bfloat16))
+    bound = mla_bwd.bind(
+        Noted(),  # type: ignore[arg-type]
+        given,
+        sm_scale=1.0,
+        deterministic=False,
+        dkv_dtype=torch.float32,
+    )
+    dq, dkv, d_sink = bound(tuple(given))  # type: ignore[arg-type]
+    assert not dq.any() and dq.shape == given.q.shape
+    assert dkv.shape == (0, 576) and d_sink.shape == (0,)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,8 +146,8 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     return Bound(bind_either(call, large, bind_small), buffers)
 
 
-def without_keys(operands: MlaBwdOperands, dkv_dtype: torch.dtype) -> Gradients:
-    """Zeros: there is no key, or no query."""
-    q, kv, sink = operands.q, operands.kv, operands.attn_sink
+def without_keys(operands: Sequence[Any], dkv_dtype: torch.dtype) -> Gradients:
+    """Zeros: there is no key, or no query; operands as in `MlaBwdOperands`."""
+    q, kv, *_, sink = operands
     d_sink = q.new_zeros(0 if sink is None else sink.shape[0], dtype=torch.float32)
     return q.new_zeros(q.shape), kv.new_zeros(kv.shape, dtype=dkv_dtype), d_sink
