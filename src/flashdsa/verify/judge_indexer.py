@@ -1,5 +1,8 @@
 """Run the indexer's public operations on a backend and judge every output against the reference."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,19 +36,22 @@ def judge_selection(output: str, ids: Tensor, expected: Tensor, *, exact_order: 
 def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
     """Run and judge `indexer_logits`; the scores come back for judging the selection."""
     scores = calls.indexer_logits(inputs, backend)
+    return scores, [judge_scores(inputs.operands_of_rows, inputs.max_len, scores, backend)]
+
+
+def judge_scores(operands: Sequence[Any], max_len: int, scores: Tensor, backend: str) -> Comparison:
+    """The verdict on a backend's scores (B, max_len) of the indexer's operands, a row each."""
     besides = None
     if backend != "cpu":  # tensor cores add the fp8 products
-        products = reference.indexer_product_magnitude(*inputs.operands_of_rows, inputs.max_len)
-        besides = PRODUCT_TOLERANCE * products
-    verdict = compare_scores(
+        besides = PRODUCT_TOLERANCE * reference.indexer_product_magnitude(*operands, max_len)
+    return compare_scores(
         "scores",
         scores,
-        reference.indexer_logits(*inputs.operands_of_rows, inputs.max_len),
-        reference.indexer_score_magnitude(*inputs.operands_of_rows, inputs.max_len),
+        reference.indexer_logits(*operands, max_len),
+        reference.indexer_score_magnitude(*operands, max_len),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )
-    return scores, [verdict]
 
 
 def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list[Comparison]:
