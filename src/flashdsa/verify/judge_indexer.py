@@ -1,8 +1,5 @@
 """Run the indexer's public operations on a backend and judge every output against the reference."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -39,7 +36,12 @@ def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comp
     return scores, [judge_scores(inputs.operands_of_rows, inputs.max_len, scores, backend)]
 
 
-def judge_scores(operands: Sequence[Any], max_len: int, scores: Tensor, backend: str) -> Comparison:
+def judge_scores(
+    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    max_len: int,
+    scores: Tensor,
+    backend: str,
+) -> Comparison:
     """The verdict on a backend's scores (B, max_len) of the indexer's operands, a row each."""
     besides = None
     if backend != "cpu":  # tensor cores add the fp8 products
