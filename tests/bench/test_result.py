@@ -149,7 +149,11 @@ OTHER_SCHEMAS = {
     "majorness": ("flashdsa-majorness/1",),
     "peers": ("flashdsa-peers/1",),
     "sanitizers": ("flashdsa-sanitizers/1",),
-    "sparse_mla_bwd": ("flashdsa-backward-peers/1", "flashdsa-backward-overlap/1"),
+    "sparse_mla_bwd": (
+        "flashdsa-backward-peers/1",
+        "flashdsa-backward-overlap/1",
+        "flashdsa-before-after/1",
+    ),
     "sparse_mla_decode": (DECODE_SCHEMA,),
     "sparse_mla_fwd": ("flashdsa-forward-peers/1", FORWARD_SCHEMA),
 }
