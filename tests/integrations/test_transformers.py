@@ -122,6 +122,20 @@ def test_logits_and_gradients_are_eagers(model: Any, indexer: str) -> None:
     assert torch.equal(run(model, gradients=False)[0], expected)
 
 
+@pytest.mark.parametrize("indexer", ["model", "exact", "fp8"])
+def test_a_step_of_training_runs_under_autocast(model: Any, indexer: str) -> None:
+    """Also where a query's keys are no range, which fp8 refuses: scores of all are held then."""
+    enable(model.train(), indexer=indexer)
+    x = tokens()
+    for holes in (False, True):
+        if holes and indexer != "fp8":
+            x["attention_mask"][0, 3::7] = 0
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**x, labels=x["input_ids"]).loss
+        loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_the_selection_matters_and_is_the_indexers(model: Any) -> None:
     """With other ids the logits are others: what is compared above is sparse attention."""
     enable(model)

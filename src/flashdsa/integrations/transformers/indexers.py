@@ -99,8 +99,10 @@ def exact_forward(
         chosen = []
         for first in range(0, num_queries, step):
             rows = slice(first, first + step)
-            scores = torch.relu(torch.matmul(q[:, rows].float(), keys) * indexer.softmax_scale)
-            scores = torch.matmul(weights[:, rows].unsqueeze(-2), scores).squeeze(-2)
+            # Autocast would round the scores.
+            with torch.autocast(k.device.type, enabled=False):
+                scores = torch.relu(torch.matmul(q[:, rows].float(), keys) * indexer.softmax_scale)
+                scores = torch.matmul(weights[:, rows].float().unsqueeze(-2), scores).squeeze(-2)
             allowed = _allowed(attention_mask[:, rows])
             scores = scores.masked_fill(~allowed, -torch.inf).flatten(0, 1)
             lengths = torch.full((len(scores),), num_keys, dtype=torch.int32, device=k.device)
