@@ -253,8 +253,8 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     plan: BwdPlan, tmp_path: Path
 ) -> None:
-    """Nor in the kernels before it: of delta and, for a group, of the union."""
-    functions = 3 if plan.group > 1 else 2
+    """Nor in the other kernels: of delta and, for a group, of the union and of what mends dQ."""
+    functions = 4 if plan.group > 1 else 2
     assert_it_assembles_without_spills(ptx(plan), tmp_path, "sm_100a", functions)
 
 

@@ -43,6 +43,11 @@ def endless(made_standin: Standin, tmp_path_factory: pytest.TempPathFactory) -> 
     return compile_c(PROGRAMS / "endless.c", program, made_standin, "libcuda.so.1")
 
 
+def _let_interrupts_come() -> None:
+    """What a shell starts in the background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def start(endless: Path, made_standin: Standin) -> Iterator[Start]:
     """Starts `ptxemu exec` of the program; it has a process group of its own, as in a shell."""
@@ -57,6 +62,7 @@ def start(endless: Path, made_standin: Standin) -> Iterator[Start]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_let_interrupts_come,
         )
         started.append(process)
         assert process.stdout is not None and process.stdout.readline() == "begins\n"

@@ -83,7 +83,10 @@ def backward_kernel(
         turn = first_turn()
         while turn.item < topk_length.shape[0]:
             ctx = locate(topk_length, indices, arena, turn)
-            softmax_item(Softmax(ctx, scale, of_row(ctx, lse), of_row(ctx, delta)))
+            own_lse, own_delta = of_row(ctx, lse), of_row(ctx, delta)
+            if cutlass.const_expr(plan.group > 1):
+                own_delta = delta_beside(own_lse, own_delta)
+            softmax_item(Softmax(ctx, scale, own_lse, own_delta))
             write_dq(DqWriter(ctx, dq))
             turn = next_turn(ctx)
     elif group == LOAD:
@@ -146,6 +149,16 @@ def of_row(ctx: Context, values: cute.Tensor) -> Float32:
     else:
         value = (values.iterator + row).load()
     return value
+
+
+@cute.jit
+def delta_beside(lse: Float32, delta: Float32) -> Float32:
+    """A row's delta, 0 where lse is NaN: dS of the keys that the query names is NaN by S then. Of
+    the others, which its group names, dS = 0 times delta is to be 0."""
+    kept = delta
+    if not lse >= -Float32.inf:
+        kept = Float32(0.0)
+    return kept
 
 
 class Operands(NamedTuple):

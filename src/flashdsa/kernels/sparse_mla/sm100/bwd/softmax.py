@@ -107,13 +107,18 @@ def packed(values: Any) -> Any:
 
 
 @cute.jit
-def zero_unless(bit: Int32, value: Float32) -> Float32:
-    """The value where the bit is set, else 0: in a query, or of a key, that is not finite S = 0
-    times dP is NaN."""
-    kept = value
-    if bit == 0:
-        kept = Float32(0.0)
-    return kept
+def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
+    """A block's words where the condition holds, else zeros, whatever they are.
+
+    In a query without valid slots O and dO may hold anything, and S = 0 times NaN is NaN.
+    """
+    kept = []
+    for i in cutlass.range_constexpr(B_TOPK // 2):
+        word = Int32(words[i])
+        if not condition:
+            word = Int32(0)
+        kept.append(word)
+    return Vector.from_elements(kept, Int32)
 
 
 @cute.jit
@@ -148,12 +153,8 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     ctx.barriers("s_ready").arrive()
 
     sums = receive(ctx, own, dp_number)
-    ds = packed(
-        [
-            zero_unless((valid >> key) & 1, s[key] * (sums[key] - role.delta) * role.scale)
-            for key in range(B_TOPK)
-        ]
-    )
+    ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
+    ds = zero_unless(valid != 0, ds)
     store_row(ctx, "ds", ds)
     # Other waits came since dp_ready's, which says that these columns may be written.
     tmem.after_sync()
