@@ -6,7 +6,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -32,6 +32,9 @@ test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashi
 
 test-slow: $(READY)  ## The tests marked slow
 	$(PYTEST) -m slow
+
+fingerprints: $(READY)  ## Has any kernel other instructions than tests/fingerprints.txt records?
+	$(BIN)/python tools/fingerprints.py
 
 lint: $(READY)  ## Format, lint, types, import rules, spelling
 	$(BIN)/ruff check .

@@ -1,0 +1,129 @@
+"""`make fingerprints`: one hash a compiled variant, of the PTX that its plan compiles to.
+
+    python tools/fingerprints.py [TEXT ...]     # compares; of names that contain one of the texts
+    python tools/fingerprints.py --write        # records what is
+
+A commit that moves or renames code changes no line of tests/fingerprints.txt. All variants take ten
+minutes of a core. The exit code is 1 where a hash differs, 2 where the record is of another CuTe
+DSL, which decides on instructions, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from flashdsa.kernels.catalog import BACKENDS, variants_of
+
+RECORD = Path(__file__).parents[1] / "tests" / "fingerprints.txt"
+COMPILER = "nvidia-cutlass-dsl"
+_NOT_CODE = re.compile(r"\s*(//|\.(loc|file|section|version)\b)")
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+
+
+class Fingerprint(NamedTuple):
+    """Of a variant: backend and exported name, hash and lines of its PTX."""
+
+    name: str
+    digest: str
+    lines: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.digest} {self.lines}"
+
+
+def compiler() -> str:
+    """The package that decides on the PTX; its libraries of either CUDA give the same."""
+    return f"{COMPILER} {metadata.version(COMPILER)}"
+
+
+def normalised(ptx: str) -> str:
+    """Directives, declarations and instructions in order; kernels are numbered, not named."""
+    text = ptx.rstrip("\0")
+    for number, name in enumerate(_ENTRY.findall(text)):
+        text = re.sub(rf"\b{re.escape(name)}(?=\b|_param_)", f"kernel{number}", text)
+    lines = (line.split("//")[0] for line in text.splitlines() if not _NOT_CODE.match(line))
+    return "\n".join(" ".join(line.split()) for line in lines if line.strip())
+
+
+def names() -> list[str]:
+    """Of all variants, as "sm90/mla_fwd"."""
+    return sorted(f"{backend}/{name}" for backend in BACKENDS for name in variants_of(backend))
+
+
+def fingerprint(name: str) -> Fingerprint:
+    """Compile a variant; the first one of a process asks CuTe DSL to keep PTX."""
+    from ptxemu.cutedsl import retention
+
+    retention.install(line_info=False)
+    from flashdsa.jit.loader import compile_plan
+
+    backend, _, variant = name.partition("/")
+    code = normalised(str(compile_plan(*variants_of(backend)[variant]).__ptx__))
+    return Fingerprint(name, hashlib.sha256(code.encode()).hexdigest()[:16], code.count("\n") + 1)
+
+
+def read_record() -> tuple[str, dict[str, str]]:
+    """The compiler that the record is of, and its lines by their variants' names."""
+    if not RECORD.exists():
+        return "", {}
+    first, *lines = RECORD.read_text().splitlines()
+    return first, {line.split()[0]: line for line in lines}
+
+
+def compile_all(wanted: Sequence[str], jobs: int) -> dict[str, str]:
+    """Lines of these variants by their names, from so many processes; progress goes to stderr."""
+    found = {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(fingerprint, name) for name in wanted]):
+            found[done.result().name] = str(done.result())
+            print(f"\r{len(found)} of {len(wanted)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    """Compare with the record, or write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: all variants")
+    parser.add_argument("--write", action="store_true", help="record what is; of all variants")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    given = parser.parse_args()
+    if given.write and given.texts:
+        parser.error("--write: records all variants; leave the texts away")
+    wanted = [
+        name for name in names() if not given.texts or any(text in name for text in given.texts)
+    ]
+    if not wanted:
+        parser.error(f"TEXT: no variant's name contains {' or '.join(given.texts)}")
+    made_by, recorded = read_record()
+    if not given.write and made_by != compiler():
+        print(f"the record is of {made_by or 'nothing'}; here is {compiler()}", file=sys.stderr)
+        sys.exit(2)
+    found = compile_all(wanted, given.jobs)
+    if given.write:
+        lines = [compiler(), *(found[name] for name in sorted(found))]
+        RECORD.write_text("".join(f"{line}\n" for line in lines))
+    changed = [
+        f"{recorded.get(name, name + ' is new')} -> {line}"
+        for name, line in sorted(found.items())
+        if recorded.get(name) != line
+    ]
+    changed += [f"{name} is gone" for name in recorded if name not in names()]
+    print("\n".join(changed) or f"{len(found)} variants are as recorded")
+    sys.exit(bool(changed) and not given.write)
+
+
+if __name__ == "__main__":
+    main()
