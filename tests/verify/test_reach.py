@@ -11,8 +11,9 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
 from flashdsa.verify import launch_list
-from flashdsa.verify.check_list import NEEDS, OPERATIONS, WITHOUT_BACKEND
+from flashdsa.verify.check_list import NEEDS, WITHOUT_BACKEND
 from flashdsa.verify.launch_list import Reached, list_launches
+from flashdsa.verify.operations import OPERATIONS
 
 NEVER_CHOSEN = {
     ("sm100", "indexer", "pages_per_stage"): {1, 4},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError, UnsupportedError
@@ -18,6 +17,7 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
     scale_or_default,
+    wants_gradient,
 )
 from flashdsa.ops.registration import prepare
 from flashdsa.ops.rules import sum_dtype
@@ -91,7 +91,7 @@ def buffers_for(
 def refuse_gradients(x: SparseMlaOperands) -> None:
     """Raise UnsupportedError where autograd would record the call, or wants a tangent."""
     refuse_tangents("sparse_mla_fwd", x)
-    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in x):
+    if wants_gradient(x):
         raise UnsupportedError(
             "sparse_mla_fwd: results in the caller's buffers have no gradient; leave out and lse "
             "away, or call under torch.no_grad()"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.ops.autograd import refuse_tangents
-from flashdsa.ops.checks import require_dtype, require_shape, require_tensor
+from flashdsa.ops.checks import require_dtype, require_shape, require_tensor, wants_gradient
 
 
 def merge_attention(
@@ -71,7 +71,7 @@ def merge_attention(
 def _refuse_gradients(parts: Sequence[Tensor]) -> None:
     """Raise UnsupportedError where autograd would record the call, or wants a tangent."""
     refuse_tangents("merge_attention", parts)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
+    if wants_gradient(parts):
         raise UnsupportedError(
             "merge_attention: no gradient is available, since the parts' weights are functions of "
             "lse, which has none; call it under torch.no_grad(), or attend to all keys by one "

@@ -16,31 +16,13 @@ from flashdsa.cli.console import (
     print_table,
     progress_bar,
 )
-from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS
+from flashdsa.verify.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from flashdsa.verify.check import CheckRow
-
-OPERATIONS = (
-    "sparse_mla",
-    *(one.value for one in Operation),
-    "dsa_topk_indexer_launch",
-    "indexer_kl_loss",
-    "indexer_kl_loss_dense",
-    "merge_attention",
-    "lse_for_merge",
-    "lse_to_base2",
-    "lse_from_base2",
-    "quantize_kv",
-    "write_kv_cache",
-    "read_kv_cache",
-    "causal_ranges",
-    "fake_quantize_index",
-)
-"""What run_checks knows, kept here so that --help needs no torch."""
 
 
 @click.command()

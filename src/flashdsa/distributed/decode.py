@@ -12,20 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.api import indexer_logits, merge_attention, sparse_mla_fwd, topk_indices
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_gather, all_to_all
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.operands import IndexerOperands, SparseMlaOperands
+from flashdsa.ops.autograd import has_tangent
 from flashdsa.ops.checks import (
     INT32_MAX,
+    are_values_read,
     require_backend,
     require_dtype,
     require_positive,
@@ -33,6 +33,7 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
     scale_or_default,
+    wants_gradient,
 )
 from flashdsa.ops.table import SPARSE_MLA_FWD
 from flashdsa.ops.transforms import as_autocast_casts
@@ -109,7 +110,7 @@ def _are_checked(values: Tensor) -> bool:
     """Whether the host reads them."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
-    return values.device.type == "cpu" or values_are_checked()
+    return are_values_read(values)
 
 
 def decode_topk_indexer(
@@ -310,11 +311,9 @@ def _checked(
 def _refuse_derivatives(**inputs: Tensor | None) -> None:
     """Raise UnsupportedError where autograd would record the call, or carry a tangent through."""
     for name, one in inputs.items():
-        if one is None:
-            continue
-        if torch.is_grad_enabled() and one.requires_grad:
+        if wants_gradient([one]):
             asks = f"{name} requires one; call under torch.no_grad(), or detach it"
-        elif forward_ad._current_level >= 0 and forward_ad.unpack_dual(one).tangent is not None:
+        elif has_tangent(one):
             asks = f"{name} has a tangent"
         else:
             continue

@@ -13,7 +13,6 @@ from flashdsa.api import (
     read_index_k_cache,
     write_index_k_cache,
 )
-from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
@@ -24,6 +23,7 @@ from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentValueError
 from flashdsa.operands import TopkPrefillOperands
 from flashdsa.ops.checks import (
+    are_values_read,
     require_backend,
     require_dense_rows,
     require_device,
@@ -206,7 +206,7 @@ def _check(
 
 def _require_rows(query_rows: Tensor, num_local: int) -> None:
     """Where values are checked, each is a row of this rank."""
-    if query_rows.device.type != "cpu" and not values_are_checked():
+    if not are_values_read(query_rows):
         return
     outside = (query_rows < 0) | (query_rows >= num_local)
     if bool(outside.any()):

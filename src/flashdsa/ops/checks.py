@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -34,6 +34,11 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 def are_values_read(tensor: Tensor) -> bool:
     """Whether the values of `tensor` are checked: it is read by the host then, which waits."""
     return tensor.device.type == "cpu" or values_are_checked()
+
+
+def wants_gradient(values: Iterable[Tensor | None]) -> bool:
+    """Whether autograd would record a call with `values`; None is no tensor."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in values)
 
 
 def holds_values(tensor: Tensor) -> bool:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from flashdsa.ops.checks import int32_slots, kv_rows
+from flashdsa.ops.checks import int32_slots, kv_rows, wants_gradient
 from flashdsa.ops.rules import refuse_packed
 
 
@@ -19,7 +17,7 @@ def rows_and_slots(operands: Any) -> Any:
     Raises:
         UnsupportedError: kv has packed rows, and a gradient is asked for.
     """
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
+    if wants_gradient(operands):
         refuse_packed(operands.kv, "sparse_mla_fwd")
     slots = int32_slots(operands)
     if slots.kv.dim() == 2:

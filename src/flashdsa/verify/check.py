@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify.check_list import NEEDS, OPERATIONS, WITHOUT_BACKEND, Check, checks_of
+from flashdsa.verify.check_list import NEEDS, WITHOUT_BACKEND, Check, checks_of
 from flashdsa.verify.emulated_progress import CaseProgress
+from flashdsa.verify.operations import OPERATIONS
 
 __all__ = ["OPERATIONS", "CheckRow", "run_checks"]
 

@@ -20,45 +20,10 @@ from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingInputs,
     make_indexer_training_inputs,
 )
+from flashdsa.verify.operations import COMPOSED, OPERATIONS
 from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 
-COMPOSED = (
-    "merge_attention",
-    "lse_for_merge",
-    "lse_to_base2",
-    "lse_from_base2",
-    "quantize_kv",
-    "write_kv_cache",
-    "read_kv_cache",
-    "causal_ranges",
-    "fake_quantize_index",
-    "indexer_kl_loss_dense",
-)
-"""Operations without a backend: products of torch where their tensors are."""
-OPERATIONS = (
-    "sparse_mla_fwd",
-    "sparse_mla_fwd_out",
-    "mla_bwd",
-    "sparse_mla",
-    "indexer_logits",
-    "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
-    "topk_indices",
-    "prefill_logits",
-    "dsa_topk_prefill",
-    "quantize_index_k",
-    "quantize_index_q",
-    "write_index_k_cache",
-    "read_index_k_cache",
-    "attention_target",
-    "indexer_scores",
-    "indexer_bwd",
-    "indexer_kl",
-    "indexer_kl_bwd",
-    "indexer_kl_loss",
-    *COMPOSED,
-)
 WITHOUT_BACKEND = (*COMPOSED, "dsa_topk_indexer_launch")
 """Run where their tensors are: those of an emulated backend are the CPU's."""
 NEEDS = {
