@@ -19,7 +19,7 @@ from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, Lists
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
 from flashdsa.kernels.indexer_training.sm90.bwd.load import Loader, load_all
-from flashdsa.kernels.indexer_training.sm90.bwd.mend import launch_mend
+from flashdsa.kernels.indexer_training.sm90.bwd.mend import Backward, launch_mend
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES
 from flashdsa.kernels.sparse_mla.sm90.choice import FIRST, SECOND, is_taken, launch_choice
@@ -170,7 +170,7 @@ def launch_backward(
         lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), no_choice,
         Int32(SECOND), (spread, cutlass.min(most_ctas, Int32(lists.counts.shape[0]))), plan, stream,
     )  # fmt: skip
-    launch_mend(q, k, weights, slots, dq, dw, stream)
+    launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)
 
 
 @cute.jit
@@ -216,4 +216,4 @@ def launch_chosen(
             lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), choice,
             Int32(number), (spread, num_ctas), grouping, stream,
         )  # fmt: skip
-    launch_mend(q, k, weights, slots, dq, dw, stream)
+    launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)

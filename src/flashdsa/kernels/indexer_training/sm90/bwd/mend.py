@@ -7,7 +7,7 @@ that dW says which queries to compute again: those whose own keys are not finite
 A warp looks at a query, and computes it if need be, in fp32. A lane has DIMS dims.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
@@ -22,6 +22,19 @@ THREADS = 128
 WARPS = THREADS // WARP_SIZE
 DIMS = INDEX_HEAD_DIM // WARP_SIZE
 INFINITY = float("inf")
+
+
+class Backward(NamedTuple):
+    """What a backward read, and what it wrote: dq and dw, again where a query was reached."""
+
+    q: cute.Tensor  # (S, H, 128) bf16
+    k: cute.Tensor  # (S_kv, 128) bf16
+    weights: cute.Tensor  # (S, H) fp32
+    indices: cute.Tensor  # (S, topk) int32
+    grad_scores: cute.Tensor  # (S, topk) fp32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    dq: cute.Tensor  # (S, H, 128) bf16
+    dw: cute.Tensor  # (S, H) fp32
 
 
 @cute.jit
@@ -44,51 +57,33 @@ def was_reached(dw: cute.Tensor, query: Int32, lane: Int32) -> Boolean:
 
 
 @cute.kernel
-def mend_kernel(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    slots: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-    dq: cute.Tensor,
-    dw: cute.Tensor,
-):
-    """WARPS queries; arguments as in `launch_mend`."""
+def mend_kernel(x: Backward):
+    """WARPS queries."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     lane = thread % WARP_SIZE
     query = block * WARPS + thread // WARP_SIZE
-    if query < dw.shape[0]:
-        if was_reached(dw, query, lane):
-            for head in cutlass.range(dw.shape[1], unroll=1):
-                write_head(q, k, weights, slots, dq, dw, query, head, lane)
+    if query < x.dw.shape[0]:
+        if was_reached(x.dw, query, lane):
+            for head in cutlass.range(x.dw.shape[1], unroll=1):
+                write_head(x, query, head, lane)
 
 
 @cute.jit
-def write_head(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    slots: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-    dq: cute.Tensor,
-    dw: cute.Tensor,
-    query: Int32,
-    head: Int32,
-    lane: Int32,
-) -> None:
+def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
     """dQ and dW of a head from the query's own slots that have a gradient."""
-    indices, grad_scores, topk_length = slots
-    row = query * dw.shape[1] + head
-    own, weight = load_dims(q, row, lane), weights[query, head]
+    row = query * x.dw.shape[1] + head
+    own, weight = load_dims(x.q, row, lane), x.weights[query, head]
     acc = cute.make_rmem_tensor(DIMS, Float32)
     acc.fill(0.0)
     total = Float32(0.0)
-    count = Int32(indices.shape[1])
-    if topk_length.shape[0] > 0:
-        count = cutlass.min(cutlass.max(topk_length[query], Int32(0)), count)
+    count = Int32(x.indices.shape[1])
+    if x.topk_length.shape[0] > 0:
+        count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
     for slot in cutlass.range(count, unroll=1):
-        key, gradient = indices[query, slot], grad_scores[query, slot]
-        if key >= 0 and key < k.shape[0] and gradient != 0.0:
-            dims = load_dims(k, key, lane)
+        key, gradient = x.indices[query, slot], x.grad_scores[query, slot]
+        if key >= 0 and key < x.k.shape[0] and gradient != 0.0:
+            dims = load_dims(x.k, key, lane)
             product = Float32(0.0)
             for i in cutlass.range_constexpr(DIMS):
                 product += own[i] * dims[i]
@@ -100,28 +95,14 @@ def write_head(
                 acc[i] = acc[i] + gated * weight * dims[i]
     values = Vector.from_elements([acc[i] for i in range(DIMS)], Float32).to(BFloat16)
     words = values.bitcast(Int32)
-    store2(dq.iterator + (Int64(row) * INDEX_HEAD_DIM + lane * DIMS), words[0], words[1])
+    store2(x.dq.iterator + (Int64(row) * INDEX_HEAD_DIM + lane * DIMS), words[0], words[1])
     if lane == 0:
-        dw[query, head] = total
+        x.dw[query, head] = total
 
 
 @cute.jit
-def launch_mend(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    slots: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-    dq: cute.Tensor,
-    dw: cute.Tensor,
-    stream: Any,
-):
-    """Launch on `stream`, behind the backward.
-
-    Args:
-        q: (S, H, 128) bf16. k: (S_kv, 128) bf16. weights: (S, H) fp32.
-        slots: indices (S, topk) int32, grad_scores (S, topk) fp32, topk_length (S,) int32, or (0,).
-        dq: (S, H, 128) bf16 and dw (S, H) fp32, written where a query was reached.
-    """
-    mend_kernel(q, k, weights, slots, dq, dw).launch(
-        grid=[(dw.shape[0] + WARPS - 1) // WARPS, 1, 1], block=[THREADS, 1, 1], stream=stream
+def launch_mend(x: Backward, stream: Any):
+    """Launch on `stream`, behind the backward."""
+    mend_kernel(x).launch(
+        grid=[(x.dw.shape[0] + WARPS - 1) // WARPS, 1, 1], block=[THREADS, 1, 1], stream=stream
     )
