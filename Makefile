@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
-$(READY): pyproject.toml constraints.txt tools/make_venv.sh
+$(READY): pyproject.toml ptxemu/pyproject.toml constraints.txt tools/make_venv.sh
 	tools/make_venv.sh $(VENV)
 	@touch $@
 
@@ -24,8 +24,8 @@ test: $(READY)  ## The tests that need no GPU and are not marked slow
 	$(PYTEST)
 
 test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (installs them)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
-	$(PYTEST) -m slow tests/ptxemu/peers
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable './ptxemu[peers]'
+	$(PYTEST) -m slow ptxemu/tests/peers
 
 test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashinfer-bench, by their wheels (400 MB)
 	tools/test_integrations.sh $(VENV) .integrations
@@ -41,6 +41,7 @@ lint: $(READY)  ## Format, lint, types, import rules, spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config ptxemu/pyproject.toml
 	$(BIN)/codespell
 
 resolve: $(READY)  ## Can all be installed from the registry, on every Python and torch that is promised?
@@ -74,6 +75,7 @@ mutate: $(READY)  ## Break the CPU backend, and kernels' synchronisation: is it 
 docs: $(READY)  ## Build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
+	$(BIN)/mkdocs build --strict --config-file ptxemu/mkdocs.yml --site-dir ../site/ptxemu
 
 docs-version: $(READY)  ## Add this version's documentation to those on the local branch gh-pages
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
@@ -84,4 +86,4 @@ constraints: $(READY)  ## Pin all dependencies in constraints.txt, as the regist
 	$(BIN)/python tools/dependencies.py pin
 
 clean:  ## Remove .venv and everything built
-	rm -rf $(VENV) build site out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build ptxemu/build site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

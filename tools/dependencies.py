@@ -1,4 +1,4 @@
-"""Pins the dependencies of pyproject.toml, and checks that they can be installed.
+"""Pins the dependencies of flashdsa and ptxemu, and checks that they can be installed.
 
     python tools/dependencies.py pin      # writes constraints.txt; --upgrade takes newer versions
     python tools/dependencies.py check    # the promised versions of Python and torch
@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
+PTXEMU = ROOT / "ptxemu"
 CONSTRAINTS = ROOT / "constraints.txt"
 HEADER = """\
 # The only file that pins versions: what make installs and CI tests on every Python and machine.
@@ -62,16 +63,19 @@ class Resolution:
 def run_uv(
     python: str, processor: str, options: tuple[str, ...], requirement: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run `uv pip compile` on pyproject.toml, without any configuration of this machine.
+    """Run `uv pip compile` on both pyproject.toml, without any configuration of this machine.
 
-    Only wheels count: a package that has none for this Python would need a compiler.
+    Only wheels count: a package that has none for this Python would need a compiler. ptxemu is the
+    exception, as no registry has it: its folder is read.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("UV_", "PIP_"))}
     command = [
         sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--no-header",
-        "--no-annotate", "--only-binary", ":all:", "--python-version", python,
-        "--python-platform", f"{processor}-manylinux_2_28", *options, str(PYPROJECT), "-",
+        "--no-annotate", "--only-binary", ":all:", "--no-binary", "ptxemu",
+        "--python-version", python, "--python-platform", f"{processor}-manylinux_2_28",
+        *options, str(PYPROJECT), str(PTXEMU / "pyproject.toml"), "-",
     ]  # fmt: skip
+    requirement = f"ptxemu @ {PTXEMU.as_uri()}\n{requirement}"
     return subprocess.run(
         command, env=environment, input=requirement, capture_output=True, text=True, check=False
     )
@@ -107,7 +111,8 @@ def pin(upgrade: bool) -> int:
     if done.returncode:
         print(done.stderr, file=sys.stderr)
         return 1
-    CONSTRAINTS.write_text(HEADER + CONSTRAINTS.read_text())
+    pins = CONSTRAINTS.read_text().splitlines(keepends=True)
+    CONSTRAINTS.write_text(HEADER + "".join(pin for pin in pins if not pin.startswith("ptxemu")))
     return 0
 
 

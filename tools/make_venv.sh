@@ -44,8 +44,9 @@ if [ -x "$venv/bin/python" ] && ! supported "$venv/bin/python"; then
     rm -rf "$venv"
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+# One call for both: flashdsa's extra `emulate` takes ptxemu from the folder, as no index has it.
 echo "Installing the pinned packages into $venv (a minute or two with packages cached)..."
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
-    --constraint constraints.txt --editable '.[dev]'
+    --constraint constraints.txt --editable ./ptxemu --editable '.[dev]'
 # As pip would, but on all cores; some packages carry files of another Python.
 "$venv/bin/python" -W ignore -m compileall -qq -j 0 "$venv/lib" || true

@@ -5,8 +5,9 @@
     python tools/mutate_kernels.py --launches DIR [--out DIR] ...   # where there are many cores
     python tools/mutate_kernels.py --stale [NAME ...]               # results of other PTX
 
-Writes benchmarks/results/ptxemu/mutation-NAME.json of each kernel in mutation_launches.KERNELS, or
-of those named (PEERS, too), and prints the tables. Survivors that you have understood to be
+Writes benchmarks/results/mutation/mutation-NAME.json of each kernel in
+mutation_launches.KERNELS, or of those named (PEERS, too), and prints the tables. Survivors that
+you have understood to be
 harmless go into equivalent/NAME.txt there. A mutant that is done is written down at once, to
 mutation-NAME.tried, and is not tried again when a run that was stopped is repeated. With --again
 only what the results say survived or was not reached is tried; if launches have been added, all but
@@ -58,7 +59,7 @@ from ptxemu.mutate.runner import (
 from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
 
-RESULTS = ROOT / "benchmarks/results/ptxemu"
+RESULTS = ROOT / "benchmarks/results/mutation"
 SCHEDULES = (
     *POLICIES,
     Policy(asynchronous="slow", warps="random", seed=0, timeouts=0.5),

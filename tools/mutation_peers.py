@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutation_scripts import Launches, scripted
 
 _CUTLASS = "$CUTLASS/examples/python/CuTeDSL/cute"
-_PEERS = "tests/ptxemu/peers/scripts"
+_PEERS = "ptxemu/tests/peers/scripts"
 _GEMM_SM100 = "--use_tma_store --ab_dtype Float16 --acc_dtype Float32 --skip_ref_check"
 PEERS = {
     "cutlass-gemm-sm_90a": Launches(

@@ -1,4 +1,4 @@
-"""The files benchmarks/results/ptxemu/mutation-NAME.json: a report, its mutants as rows.
+"""The files benchmarks/results/mutation/mutation-NAME.json: a report, its mutants as rows.
 
 `columns` says what stands in a row; what is empty at its end is left out. Anyone who reads or
 writes such a file does it here, and has each mutant as a dictionary.

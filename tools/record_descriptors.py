@@ -4,7 +4,7 @@
 
 Runs `ptxemu exec` with the arguments behind OUT.json and writes the raw values, in hexadecimal, of
 a few of each sort: matrix descriptors that differ in more than their start address, instruction
-descriptors with the .kind of their instruction, tensor maps. tests/ptxemu/descriptors/ holds what
+descriptors with the .kind of their instruction, tensor maps. ptxemu/tests/descriptors/ holds what
 it found in strangers' kernels.
 """
 

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from flashdsa.cli.main import cli
 from flashdsa.cli.output_options import JsonOrFolder, OutputFile, OutputFolder
 from flashdsa.output_paths import require_creatable, require_creatable_folder
-from ptxemu.cli.main import main
 
 FILES = {
     "demo --picture": "x.png",
@@ -31,17 +30,6 @@ FOLDERS = {
     "export flashinfer-bench --output": "solutions",
 }
 PICTURES = [name for name, file in FILES.items() if not file.endswith((".pt", ".json"))]
-OF_PTXEMU = {
-    "exec --json": "x.json",
-    "exec --junit": "x.xml",
-    "exec --sarif": "x.sarif",
-    "exec --save": "launches",
-    "check --junit": "x.xml",
-    "check --sarif": "x.sarif",
-    "check --save": "launches",
-    "trace --out": "trace",
-    "mutate --json": "x.json",
-}
 
 
 def test_every_option_that_says_where_to_write_is_tried() -> None:
@@ -106,20 +94,6 @@ def test_the_default_place_of_results_is_tried(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flashdsa.bench.runner.find_checkout", lambda: None)
     refused("bench --quick", "--out: cannot write 'out'")
-
-
-@pytest.mark.parametrize("command", OF_PTXEMU)
-def test_ptxemu_tries_where_it_writes(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("as it was")
-    name, option = command.split()
-    with pytest.raises(SystemExit) as stop:
-        main([name, option, str(in_the_way / OF_PTXEMU[command]), "no_such_program"])
-    assert stop.value.code == 2
-    assert f"argument {option}: cannot write" in capsys.readouterr().err
-    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_trying_leaves_everything_as_it_was(tmp_path: Path) -> None:

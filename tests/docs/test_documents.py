@@ -10,7 +10,6 @@ from statistics import geometric_mean
 import pytest
 
 import flashdsa
-import ptxemu
 from benchmarks import draw_peers
 
 ROOT = Path(__file__).parents[2]
@@ -83,17 +82,6 @@ def test_the_operand_of_a_wrong_mma_is_gathered() -> None:
     names: dict[str, object] = {}
     exec(compile(block, "wrong-mma-result.md", "exec"), names)
     assert names["operand"].shape == (256, 16, 2)
-
-
-def test_the_reference_of_ptxemu_runs_and_has_every_public_name() -> None:
-    path = ROOT / "docs" / "reference" / "ptxemu.md"
-    names: dict[str, object] = {}
-    for block in python_blocks(path):
-        exec(compile(block, "ptxemu.md", "exec"), names)
-    assert names["x"].tolist() == [2 * i for i in range(64)]
-    assert names["result"].findings == [] and len(names["tensor_map"]) == 128
-    described = set(re.findall(r"::: ptxemu\.(\w+)$", path.read_text(), re.MULTILINE))
-    assert described >= set(ptxemu.__all__)
 
 
 def test_the_readmes_ratios_are_those_of_the_result() -> None:

@@ -191,7 +191,7 @@ def chain_error(size: int) -> float:
     return float((dQ - exact).norm() / exact.norm())
 
 
-RESULTS = DOCS.parent / "benchmarks/results/ptxemu"
+RESULTS = DOCS.parent / "benchmarks/results/mutation"
 CAMPAIGNS = {
     "CUTLASS GEMM `sm_90a`, cluster 2x1": "cutlass-gemm-sm_90a",
     "quack 0.6.5 GEMM `sm_90a`, 4 launches": "quack-gemm-sm_90a",
@@ -235,7 +235,7 @@ CAMPAIGNS = {
 
 
 def test_the_mutation_table_is_that_of_the_results() -> None:
-    written = rows_under("../benchmarks/results/ptxemu/NOTES.md", "kernel")
+    written = rows_under("../ptxemu/benchmarks/results/NOTES.md", "kernel")
     assert set(written) == set(CAMPAIGNS)
     assert {path.stem for path in RESULTS.glob("mutation-*.json")} == {
         f"mutation-{name}" for name in CAMPAIGNS.values()
@@ -323,7 +323,7 @@ def test_pages_have_the_mutants_of_their_kernels(page: str, names: list[str]) ->
 
 
 def test_the_choices_of_fail_on() -> None:
-    written = rows_under("guides/check-a-kernel.md", "`--fail-on`")
+    written = rows_under("../ptxemu/docs/guides/check-a-kernel.md", "`--fail-on`")
     assert [re.findall("`(.*?)`", row)[0] for row in written] == list(FAIL_ON)
 
 

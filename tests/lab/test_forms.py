@@ -151,7 +151,7 @@ def test_unknown_form_names_those_there_are(name: str) -> None:
 def test_the_witness_still_uses_the_forms(tmp_path: Path) -> None:
     if find_spec("cudnn") is None:
         pytest.skip("cudnn is not installed: make test-peers installs it")
-    script = ROOT / "tests/ptxemu/peers/scripts/dsa_forward.py"
+    script = ROOT / "ptxemu/tests/peers/scripts/dsa_forward.py"
     recorder = ROOT / "tools/record_operand_forms.py"
     out = tmp_path / "forms.json"
     subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.accumulator_index import accumulator_index
 
 from flashdsa.dsl.umma import (
     OperandFormError,
@@ -23,7 +24,6 @@ from flashdsa.lab.forms_witnesses import EMULATOR_ONLY, PROVENANCE, WITNESSES, c
 from flashdsa.lab.kernels.operand_forms.sm100.plan import FormPlan
 from ptxemu import descriptors
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
-from tests.ptxemu.accumulator_index import accumulator_index
 
 FORMS = catalog()
 PRODUCTS = [(f"{f.name}-{i}", p) for f in FORMS for i, p in enumerate(f.plan.products)]

@@ -14,7 +14,6 @@ from flashdsa.lab.accumulation import HOPPER, TensorCore, orders, tensor_core_st
 from flashdsa.lab.precision import PrecisionRow, measure, rounded
 from flashdsa.lab.precision_picture import draw_precision
 
-SILICON = Path(__file__).parents[1] / "ptxemu" / "silicon"
 WARPS, LANES = 4, 32
 CORES = {
     "f16": HOPPER["fp16"],
@@ -46,7 +45,7 @@ def _matrix(cells):
 
 def _replayed(program, core, monkeypatch):
     """D (64, n) of a recorded program by the rule; the operands are those that ptxemu reads."""
-    import emulate
+    from tests.silicon import emulate
 
     from ptxemu.numerics import dot
 
@@ -76,9 +75,8 @@ def _replayed(program, core, monkeypatch):
 
 def _both(name, core, monkeypatch):
     """D (64, n) by the rule, and as recorded."""
-    monkeypatch.syspath_prepend(SILICON)
-    from programs import wgmma
-    from silicon_archive import Archive
+    from tests.silicon.programs import wgmma
+    from tests.silicon.silicon_archive import Archive
 
     program = next(p for p in wgmma.programs() if p.name == f"wgmma/{name}")
     recording = Archive.load().programs[program.name]

@@ -20,11 +20,13 @@ def _project(path: str) -> dict[str, object]:
     return project
 
 
-def test_both_distributions_and_the_classifiers_promise_the_same_pythons() -> None:
-    project = _project("pyproject.toml")
-    assert (
-        _project("packaging/ptxemu/pyproject.toml")["requires-python"] == project["requires-python"]
-    )
+def test_both_distributions_agree_and_promise_the_same_pythons() -> None:
+    project, ptxemu = _project("pyproject.toml"), _project("ptxemu/pyproject.toml")
+    extras = project["optional-dependencies"]
+    assert isinstance(extras, dict)
+    assert extras["emulate"] == [f"ptxemu[cutedsl]=={ptxemu['version']}"]
+    assert ptxemu["version"] == project["version"]
+    assert ptxemu["requires-python"] == project["requires-python"]
     classifiers = project["classifiers"]
     assert isinstance(classifiers, list)
     prefix = "Programming Language :: Python :: "

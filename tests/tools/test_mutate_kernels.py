@@ -14,7 +14,7 @@ import pytest
 from ptxemu import api, save_launch
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
-from tests.ptxemu import producer_consumer
+from tests import producer_consumer
 from tools.mutation_tables import COLUMNS, read_table, write_table
 
 ROOT = Path(__file__).parents[2]
@@ -105,13 +105,13 @@ def test_results_of_other_ptx_are_listed(
 
 def test_results_of_our_kernels_name_the_ptx_that_they_are_of(tool: ModuleType) -> None:
     for name in tool.KERNELS:
-        results = ROOT / f"benchmarks/results/ptxemu/mutation-{name}.json"
+        results = ROOT / f"benchmarks/results/mutation/mutation-{name}.json"
         if results.exists():
             assert re.fullmatch("[0-9a-f]{16}", read_table(results)["ptx"]), name
 
 
 def test_results_are_of_kernels_that_the_tool_knows(tool: ModuleType) -> None:
-    results = (ROOT / "benchmarks/results/ptxemu").glob("mutation-*.json")
+    results = (ROOT / "benchmarks/results/mutation").glob("mutation-*.json")
     assert {path.stem for path in results} <= {f"mutation-{name}" for name in tool.ALL}
 
 

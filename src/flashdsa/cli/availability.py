@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from flashdsa.backends.emulated.packages import missing_packages
 from flashdsa.errors import UnsupportedError
 from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
 CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
 """CUDA compute capability that a backend's kernels are built for."""
-EMULATOR_PACKAGES = ("cutlass", "llvmlite", "tvm_ffi")
-"""What compiles the kernels and catches their launches."""
 NOT_IMPLEMENTED = "has no implementation in this version"
 
 
 def reason_against(backend: str, machine: HostMachine) -> str | None:
     """Why no implementation of `backend` could run here; None where one could."""
     if backend.startswith("emulate"):
-        lacking = [name for name in EMULATOR_PACKAGES if find_spec(name) is None]
+        lacking = missing_packages()
         if lacking:
             which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
             return f"needs the Python {which}; pip install 'flashdsa[emulate]'"

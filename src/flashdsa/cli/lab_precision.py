@@ -65,7 +65,7 @@ def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> N
     \b
     Measured and assumed
       wgmma is a rule that gives all 9,538 finite fp32 sums of the H200 recordings
-      in tests/ptxemu/silicon bit for bit: products and accumulator are aligned to
+      in ptxemu/tests/silicon bit for bit: products and accumulator are aligned to
       the largest exponent and cut off 25 bits below it (e4m3: 13), the sum is cut
       to fp32 (e4m3: to a mantissa of 13 bits). Cutting off pulls every step the
       same way, so the error grows with K; rounding to nearest lets it grow with

@@ -1,7 +1,7 @@
 """How the sum of a matrix product can be taken: orders of addition and the tensor core's own rule.
 
 `tensor_core_step` is the rule that an H200's wgmma follows. It was found by fitting ptxemu's
-recordings (tests/ptxemu/silicon): with it all 8,704 sums of the 17 random programs with fp32
+recordings (ptxemu/tests/silicon): with it all 8,704 sums of the 17 random programs with fp32
 results come out bit for bit, and all 834 finite ones of five programs with any bits as operands.
 For Blackwell's tcgen05.mma no measurement exists here; ptxemu's rule (`nearest`) is an assumption.
 """

@@ -42,10 +42,10 @@ DENSE = "CUTLASS dense_gemm"
 ATTENTION = "FlashAttn-4 fwd"
 ATTENTION_BACKWARD = "FlashAttn-4 bwd"
 PROVENANCE = {
-    FORWARD_H64: "nvidia-cudnn-frontend 1.32.0; tests/ptxemu/peers/scripts/dsa_forward.py 64 576",
+    FORWARD_H64: "nvidia-cudnn-frontend 1.32.0; ptxemu/tests/peers/scripts/dsa_forward.py 64 576",
     FORWARD_H128: "nvidia-cudnn-frontend 1.32.0; dsa_forward.py 128 512",
     BACKWARD: "nvidia-cudnn-frontend 1.32.0; dsa_backward.py 64 and 128",
-    QUACK: "quack-kernels; tests/ptxemu/peers/scripts/quack_kernel.py gemm",
+    QUACK: "quack-kernels; ptxemu/tests/peers/scripts/quack_kernel.py gemm",
     DENSE: "NVIDIA/cutlass examples/python/CuTeDSL/cute/blackwell/kernel/dense_gemm/dense_gemm.py "
     "--mnkl 256,256,128,1 --ab_dtype BFloat16 with --mma_tiler_mn, --use_2cta_instrs, --a_major m "
     "--b_major n",

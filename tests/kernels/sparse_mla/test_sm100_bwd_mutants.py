@@ -29,7 +29,7 @@ from tests.kernels.findings import ORDER_OF_SUMS
 from tools.mutation_tables import read_table
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "benchmarks/results/ptxemu"
+RESULTS = ROOT / "benchmarks/results/mutation"
 DOCUMENT = read_table(RESULTS / "mutation-mla-bwd-sm_100a.json")
 SCORE: list[dict[str, Any]] = DOCUMENT["mutants"]
 SEED, COUNT = 6, 20

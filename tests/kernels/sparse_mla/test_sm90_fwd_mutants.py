@@ -18,7 +18,7 @@ from ptxemu.saved_launch import load_launch
 from tests.kernels.sparse_mla.test_sm100_bwd_mutants import Replay, name_of
 
 ROOT = Path(__file__).parents[3]
-EQUIVALENT = ROOT / "benchmarks/results/ptxemu/equivalent/mla-fwd-sm_90a.txt"
+EQUIVALENT = ROOT / "benchmarks/results/mutation/equivalent/mla-fwd-sm_90a.txt"
 QUICK = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
 DRAWN = ("mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4 removed")

@@ -6,21 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.emulated.devices import B200, H200, Device
+from flashdsa.backends.emulated.packages import require_packages
 from flashdsa.backends.runner import Allocate, Runner
-from flashdsa.errors import UnsupportedError
 from flashdsa.jit.loader import compile_plan
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
-from ptxemu import Policy
-from ptxemu.check import Finding
-from ptxemu.events import LaunchProgress
-from ptxemu.launch_setup import LaunchSetup
+
+if TYPE_CHECKING:
+    from ptxemu import Policy
+    from ptxemu.check import Finding
+    from ptxemu.events import LaunchProgress
+    from ptxemu.launch_setup import LaunchSetup
 
 POISON = 0x7F
 """Every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
@@ -62,7 +63,14 @@ class Emulator:
                 error; "collect": only in `findings`.
             on_progress: called now and then during a launch.
             on_launch: called before each launch, whose memory is as the kernel will find it.
+
+        Raises:
+            UnsupportedError: a package is missing.
         """
+        require_packages()
+        from ptxemu import Policy
+        from ptxemu.events import LaunchProgress
+
         self._device, self._policy = device, policy or Policy()
         self._on_finding, self._on_progress = on_finding, on_progress
         self._on_launch = on_launch
@@ -72,8 +80,8 @@ class Emulator:
         self.workspaces: dict[int, tuple[Tensor, ...]] = {}
         self._instructions_before = 0
         """Of the launches before the one that runs."""
-        self._progress = LaunchProgress(0, 0, 0)
-        """Of the launch that runs, as last heard."""
+        self._no_progress = self._progress = LaunchProgress(0, 0, 0)
+        """The last report of the launch that runs."""
 
     @property
     def num_sms(self) -> int:
@@ -117,7 +125,7 @@ class Emulator:
             self._on_launch(setup)
         self.setups.append(setup)
         self._instructions_before += self._progress.warp_instructions
-        self._progress = LaunchProgress(0, 0, 0)
+        self._progress = self._no_progress
 
     def _tell_progress(self, _: str, progress: LaunchProgress) -> None:
         self._progress = progress
@@ -186,9 +194,7 @@ def compiled(spec: KernelSpec, plan: Any) -> Callable[..., Any]:
     Raises:
         UnsupportedError: a package is missing.
     """
-    for package in ("cutlass", "llvmlite", "tvm_ffi"):
-        if find_spec(package) is None:
-            raise UnsupportedError(f"the emulator needs {package}: pip install 'flashdsa[emulate]'")
+    require_packages()
     import ptxemu.cutedsl  # noqa: F401 - keeps the PTX of what is compiled from here on
 
     return compile_plan(spec, plan)

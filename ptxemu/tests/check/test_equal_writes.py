@@ -1,0 +1,199 @@
+"""Work that several warps do alike, with one result: a note. With different results: an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.check.fake_run import GLOBAL, LOAD, STORE, FakeRun, levels
+from tests.check.test_hazard_programs import ELECT, POLICIES, wait
+from tests.kernel_run import source
+
+from ptxemu import api
+from ptxemu.check import Finding
+from ptxemu.sched.policy import Policy
+
+every_policy = pytest.mark.parametrize("policy", POLICIES, ids=["eager", "late", "seed1", "seed2"])
+
+
+def findings(body: str, policy: Policy, *, block: int = 64, **arrays: int) -> list[Finding]:
+    """All findings of a run, notes too."""
+    own: dict[str, Any] = {name: np.zeros(size, np.uint32) for name, size in arrays.items()}
+    module = api.load(source(body, own, shared=4096))
+    result = module.launch("k", 1, block, args=list(own.values()), policy=policy, check=True)
+    return list(result.findings)
+
+
+def codes(found: list[Finding]) -> set[tuple[str, str]]:
+    return {(finding.code, finding.level) for finding in found}
+
+
+BULK_STORES = (
+    ELECT
+    + """
+st.shared.b32 [%r2], 7;
+st.shared.b32 [%r2+4], 7;
+st.shared.b32 [%r2+8], 7;
+st.shared.b32 [%r2+12], 7;
+OTHER_VALUE
+fence.proxy.async;
+bar.sync 0;
+elect.sync _|%p3, 0xffffffff;
+@!%p3 bra END;
+SOURCE
+cp.async.bulk.global.shared::cta.bulk_group [%rd_out], [%r6], 16;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+END:
+"""
+)
+
+
+@every_policy
+def test_all_warps_may_bulk_store_the_same_bytes_to_the_same_place(policy: Policy) -> None:
+    program = BULK_STORES.replace("OTHER_VALUE", "").replace("SOURCE", "mov.u32 %r6, %r2;")
+    assert codes(findings(program, policy, out=4)) == {("same-value-race", "note")}
+
+
+@every_policy
+def test_warps_that_bulk_store_different_bytes_to_the_same_place_race(policy: Policy) -> None:
+    other = "\n".join(f"st.shared.b32 [%r2+{at}], 9;" for at in (16, 20, 24, 28))
+    program = BULK_STORES.replace("OTHER_VALUE", other).replace(
+        "SOURCE", "shl.b32 %r6, %r9, 4;\nadd.u32 %r6, %r6, %r2;"
+    )
+    found = [f for f in findings(program, policy, out=4) if f.level == "error"]
+    assert [f.code for f in found] in (["race"], ["missing-wait"])
+
+
+INITS = (
+    ELECT
+    + """
+WHO mbarrier.init.shared::cta.b64 [%r1], COUNT;
+BEFORE
+fence.mbarrier_init.release.cluster;
+bar.sync 0;
+@%p0 mbarrier.arrive.shared::cta.b64 _, [%r1];
+"""
+    + wait()
+)
+
+
+@every_policy
+def test_all_lanes_of_a_warp_may_initialise_an_mbarrier(policy: Policy) -> None:
+    program = INITS.replace("WHO", "@%p1").replace("COUNT", "1").replace("BEFORE", "")
+    assert findings(program, policy) == []
+
+
+@every_policy
+def test_all_warps_may_initialise_an_mbarrier_alike(policy: Policy) -> None:
+    program = INITS.replace("WHO", "").replace("COUNT", "1").replace("BEFORE", "")
+    assert codes(findings(program, policy)) == {
+        ("same-value-race", "note"),
+        ("mbarrier-initialised-twice", "note"),
+    }
+
+
+@every_policy
+def test_warps_that_initialise_an_mbarrier_with_different_counts_race(policy: Policy) -> None:
+    program = (
+        INITS.replace("WHO", "add.u32 %r20, %r9, 1;\n")
+        .replace("COUNT", "%r20")
+        .replace("BEFORE", "bar.sync 0;\n@%p0 mbarrier.init.shared::cta.b64 [%r1], 1;")
+    )
+    assert ("race", "error") in codes(findings(program, policy))
+
+
+@every_policy
+def test_an_mbarrier_is_not_initialised_again_beside_its_use(policy: Policy) -> None:
+    """Warp 0 arrives and waits as soon as it has initialised the object, warp 1 does so too."""
+    used = "mbarrier.arrive.shared::cta.b64 _, [%r1];\n" + wait(label="OWN")
+    program = (
+        INITS.replace("WHO", "")
+        .replace("COUNT", "1")
+        .replace("BEFORE", "@%p2 bra DONE;\nsetp.ne.u32 %p5, %r0, 0;\n@%p5 bra DONE;\n" + used)
+        .replace("fence.mbarrier_init", "DONE: fence.mbarrier_init")
+        .replace("@%p0 mbarrier.arrive", "@%p8 mbarrier.arrive")
+        .replace(wait(), "")
+    )
+    assert ("race", "error") in codes(findings(program, policy))
+
+
+def test_an_initialisation_behind_a_use_that_it_does_not_know_is_a_race(run: FakeRun) -> None:
+    a, b = run.warps
+    run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
+    run.barrier(a, b)
+    run.arrive(a, offset=0x400)
+    run.access(b, "mbarrier.init [bar], 2", "write", 0x400, 8)
+    assert levels(run) == [("race", "error")]
+    assert "arrival" in run.findings[0].message and "mbarrier.init" in run.findings[0].message
+
+
+def test_an_initialisation_behind_a_barrier_behind_all_uses_is_none(run: FakeRun) -> None:
+    a, b = run.warps
+    run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
+    run.barrier(a, b)
+    run.arrive(a, offset=0x400)
+    run.wait(b, offset=0x400)
+    run.barrier(a, b, use=1)
+    run.access(b, "mbarrier.init [bar], 2", "write", 0x400, 8)
+    assert levels(run) == []
+
+
+def test_a_user_of_an_mbarrier_must_know_all_initialisations(run: FakeRun) -> None:
+    a, b = run.warps
+    run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
+    run.access(b, "mbarrier.init [bar], 1", "write", 0x400, 8, is_silent=True)
+    assert levels(run) == [("same-value-race", "note")]
+    run.checker.instruction_executed(b, run.instruction("mbarrier.arrive [bar]"), 1)
+    run.arrive(b, offset=0x400)
+    assert levels(run) == [("same-value-race", "note"), ("race", "error")]
+
+
+def test_one_warp_that_loads_twice_without_waiting_is_an_error_even_if_nothing_changes(
+    run: FakeRun,
+) -> None:
+    a, _ = run.warps
+    for is_silent in (False, True):
+        run.write(run.issue(a, LOAD), 0x800, 64, is_silent=is_silent)
+    assert levels(run) == [("missing-wait", "error")]
+
+
+def test_who_reads_equal_writes_needs_to_know_one_who_writes_all(run: FakeRun) -> None:
+    run = FakeRun(warps=3)
+    a, b, c = run.warps
+    run.write(a, 0x800)
+    run.write(b, 0x800, is_silent=True)
+    run.barrier(b, c)
+    run.read(c, 0x800)
+    assert levels(run) == [("same-value-race", "note")]
+    run.write(c, 0x800)
+    assert levels(run) == [("same-value-race", "note"), ("race", "error")]
+
+
+def test_a_race_of_two_instructions_is_not_hidden_by_their_harmless_one(run: FakeRun) -> None:
+    a, b = run.warps
+    for address, is_silent in ((0x0, True), (0x40, False)):
+        run.access(run.issue(a, STORE), STORE, "write", address, 64, space=GLOBAL)
+        run.access(
+            run.issue(b, STORE), STORE, "write", address, 64, space=GLOBAL, is_silent=is_silent
+        )
+    (finding,) = run.findings
+    assert (finding.level, finding.count) == ("error", 2)
+
+
+@every_policy
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("%r5", {("same-value-race", "note")}), ("%r0", {("race", "error")})],
+)
+def test_overlapping_rows_may_be_stored_twice_where_they_are_equal(
+    policy: Policy, value: str, expected: set[tuple[str, str]]
+) -> None:
+    """Warp 1 stores rows 16 to 47, half of them warp 0's: the row's value, or the thread's."""
+    program = (
+        ELECT
+        + "mul.lo.u32 %r5, %r9, 16; sub.u32 %r5, %r0, %r5;\nmul.wide.u32 %rd0, %r5, 4;\n"
+        + f"add.u64 %rd0, %rd_out, %rd0; add.u32 %r6, {value}, 1; st.global.u32 [%rd0], %r6;"
+    )
+    assert codes(findings(program, policy, out=64)) == expected

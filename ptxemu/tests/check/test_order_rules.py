@@ -1,0 +1,273 @@
+"""Happens-before of generic accesses: barriers, mbarriers, flags; bytes, words and pages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.check.fake_run import GLOBAL, FakeRun
+
+
+@pytest.fixture
+def run() -> FakeRun:
+    return FakeRun()
+
+
+def test_write_then_read_without_barrier_is_one_error_that_names_both(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, [0x400, 0x404])
+    run.read(b, [0x404, 0x408])
+    run.finish()
+    (race, uninitialised) = run.findings
+    assert (race.code, race.level, race.count) == ("race", "error", 1)
+    assert race.first is not None and race.second is not None
+    assert (race.first.warp, race.first.ptx_line, race.first.source_line) == (0, 10, 1)
+    assert (race.second.warp, race.second.ptx_line, race.second.action) == (1, 20, "generic read")
+    assert "\n" not in race.message
+    for part in ("kernel fake", "cta (0,0,0) warp 1", "PTX line 10", "kernel.py:2", "0x404"):
+        assert part in race.message
+    assert "needs a barrier" in race.message
+    assert uninitialised.code == "uninitialised-read" and "0x408" in uninitialised.message
+
+
+def test_findings_are_json(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.read(b, 0x400)
+    (finding,) = run.findings
+    data = json.loads(json.dumps(finding.to_json_dict()))
+    assert data["first"]["cta"] == [0, 0, 0] and data["level"] == "error"
+
+
+def test_repetitions_of_a_pair_of_instructions_only_count(run: FakeRun) -> None:
+    a, b = run.warps
+    for word in range(5):
+        run.barrier(a, b, use=word)
+        run.write(a, [0x400, 0x404])
+        run.read(b, [0x400, 0x404])
+    (finding,) = run.findings
+    assert finding.count == 5
+
+
+def test_two_warps_that_write_the_same_value_are_a_note(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.access(b, "st.b32", "write", 0x400, is_silent=True)
+    assert [(f.code, f.level) for f in run.findings] == [("same-value-race", "note")]
+
+
+@pytest.mark.parametrize("second", ["read", "write"])
+def test_a_barrier_orders(run: FakeRun, second: str) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.barrier(a, b)
+    getattr(run, second)(b, 0x400)
+    assert run.codes == []
+
+
+def test_what_follows_the_barrier_is_not_ordered_by_it(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.barrier(a, b)
+    run.write(a, 0x400)
+    run.read(b, 0x400)
+    assert run.codes == ["race"]
+
+
+def test_overwriting_what_another_warp_may_still_read_is_a_race(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.barrier(a, b)
+    run.read(b, 0x400)
+    run.write(a, 0x400)
+    assert run.codes == ["race"]
+    run.barrier(a, b, use=1)
+    run.write(a, 0x400)
+    assert run.findings[0].count == 1
+
+
+def test_order_is_transitive_through_a_third_warp() -> None:
+    run = FakeRun(warps=3)
+    a, b, c = run.warps
+    run.write(a, 0x400)
+    run.barrier(a, b, number=1)
+    run.barrier(b, c, number=2)
+    run.read(c, 0x400)
+    assert run.codes == []
+
+
+def test_all_readers_must_be_waited_for_before_a_write() -> None:
+    run = FakeRun(warps=4)
+    writer, *readers = run.warps
+    run.write(writer, 0x400)
+    run.barrier(*run.warps)
+    for reader in readers:
+        run.read(reader, 0x400)
+    run.barrier(writer, readers[0], readers[2], use=1)
+    run.write(writer, 0x400)
+    (finding,) = run.findings
+    assert finding.first is not None and finding.first.warp == readers[1].index
+
+
+def test_lanes_of_a_warp_and_reads_never_race(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, [0x400] * 32)
+    run.write(a, [0x400] * 32)
+    run.barrier(a, b)
+    run.read(a, 0x400)
+    run.read(b, 0x400)
+    assert run.codes == []
+
+
+def test_two_warps_may_write_different_halves_and_bytes_of_a_word(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, [0x400, 0x404], size=2)
+    run.write(b, [0x402, 0x406], size=2)
+    run.write(a, 0x40C, size=1)
+    run.write(b, 0x40D, size=1)
+    assert run.codes == []
+    run.read(b, 0x404, size=4)
+    (finding,) = run.findings
+    assert "0x404" in finding.message
+
+
+def test_a_word_written_before_its_page_was_refined_is_remembered(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.write(b, 0x500, size=1)
+    run.read(b, 0x402, size=2)
+    (finding,) = run.findings
+    assert finding.code == "race" and "0x402" in finding.message
+
+
+def test_accesses_that_span_pages_are_seen_whole(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, [0x3FF8, 0x7FF8], size=16)
+    run.barrier(a, b)
+    run.write(a, 0x8004)
+    run.read(b, [0x3FF8, 0x7FF8], size=16)
+    (finding,) = run.findings
+    assert finding.code == "race" and "0x8004" in finding.message
+
+
+def test_an_mbarrier_orders_those_who_arrive_before_those_who_wait(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x800)
+    run.arrive(a, phase=0)
+    run.wait(b, phase=0)
+    run.read(b, 0x800)
+    assert run.codes == []
+    run.write(a, 0x800)
+    assert run.codes == ["race"]
+
+
+def test_a_later_phase_of_an_mbarrier_includes_the_earlier_ones() -> None:
+    run = FakeRun(warps=3)
+    a, b, c = run.warps
+    run.write(a, 0x800)
+    run.arrive(a, phase=0)
+    run.checker.acquired(b, ("mbarrier", 0, 0, 0), "relaxed")
+    run.arrive(b, phase=1)
+    run.wait(c, phase=1)
+    run.read(c, 0x800)
+    assert run.codes == []
+
+
+def test_global_memory_of_the_arguments_is_initialised_and_checked(run: FakeRun) -> None:
+    a, b = run.warps
+    run.read(a, 0x7F00_0000_0000, space=GLOBAL)
+    run.write(b, 0x7F00_0000_0000, space=GLOBAL)
+    (finding,) = run.findings
+    assert finding.code == "race" and "global memory 0x7f0000000000" in finding.message
+
+
+@pytest.mark.parametrize(
+    "scope, codes", [("gpu", []), ("cluster", []), ("cta", ["scope-race", "race"])]
+)
+def test_release_store_and_acquire_load_order_within_their_scope(
+    scope: str, codes: list[str]
+) -> None:
+    run = FakeRun(ctas=2, warps=1)
+    a, b = run.warps
+    run.write(a, 0x1000, space=GLOBAL)
+    run.access(a, "st.release", "write", 0x2000, space=GLOBAL, order="release", scope=scope)
+    run.access(b, "ld.acquire", "read", 0x2000, space=GLOBAL, order="acquire", scope="gpu")
+    run.read(b, 0x1000, space=GLOBAL)
+    assert run.codes == codes
+
+
+@pytest.mark.parametrize("fences", ["both", "release", "acquire", "none"])
+def test_relaxed_accesses_order_only_with_fences_on_both_sides(fences: str) -> None:
+    run = FakeRun(clusters=2, warps=1)
+    a, b = run.warps
+    run.write(a, 0x1000, space=GLOBAL)
+    if fences in ("both", "release"):
+        run.fence(a, "acq_rel.gpu")
+    run.access(a, "red.relaxed", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
+    run.access(b, "ld.relaxed", "read", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
+    if fences in ("both", "acquire"):
+        run.fence(b, "acq_rel.gpu")
+    run.read(b, 0x1000, space=GLOBAL)
+    assert run.codes == ([] if fences == "both" else ["race"])
+
+
+def test_what_follows_the_fence_is_not_released_by_it(run: FakeRun) -> None:
+    a, b = run.warps
+    run.fence(a, "acq_rel.gpu")
+    run.write(a, 0x1000, space=GLOBAL)
+    run.access(a, "st.relaxed", "write", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
+    run.access(b, "ld.acquire", "read", 0x2000, space=GLOBAL, order="acquire", scope="gpu")
+    run.read(b, 0x1000, space=GLOBAL)
+    assert run.codes == ["race"]
+
+
+def test_atomics_do_not_race_with_each_other_but_with_weak_accesses() -> None:
+    run = FakeRun(warps=3)
+    a, b, c = run.warps
+    for warp in (a, b):
+        run.access(warp, "red.add", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
+    assert run.codes == []
+    run.barrier(b, c)
+    run.read(c, 0x2000, space=GLOBAL)
+    (finding,) = run.findings
+    assert (finding.code, finding.level) == ("mixed-race", "warning")
+    assert finding.first is not None and finding.first.warp == a.index
+
+
+def test_weak_and_atomic_accesses_of_shared_memory_are_an_error(run: FakeRun) -> None:
+    a, b = run.warps
+    run.write(a, 0x400)
+    run.access(b, "atom.add", "atomic", 0x400, order="relaxed", scope="cta")
+    assert [(f.code, f.level) for f in run.findings] == [("lost-update", "error")]
+
+
+def test_clusters_know_each_other_only_through_global_memory() -> None:
+    run = FakeRun(clusters=2, warps=2)
+    a, b, c, d = run.warps
+    run.write(a, 0x1000, space=GLOBAL)
+    run.barrier(a, b)
+    run.access(b, "red", "atomic", 0x2000, space=GLOBAL, order="acq_rel", scope="gpu")
+    run.access(c, "atom", "atomic", 0x2000, space=GLOBAL, order="acq_rel", scope="gpu")
+    run.barrier(c, d)
+    run.read(d, 0x1000, space=GLOBAL)
+    assert run.codes == []
+
+
+def test_findings_stay_the_same_when_unused_states_are_dropped(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ptxemu.check.shadow_memory.STATES_BEFORE_COMPACTION", 8)
+    run.checker._memory._compact_at = 8
+    a, b = run.warps
+    run.write(a, 0x400)
+    for use in range(50):
+        run.write(a, [0x800, 0x900])
+        run.barrier(a, b, use=use)
+        run.read(b, 0x800)
+        run.barrier(a, b, use=use, number=1)
+    assert run.codes == []
+    run.read(b, 0x400)
+    run.read(b, 0x900)
+    run.write(a, 0x900)
+    assert run.codes == ["race"]
+    assert len(run.checker._memory._states) < 40

@@ -1,0 +1,133 @@
+"""Ctrl-C, and a program that dies, end the launch that is under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cuda.conftest import PROGRAMS, compile_c
+
+from ptxemu.cuda.build import Standin
+
+LIMIT_SECONDS = 5.0
+"""Of the end, on a machine that has other work; it takes less than one."""
+SCRIPT = """
+import ctypes, re, sys
+import pycuda  # at which the stand-in comes
+cuda = ctypes.CDLL("libcuda.so.1")
+lines = re.findall('^    "(.*)"', open(sys.argv[1]).read(), re.MULTILINE)
+ptx = "".join(lines).replace("\\\\n", "\\n").encode()
+context, module, function, x = (ctypes.c_void_p() for _ in range(4))
+ref = ctypes.byref
+assert not cuda.cuInit(0) and not cuda.cuCtxCreate_v2(ref(context), 0, 0)
+assert not cuda.cuModuleLoadData(ref(module), ptx)
+assert not cuda.cuModuleGetFunction(ref(function), module, b"endless")
+assert not cuda.cuMemAlloc_v2(ref(x), ctypes.c_size_t(4096))
+print("begins", flush=True)
+arguments = (ctypes.c_void_p * 1)(ctypes.addressof(x))
+assert not cuda.cuLaunchKernel(function, 64, 1, 1, 32, 1, 1, 0, None, arguments, None)
+"""
+"""A package that calls CUDA from C, as Triton does: an interrupt cannot pass through it."""
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def endless(made_standin: Standin, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("endless") / "endless"
+    return compile_c(PROGRAMS / "endless.c", program, made_standin, "libcuda.so.1")
+
+
+def _let_interrupts_come() -> None:
+    """What a shell starts in the background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def start(endless: Path, made_standin: Standin) -> Iterator[Start]:
+    """Starts `ptxemu exec` of the program; it has a process group of its own, as in a shell."""
+    started: list[subprocess.Popen[str]] = []
+    source = str(PROGRAMS / "endless.c")  # what a script needs, and the program does not read
+
+    def run(*options: str, host: str = str(endless)) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ptxemu", "exec", "--quiet", *options, host, source],
+            env={**os.environ, "PTXEMU_CACHE": str(made_standin.folder.parent)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_let_interrupts_come,
+        )
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "begins\n"
+        time.sleep(2)  # the launch is under way, its clusters dealt
+        assert process.poll() is None
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _processes_of(group: int) -> set[str]:
+    """Names of the processes in a group that have not ended."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        state, _, process_group, *_ = rest.split()
+        if int(process_group) == group and state != "Z":
+            found.add(name.partition("(")[2])
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--no-check", "--processes", "2")], ids=["checked", "in two processes"]
+)
+@pytest.mark.parametrize("whom", ["group", "ptxemu"])
+def test_the_first_interrupt_ends_it(start: Start, options: tuple[str, ...], whom: str) -> None:
+    process = start(*options)
+    interrupted = time.monotonic()
+    (os.killpg if whom == "group" else os.kill)(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    assert time.monotonic() - interrupted < LIMIT_SECONDS
+    assert process.returncode == 130
+    assert stderr == "ptxemu: interrupted\n"
+    assert _processes_of(process.pid) == set()
+
+
+def test_an_interrupt_ends_a_script_whose_launch_is_called_from_c(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "pycuda.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = start(host=str(script))
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 130, stdout
+    assert stderr == "ptxemu: interrupted\n"
+
+
+def test_the_launch_of_a_dead_program_ends(start: Start) -> None:
+    """It has no one to report to; the report says why it stopped."""
+    process = start()
+    (program,) = (
+        int(child)
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    )
+    os.kill(program, signal.SIGKILL)
+    stdout, _ = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "the program was ended by SIGKILL" in stdout
+    assert "kernel endless: stopped" in stdout

@@ -1,0 +1,81 @@
+"""Copies do what an H200 did with the same programs (see `record_copies.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.engines.copy_cases import Case, all_cases
+from tests.engines.copy_runner import run_case
+
+from ptxemu import machine_code
+from ptxemu.engines.cp_async import ThreadCopies
+from ptxemu.errors import DeadlockError, ExecutionError
+from ptxemu.sched.policy import Policy
+
+UNDEFINED = {
+    "warp_load_expects_2": "more bytes arrive than were expected: the phase flips or not",
+    "odd_size_8": "a size of 8 moves nothing on hardware; here it is an error",
+    "odd_size_24": "a size of 24 moves 16 bytes on hardware; here it is an error",
+    "place_reduce_own_barrier": "the manual wants the mbarrier in the destination's CTA",
+    "place_copy_own_barrier": "the manual wants the mbarrier in the destination's CTA",
+    "place_load_own_barrier": "the manual wants the mbarrier in the destination's CTA",
+}
+"""Cases that the manual leaves undefined, where hardware does not stop."""
+CASES = [case for case in all_cases() if case.name not in UNDEFINED]
+
+
+def _recorded() -> dict[str, NDArray[np.uint8]]:
+    with np.load(Path(__file__).parent / "h200_copies.npz") as file:
+        ends = np.cumsum(file["lengths"])
+        parts = np.split(file["data"], ends[:-1])
+        return dict(zip(file["names"].tolist(), parts, strict=True))
+
+
+RECORDED = _recorded()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_result_is_bit_identical(case: Case) -> None:
+    before = [array.copy() for array in case.arrays]
+    if f"{case.name}/error" in RECORDED:
+        with pytest.raises(ExecutionError) as raised:
+            run_case(case)
+        assert not isinstance(raised.value, DeadlockError)
+        return
+    run_case(case)
+    for number, array in enumerate(case.arrays):
+        expected = RECORDED.get(f"{case.name}/{number}", before[number])
+        assert np.array_equal(array, expected), f"array {number}"
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name.startswith("thread_")], ids=lambda case: case.name
+)
+def test_copies_of_threads_in_machine_code(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    by_numpy: list[int] = []
+    read = ThreadCopies._read
+    monkeypatch.setattr(machine_code, "NUMPY_COPIES", -1)
+    monkeypatch.setattr(ThreadCopies, "_read", lambda self: (by_numpy.append(1), read(self))[1])
+    test_result_is_bit_identical(case)
+    assert not by_numpy
+
+
+@pytest.mark.parametrize("asynchronous", ["eager", "late"])
+@pytest.mark.parametrize("family", ["load_3d", "store_3d", "swizzle_3_128", "tensor", "thread_16"])
+def test_result_does_not_depend_on_the_schedule(family: str, asynchronous: str) -> None:
+    chosen = [c for c in all_cases() if c.name.startswith(family) and "misaligned" not in c.name]
+    for case in chosen:
+        run_case(case, policy=Policy(asynchronous, "round_robin"))
+        for number, array in enumerate(case.arrays):
+            recorded = RECORDED.get(f"{case.name}/{number}")
+            assert recorded is None or np.array_equal(array, recorded)
+    assert chosen
+
+
+def test_recording_has_every_case() -> None:
+    names = {name.rpartition("/")[0] for name in RECORDED}
+    assert {case.name for case in CASES if case.name.startswith(("load", "fill", "bulk"))} <= names

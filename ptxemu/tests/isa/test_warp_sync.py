@@ -1,0 +1,282 @@
+"""Exchanges between lanes: shuffles, votes, matches, reductions, the leader; with divergence."""
+
+import numpy as np
+import pytest
+from tests.kernel_run import TID, load, run, store
+
+from ptxemu.errors import DeadlockError, IllegalInstructionError
+from ptxemu.machine.grid import Machine
+from ptxemu.sched.policy import Policy
+
+LANE = np.arange(32)
+
+
+def shuffle_reference(mode, b, c):
+    """PTX ISA's own pseudo code, lane by lane: (source lane, predicate)."""
+    sources, held = [], []
+    for lane in range(32):
+        bval, cval, segmask = b & 31, c & 31, (c >> 8) & 31
+        max_lane = (lane & segmask) | (cval & ~segmask & 31)
+        min_lane = lane & segmask
+        if mode == "up":
+            j = lane - bval
+            pval = j >= max_lane
+        elif mode == "down":
+            j = lane + bval
+            pval = j <= max_lane
+        elif mode == "bfly":
+            j = lane ^ bval
+            pval = j <= max_lane
+        else:
+            j = min_lane | (bval & ~segmask & 31)
+            pval = j <= max_lane
+        sources.append(j if pval else lane)
+        held.append(pval)
+    return np.array(sources), np.array(held)
+
+
+@pytest.mark.parametrize("in_register", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "b", "c"),
+    [
+        ("idx", 5, 31),
+        ("idx", 37, 31),
+        ("idx", 9, 0x181F),
+        ("idx", 9, 0x1803),
+        ("bfly", 16, 31),
+        ("bfly", 1, 0x1F | 0x1E00),
+        ("bfly", 8, 0x7),
+        ("up", 1, 0),
+        ("up", 3, 0x1800),
+        ("down", 1, 31),
+        ("down", 3, 0x181F),
+    ],
+)
+def test_shuffle_follows_the_manuals_pseudo_code(mode, b, c, in_register):
+    bc = "%r8, %r9" if in_register else f"{b}, {c}"
+    body = f"""{TID} add.u32 %r1, %r0, 100; mov.b32 %r8, {b}; mov.b32 %r9, {c};
+shfl.sync.{mode}.b32 %r2|%p1, %r1, {bc}, -1;
+selp.u32 %r3, 1, 0, %p1; {store("y", "%r2")}{store("z", "%r3")}"""
+    ran = run(body, y=32, z=32)
+    source, held = shuffle_reference(mode, b, c)
+    np.testing.assert_array_equal(ran.y, 100 + source)
+    np.testing.assert_array_equal(ran.z, held)
+
+
+def test_each_lane_may_name_its_own_source():
+    body = f"{TID} sub.u32 %r1, 31, %r0; shfl.sync.idx.b32 %r2, %r0, %r1, 31, -1; " + store(
+        "y", "%r2"
+    )
+    np.testing.assert_array_equal(run(body, y=32).y, 31 - LANE)
+
+
+def test_votes():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 3; setp.lt.u32 %p2, %r0, 99;
+vote.sync.ballot.b32 %r1, %p1, -1; vote.sync.ballot.b32 %r2, !%p1, -1;
+vote.sync.all.pred %p3, %p1, -1; vote.sync.any.pred %p4, %p1, -1;
+vote.sync.all.pred %p5, %p2, -1; vote.sync.uni.pred %p6, %p1, -1;
+vote.sync.uni.pred %p7, !%p2, -1;
+selp.u32 %r3, 1, 0, %p3; selp.u32 %r4, 2, 0, %p4; selp.u32 %r5, 4, 0, %p5;
+selp.u32 %r6, 8, 0, %p6; selp.u32 %r7, 16, 0, %p7;
+or.b32 %r3, %r3, %r4; or.b32 %r3, %r3, %r5; or.b32 %r3, %r3, %r6; or.b32 %r3, %r3, %r7;
+{store("y", "%r1")}{store("z", "%r2")}{store("w", "%r3")}"""
+    ran = run(body, y=32, z=32, w=32)
+    assert set(ran.y.tolist()) == {7}
+    assert set(ran.z.tolist()) == {0xFFFFFFF8}
+    assert set(ran.w.tolist()) == {2 + 4 + 16}
+
+
+def test_a_vote_counts_only_the_executing_members():
+    body = f"""{TID} setp.ge.u32 %p1, %r0, 8; @%p1 bra out; setp.lt.u32 %p2, %r0, 99;
+vote.sync.ballot.b32 %r1, %p2, 0xff; vote.sync.all.pred %p3, %p2, 0xff; selp.u32 %r2, 1, 0, %p3;
+{store("y", "%r1")}{store("z", "%r2")} out:"""
+    ran = run(body, y=32, z=32)
+    assert ran.y.tolist() == [0xFF] * 8 + [0] * 24
+    assert ran.z.tolist() == [1] * 8 + [0] * 24
+
+
+def test_match_any_gives_the_lanes_of_equal_value():
+    body = f"{TID} and.b32 %r1, %r0, 3; match.any.sync.b32 %r2, %r1, -1;" + store("y", "%r2")
+    np.testing.assert_array_equal(run(body, y=32).y, 0x11111111 << (LANE % 4))
+
+
+@pytest.mark.parametrize(("shift", "mask", "held"), [(5, 0xFFFFFFFF, 1), (2, 0, 0)])
+def test_match_all(shift, mask, held):
+    body = f"""{TID} cvt.u64.u32 %rd1, %r0; shr.u64 %rd1, %rd1, {shift};
+match.all.sync.b64 %r2|%p1, %rd1, -1; selp.u32 %r3, 1, 0, %p1;
+{store("y", "%r2")}{store("z", "%r3")}"""
+    ran = run(body, y=32, z=32)
+    assert set(ran.y.tolist()) == {mask}
+    assert set(ran.z.tolist()) == {held}
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [
+        ("add.u32", lambda v: v.sum(dtype=np.uint32)),
+        ("min.s32", lambda v: v.view(np.int32).min().view(np.uint32)),
+        ("max.u32", np.max),
+        ("max.s32", lambda v: v.view(np.int32).max().view(np.uint32)),
+        ("and.b32", np.bitwise_and.reduce),
+        ("or.b32", np.bitwise_or.reduce),
+        ("xor.b32", np.bitwise_xor.reduce),
+    ],
+)
+def test_integer_reductions(operation, expected):
+    x = np.random.default_rng(1).integers(0, 2**32, 32, dtype=np.uint32)
+    body = TID + load("%r1", "x") + f"redux.sync.{operation} %r2, %r1, -1;" + store("y", "%r2")
+    assert set(run(body, x=x, y=32).y.tolist()) == {int(expected(x))}
+
+
+@pytest.mark.parametrize(
+    ("operation", "values", "expected"),
+    [
+        ("min", [3.0, -1.0], -1.0),
+        ("max.abs", [3.0, -4.0], 4.0),
+        ("min", [0.0, -0.0], -0.0),
+        ("max", [-0.0, 0.0], 0.0),
+        ("max", [np.nan, 2.0], 2.0),
+        ("max.NaN", [np.nan, 2.0], np.nan),
+    ],
+)
+def test_float_reductions(operation, values, expected):
+    x = np.resize(np.array(values, np.float32), 32)
+    body = (
+        TID
+        + load("%f1", "x", type_="f32")
+        + f"redux.sync.{operation}.f32 %f2, %f1, -1;"
+        + store("y", "%f2", type_="f32")
+    )
+    ran = run(body, x=x, y=np.zeros(32, np.float32), arch="sm_100a")
+    canonical = np.float32(expected).view(np.uint32) if expected == expected else 0x7FFFFFFF
+    assert set(ran.y.view(np.uint32).tolist()) == {int(canonical)}
+
+
+def test_reductions_of_two_parts_of_a_warp_with_their_own_masks():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 12; selp.u32 %r1, 0xfff, 0xfffff000, %p1;
+redux.sync.add.u32 %r2, %r0, %r1; {store("y", "%r2")}"""
+    expected = np.where(LANE < 12, LANE[:12].sum(), LANE[12:].sum())
+    np.testing.assert_array_equal(run(body, y=32).y, expected)
+
+
+ELECT = f"""{TID} elect.sync %r1|%p1, -1; selp.u32 %r2, 1, 0, %p1;
+{store("y", "%r1")}{store("z", "%r2")}"""
+
+
+def test_elect_chooses_the_lowest_lane():
+    ran = run(ELECT, y=32, z=32)
+    assert set(ran.y.tolist()) == {0}
+    np.testing.assert_array_equal(ran.z, LANE == 0)
+
+
+def test_elects_choice_can_be_replaced(monkeypatch):
+    init = Machine.__init__
+
+    def choose_last(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.elect = lambda lanes: int(np.flatnonzero(lanes)[-1])
+
+    monkeypatch.setattr(Machine, "__init__", choose_last)
+    ran = run(ELECT, y=32, z=32)
+    assert set(ran.y.tolist()) == {31}
+    np.testing.assert_array_equal(ran.z, LANE == 31)
+
+
+def test_elect_among_the_lanes_that_are_left():
+    body = f"""{TID} setp.lt.u32 %p2, %r0, 6; @%p2 ret; elect.sync %r1|%p1, 0xffffffc0;
+{store("y", "%r1")}"""
+    assert set(run(body, y=32).y[6:].tolist()) == {6}
+
+
+def test_elect_needs_a_predicate():
+    with pytest.raises(IllegalInstructionError, match=r"expected d\|p"):
+        run("elect.sync %r1, -1;")
+
+
+def test_activemask_gives_the_lanes_of_a_branch():
+    body = f"""{TID} setp.ge.u32 %p1, %r0, 4; @%p1 bra out; activemask.b32 %r1;
+{store("y", "%r1")} out:"""
+    assert run(body, y=32).y.tolist() == [15] * 4 + [0] * 28
+
+
+def test_lanes_of_a_diverged_warp_meet_at_a_shuffle():
+    body = f"""{TID} setp.eq.u32 %p1, %r0, 7; mov.b32 %r1, 5; @!%p1 bra meet;
+mov.b32 %r1, 40; nanosleep.u32 10; mul.lo.u32 %r1, %r1, 2;
+meet: shfl.sync.idx.b32 %r2, %r1, 7, 31, -1; {store("y", "%r2")}"""
+    assert set(run(body, y=32).y.tolist()) == {80}
+
+
+def test_a_shuffle_waits_for_the_lane_that_waits_elsewhere():
+    """Lane 0 waits for the other warp at an mbarrier; lanes 1-31 get to the shuffle first."""
+    body = f"""{TID} mov.u32 %r5, smem; setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared.b64 [%r5], 1; bar.sync 0;
+setp.eq.u32 %p2, %r0, 32; @%p2 bra producer; mov.b32 %r1, 3; @!%p1 bra meet;
+again: mbarrier.try_wait.parity.shared.b64 %p3, [%r5], 0; @!%p3 bra again;
+ld.shared.u32 %r1, [%r5+8]; bra meet;
+producer: mov.b32 %r1, 1; st.shared.u32 [%r5+8], 77; nanosleep.u32 100;
+mbarrier.arrive.shared.b64 _, [%r5];
+meet: shfl.sync.idx.b32 %r2, %r1, 0, 31, -1; {store("y", "%r2")}"""
+    for seed in range(4):
+        ran = run(body, block=64, shared=16, y=64, policy=Policy(seed=seed))
+        assert set(ran.y[:32].tolist()) == {77}
+        assert ran.seen.codes == []
+
+
+def test_members_that_never_come_are_complained_about():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low;
+shfl.sync.idx.b32 %r1, %r0, 20, 31, -1; bra out;
+low: shfl.sync.idx.b32 %r1, %r0, 2, 31, -1; out: {store("y", "%r1")}"""
+    ran = run(body, y=32)
+    assert "divergent-members" in ran.seen.codes
+    assert ran.y.tolist() == [2] * 4 + [20] * 28
+
+
+def test_a_lane_outside_of_its_own_mask_is_complained_about():
+    body = f"{TID} shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xffff; setp.lt.u32 %p1, %r0, 8; "
+    body += "@%p1 shfl.sync.idx.b32 %r1, %r0, 0, 31, 0x7f;"
+    assert "not-a-member" in run(body).seen.codes
+
+
+def test_a_value_from_a_lane_that_takes_no_part_is_complained_about():
+    body = f"{TID} setp.ge.u32 %p1, %r0, 8; @%p1 ret; shfl.sync.idx.b32 %r1, %r0, 9, 31, 0xff;"
+    assert run(body).seen.codes == ["shuffle-from-idle-lane"]
+
+
+def test_warp_barriers_at_two_places_join():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low;
+bar.warp.sync -1; mov.b32 %r1, 1; bra out;
+low: bar.warp.sync -1; mov.b32 %r1, 2; out: {store("y", "%r1")}"""
+    ran = run(body, y=32)
+    assert ran.y.tolist() == [2] * 4 + [1] * 28
+    assert ran.seen.codes == []
+
+
+def test_an_aligned_barrier_reached_by_a_part_of_the_warp_is_complained_about():
+    body = f"{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bar.sync 0; nanosleep.u32 1;"
+    ran = run(body)
+    assert [(level, code) for level, code, _ in ran.seen.complaints] == [
+        ("error", "divergent-aligned")
+    ]
+    assert "lanes 0-3 execute bar.sync without lanes 4-31" in ran.seen.complaints[0][2]
+
+
+def test_aligned_barriers_in_both_branches_are_complained_about():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low; bar.sync 1; bra out;
+low: bar.sync 2; out:"""
+    assert "divergent-aligned" in run(body).seen.codes
+
+
+def test_a_warp_whose_lanes_have_exited_is_aligned():
+    body = f"{TID} setp.lt.u32 %p1, %r0, 4; @%p1 ret; bar.sync 0; {store('y', '%r0')}"
+    ran = run(body, block=50, y=50)
+    assert ran.seen.codes == []
+    np.testing.assert_array_equal(ran.y[4:], np.arange(4, 50))
+
+
+def test_lanes_that_wait_for_each_other_are_a_deadlock():
+    body = f"""{TID} mov.u32 %r5, smem; setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared.b64 [%r5], 1; bar.warp.sync -1; @!%p1 bra meet;
+again: mbarrier.try_wait.parity.shared.b64 %p3, [%r5], 0; @!%p3 bra again;
+meet: bar.warp.sync -1; @%p1 mbarrier.arrive.shared.b64 _, [%r5];"""
+    with pytest.raises(DeadlockError, match=r"lanes 1-31.*wait for lanes 0 of the warp"):
+        run(body, shared=8)

@@ -1,0 +1,88 @@
+"""Warps that wait are asked only when what they wait for has changed; nothing else changes."""
+
+import numpy as np
+import pytest
+from tests.kernel_run import TID, run, source, store
+
+from ptxemu import api
+from ptxemu.machine.warp import Warp
+from ptxemu.sched.policy import Policy
+
+INIT = f"""{TID} mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; mov.u32 %r5, 0;
+@%p0 bra READY; mbarrier.init.shared.b64 [%r1], COUNT; READY: bar.sync 0;
+"""
+WORK = """mov.u32 %r2, 0; WORK: st.shared.u32 [%r1+64], %r2; add.u32 %r2, %r2, 1;
+setp.lt.u32 %p3, %r2, 300; @%p3 bra WORK;
+"""
+WAITS = {
+    "bar": "setp.ge.u32 %p2, %r0, 32; @%p2 bra WAIT; " + WORK + "WAIT: bar.sync 1;",
+    "mbarrier": INIT.replace("COUNT", "1")
+    + "setp.ge.u32 %p2, %r0, 32; @%p2 bra WAIT; "
+    + WORK
+    + "@!%p0 mbarrier.arrive.shared.b64 _, [%r1]; bra END; WAIT: "
+    "mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; @!%p1 bra WAIT; END:",
+    "cluster": "setp.ge.u32 %p2, %r0, 32; @%p2 bra WAIT; "
+    + WORK
+    + "WAIT: barrier.cluster.arrive; barrier.cluster.wait;",
+    "exit": "setp.ge.u32 %p2, %r0, 32; @%p2 bra WAIT; " + WORK + "exit; WAIT: bar.sync 1;",
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_waiting_warp_is_not_asked_while_another_works(name, monkeypatch):
+    asked = 0
+    advance = Warp.advance
+
+    def counted(warp):
+        nonlocal asked
+        asked += 1
+        return advance(warp)
+
+    monkeypatch.setattr(Warp, "advance", counted)
+    body = WAITS[name] if name == "mbarrier" else f"{TID} mov.u32 %r1, smem; {WAITS[name]}"
+    api.load(source(body, {}, shared=128)).launch("k", 1, 512)
+    assert asked < 1000  # 300 stores and branches of one warp; polled it would be thousands
+
+
+@pytest.mark.parametrize("threads", [32, 64, 256])
+def test_arrivals_of_lanes_that_complete_several_phases(threads):
+    """16 arrivals a phase, 32 lanes a warp: states as if each lane had arrived by itself."""
+    body = (
+        INIT.replace("COUNT", "16")
+        + "mbarrier.arrive.shared.b64 %rd5, [%r1]; shr.u64 %rd6, %rd5, 20; cvt.u32.u64 %r6, %rd6;"
+        + "mbarrier.pending_count.b64 %r7, %rd5; mad.lo.u32 %r6, %r6, 100, %r7;"
+        + store("y", "%r6")
+    )
+    ran = run(body, block=threads, shared=128, y=threads, policy=Policy(warps="round_robin"))
+    lanes = np.arange(threads)
+    assert sorted(ran.y) == sorted(lanes // 16 * 100 + 16 - lanes % 16)
+
+
+def test_lanes_that_wait_by_state_wait_together():
+    """As cuda::barrier does: every lane has a state of its own, all of one phase."""
+    body = (
+        INIT.replace("COUNT", "64")
+        + "AGAIN: mbarrier.arrive.shared.b64 %rd5, [%r1];"
+        + "WAIT: mbarrier.try_wait.shared.b64 %p1, [%r1], %rd5; @!%p1 bra WAIT;"
+        + "add.u32 %r5, %r5, 1; setp.lt.u32 %p3, %r5, 50; @%p3 bra AGAIN;"
+        + store("y", "%r5")
+    )
+    ran = run(body, block=64, shared=128, y=64)
+    assert ran.y.tolist() == [50] * 64
+    assert ran.result.warp_instructions < 2 * 50 * 12
+
+
+@pytest.mark.parametrize("expected", [4 * 32, 4 * 20])
+def test_the_words_of_a_warp_complete_a_phase_at_the_byte(expected):
+    """What is over when the phase completes counts in the next one."""
+    body = (
+        INIT.replace("COUNT", "1")
+        + f"@!%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], {expected};"
+        + "shl.b32 %r3, %r0, 2; add.u32 %r3, %r3, %r1;"
+        + "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r3+64], %r0, [%r1];"
+        + "WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; @!%p1 bra WAIT;"
+        + "ld.shared.u32 %r4, [%r3+64];"
+        + store("y", "%r4")
+    )
+    ran = run(body, block=32, shared=256, y=32)
+    assert ran.y.tolist() == list(range(32))

@@ -1,0 +1,89 @@
+"""Approximate functions: results as close to the hardware's as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from tests.silicon.programs.build import elementwise
+from tests.silicon.programs.case import Bytes, Check, Program
+from tests.silicon.programs.values import F32_EDGES, encode, floats, raw
+
+COUNT = 128
+
+
+def _uniform(label: str, low: float, high: float, count: int, kind: str = "f32") -> Bytes:
+    unit = (raw(label, count) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return encode(low + (high - low) * unit, kind)
+
+
+def _wide(label: str, low: float = -20.0, high: float = 20.0) -> Bytes:
+    """The special values, values of every size, and values in a range."""
+    edges = np.array(F32_EDGES, dtype=np.uint32).view(np.uint8)
+    rest = COUNT - len(F32_EDGES)
+    return np.concatenate(
+        [edges, floats(label, "f32", rest // 2, 60), _uniform(label, low, high, rest - rest // 2)]
+    )
+
+
+F32 = (
+    # Instruction, bound, range of the inputs that are not special. The bound is the ISA's maximum
+    # error or twice the largest difference from an H200, whichever is less; measured behind it.
+    ("ex2.approx.f32", Check("f32", ulp=2), -30.0, 30.0),  # 2
+    ("ex2.approx.ftz.f32", Check("f32", ulp=2), -30.0, 30.0),  # 1
+    ("lg2.approx.f32", Check("f32", ulp=2, absolute=2.0**-22), 0.4, 2.2),  # half of it
+    ("lg2.approx.ftz.f32", Check("f32", ulp=2, absolute=2.0**-22), 0.4, 2.2),  # half of it
+    ("rcp.approx.f32", Check("f32", ulp=1), -4.0, 4.0),  # 1
+    ("rcp.approx.ftz.f32", Check("f32", ulp=1), -4.0, 4.0),  # 1
+    ("rsqrt.approx.f32", Check("f32", ulp=1), 0.0, 9.0),  # 1
+    ("rsqrt.approx.ftz.f32", Check("f32", ulp=1), 0.0, 9.0),  # 1
+    ("sqrt.approx.f32", Check("f32", ulp=1), 0.0, 9.0),  # 1
+    ("sqrt.approx.ftz.f32", Check("f32", ulp=1), 0.0, 9.0),  # 1
+    ("tanh.approx.f32", Check("f32", relative=1.8e-5), -4.0, 4.0),  # 9e-6
+)
+DIVISIONS = ("div.approx.f32", "div.approx.ftz.f32", "div.full.f32", "div.full.ftz.f32")
+
+
+def _halves() -> Iterator[Program]:
+    for kind, op in (
+        ("f16", "tanh.approx.f16"),
+        ("f16x2", "tanh.approx.f16x2"),
+        ("bf16", "tanh.approx.bf16"),
+        ("bf16x2", "tanh.approx.bf16x2"),
+        ("f16", "ex2.approx.f16"),
+        ("f16x2", "ex2.approx.f16x2"),
+        ("bf16", "ex2.approx.ftz.bf16"),
+        ("bf16x2", "ex2.approx.ftz.bf16x2"),
+    ):
+        check = Check(kind.removesuffix("x2"), ulp=1)  # measured: 1
+        yield elementwise(f"approx/{op}", f"{op} d, a;", [kind], [kind], check=check)
+
+
+def programs() -> Iterator[Program]:
+    """All of the family."""
+    for op, check, low, high in F32:
+        name = f"approx/{op}"
+        data = [_wide(name, low, high)]
+        yield elementwise(
+            name, f"{op} d, a;", ["f32"], ["f32"], count=COUNT, data=data, check=check
+        )
+    for op in ("sin", "cos"):
+        for ftz in ("", ".ftz"):
+            name = f"approx/{op}.approx{ftz}.f32"
+            data = [np.concatenate([_uniform(name, -np.pi, np.pi, 96),
+                    np.array([0, 1 << 31, 0x7F800000, 0x7FC00000, 1, 0x80000001, 0x00800000,
+                              0x3F800000] * 4, np.uint32).view(np.uint8)])]  # fmt: skip
+            check = Check("f32", absolute=2.0**-20.5)  # measured: 2^-21.3
+            body = f"{op}.approx{ftz}.f32 d, a;"
+            yield elementwise(name, body, ["f32"], ["f32"], count=COUNT, data=data, check=check)
+    for op in DIVISIONS:
+        name, check = f"approx/{op}", Check("f32", ulp=2)  # measured: 1
+        data = [_wide(f"{name}/a"), floats(f"{name}/b", "f32", COUNT, 40)]
+        yield elementwise(
+            name, f"{op} d, a, b;", ["f32"] * 2, ["f32"], count=COUNT, data=data, check=check
+        )
+    for op in ("rcp", "rsqrt"):
+        name, check = f"approx/{op}.approx.ftz.f64", Check("f64", relative=2.0**-20)  # 2^-20.0
+        body = f"{op}.approx.ftz.f64 d, a;"
+        yield elementwise(name, body, ["f64"], ["f64"], count=64, check=check)
+    yield from _halves()

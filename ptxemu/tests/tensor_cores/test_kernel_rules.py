@@ -1,0 +1,55 @@
+"""Kernels that ptxas refuses as a whole are refused at load, unless told otherwise."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tensor_cores.tensor_core_run import HEADER
+
+from ptxemu import api
+from ptxemu.errors import ExecutionError, IllegalInstructionError
+
+KERNEL = """
+.visible .entry k()
+{{
+  .reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<2>;
+  {body}
+  ret;
+}}
+"""
+ALLOC = "tcgen05.alloc.cta_group::{g}.sync.aligned.shared::cta.b32 [%r0], 32;"
+
+
+def load(body: str, *, target: str = "sm_100a", allow_illegal: bool = False) -> api.Module:
+    """A module with one kernel."""
+    text = HEADER.format(target=target) + KERNEL.format(body=body)
+    return api.load(text, allow_illegal=allow_illegal)
+
+
+def test_two_cta_groups_in_a_kernel_are_refused() -> None:
+    body = ALLOC.format(g=1) + "\n" + ALLOC.format(g=2)
+    with pytest.raises(IllegalInstructionError) as caught:
+        load(body).program("k")
+    assert ".cta_group::1 at PTX line 9 and .cta_group::2 at PTX line 10" in str(caught.value)
+    assert "PTX ISA" in str(caught.value)
+    load(body, allow_illegal=True).program("k")
+
+
+def test_one_cta_group_is_accepted() -> None:
+    load(ALLOC.format(g=2) * 2).program("k")
+
+
+def test_ws_with_two_ctas_is_refused_and_has_no_meaning() -> None:
+    body = "tcgen05.mma.ws.cta_group::2.kind::f16 [%r0], %rd0, %rd0, %r1, %p0;"
+    with pytest.raises(IllegalInstructionError, match=r"\.ws is invalid with \.cta_group::2"):
+        load(body).program("k")
+    with pytest.raises(ExecutionError, match=r"\.ws with \.cta_group::2 is invalid"):
+        load(body, allow_illegal=True).launch("k", 2, 32, cluster=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "target"),
+    [(ALLOC.format(g=1), "sm_90a"), ("wgmma.fence.sync.aligned;", "sm_100a")],
+)
+def test_tensor_cores_of_another_architecture_are_refused(body: str, target: str) -> None:
+    with pytest.raises(IllegalInstructionError, match=f"the target is {target}"):
+        load(body, target=target).program("k")
