@@ -65,12 +65,12 @@ test-wheel: $(READY)  ## A wheel with few kernels, installed where neither CuTe 
 test-gpu: $(READY)  ## The tests that need a GPU, here on one
 	$(BIN)/python -m pytest -m gpu
 
-bench: $(READY)  ## Measure the CPU backend; writes JSON and a chart under benchmarks/results/
+bench: $(READY)  ## Measure the CPU backend; writes JSON and a chart under workbench/results/
 	$(BIN)/flashdsa bench all
 
 mutate: $(READY)  ## Break the CPU backend, and kernels' synchronisation: is it noticed?
-	$(BIN)/python tools/mutate_cpu_backend.py
-	$(BIN)/python tools/mutate_kernels.py
+	$(BIN)/python -m workbench.mutation.cpu_backend
+	$(BIN)/python -m workbench.mutation.kernels
 
 docs: $(READY)  ## Build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "ptxemu/src").rglob("*.py")])
+FOLDERS = ("src", "ptxemu/src", "workbench/cli", "workbench/lab", "workbench/model")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted([*(ROOT / "tests").rglob("*.py"), *(ROOT / "ptxemu/tests").rglob("*.py")])
 PYTHON_FILES = [*SOURCES, *TESTS, *(ROOT / "tools").glob("*.py")]
 
@@ -125,9 +126,9 @@ def test_import_does_not_load_torch(module: str) -> None:
 
 # Kernels that speak to mbarriers without dsl/: studies that leave waits out on purpose.
 OWN_PHASES: set[str] = {
-    "src/flashdsa/lab/kernels/majorness/sm100/hazards.py",
-    "src/flashdsa/lab/kernels/majorness/sm100/kernel.py",
-    "src/flashdsa/lab/kernels/operand_forms/sm100/kernel.py",
+    "workbench/lab/kernels/majorness/sm100/hazards.py",
+    "workbench/lab/kernels/majorness/sm100/kernel.py",
+    "workbench/lab/kernels/operand_forms/sm100/kernel.py",
 }
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flashdsa.analysis.inspect import INSPECTED
 from flashdsa.cli.main import cli
+from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain import nvdisasm
 from flashdsa.toolchain.nvdisasm import Disassembler
@@ -99,7 +99,7 @@ def test_our_kernels_have_the_roles_of_their_plans(
 ) -> None:
     result = run(name, "--json", "--arch", arch)
     kernel = json.loads(result.stdout)["kernels"][0]
-    planned = find_kernel(INSPECTED, name, arch)
+    planned = find_kernel(KERNELS, name, arch)
     assert [role["name"] for role in kernel["roles"]] == [r.role.name for r in planned.roles]
     assert [role["budget"] for role in kernel["roles"]] == [r.role.registers for r in planned.roles]
     assert kernel["threads"] == sum(role.role.threads for role in planned.roles)
@@ -125,16 +125,13 @@ def test_our_kernels_have_the_roles_of_their_plans(
     [
         ("quantize_index", "sm_90a"),
         ("write_index_k_cache", "sm_90a"),
-        ("majorness", "sm_90a"),
-        ("majorness", "sm_100a"),
-        ("operand_form", "sm_100a"),
     ],
 )
 def test_kernels_without_roles_are_reported_whole(
     disassembler: Disassembler, name: str, arch: str
 ) -> None:
     (kernel,) = json.loads(run(name, "--arch", arch, "--json").stdout)["kernels"]
-    planned = find_kernel(INSPECTED, name, arch)
+    planned = find_kernel(KERNELS, name, arch)
     assert planned.spec.entry in kernel["name"] and kernel["arch"] == arch
     assert [role["name"] for role in kernel["roles"]] == ["whole kernel"]
     assert kernel["dynamic_shared_bytes"] == planned.plan.smem_bytes
@@ -151,7 +148,7 @@ def test_all_kernels_of_a_name_are_reported(disassembler: Disassembler) -> None:
 
 def test_help_names_every_kernel() -> None:
     text = run("--help").stdout
-    assert all(spec.name in text for spec in INSPECTED)
+    assert all(spec.name in text for spec in KERNELS)
 
 
 def test_errors_are_one_line(

@@ -111,7 +111,7 @@ def test_files_go_to_the_checkout_or_to_out(
     checkout = Checkout(Path("/somewhere"), "0123456789", dirty=False)
     monkeypatch.setattr("flashdsa.bench.runner.find_checkout", lambda: checkout)
     folder = result_path(result, "all").parent
-    assert folder.parent == Path("/somewhere/benchmarks/results")
+    assert folder.parent == Path("/somewhere/workbench/results")
     monkeypatch.setattr("flashdsa.bench.runner.find_checkout", lambda: None)
     assert result_path(result, "all").parent == Path("out")
 
@@ -161,7 +161,7 @@ OTHER_SCHEMAS = {
 
 
 def test_results_in_the_repository_are_of_this_schema() -> None:
-    folder = Path(__file__).parents[2] / "benchmarks" / "results"
+    folder = Path(__file__).parents[2] / "workbench" / "results"
     for path in folder.rglob("*.json"):
         if path.name.startswith("mutation-"):  # a report of `ptxemu mutate`
             assert {"launch", "kernel", "share", "categories", "mutants"} <= set(

@@ -25,13 +25,6 @@ COMMANDS = (
     "bench",
     *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles),
     "inspect",
-    "model",
-    "overlap",
-    "lab majorness",
-    "lab hazards",
-    "lab forms",
-    "lab precision",
-    "export flashinfer-bench",
 )
 Run = Callable[..., Result]
 

@@ -10,11 +10,11 @@ from statistics import geometric_mean
 import pytest
 
 import flashdsa
-from benchmarks import draw_peers
+from workbench.charts import draw_peers
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "workbench").glob("*.md")]
 )
 
 
@@ -107,7 +107,7 @@ def test_the_readmes_ratios_are_those_of_the_result() -> None:
 
 
 def test_the_readmes_claim_of_the_indexer_is_of_every_case() -> None:
-    path = ROOT / "benchmarks/results/indexer/2026-11-22-all-h200.json"
+    path = ROOT / "workbench/results/indexer/2026-11-22-all-h200.json"
     ratios = [row["pair_us"] / row["ours_us"] for row in json.loads(path.read_text())["rows"]]
     words = f"{geometric_mean(ratios):.2f} in the geometric mean of all {len(ratios)} batches"
     assert words in (ROOT / "README.md").read_text()

@@ -17,7 +17,7 @@ import torch
 
 import flashdsa
 from flashdsa.integrations import megatron, sglang
-from flashdsa.integrations.flashinfer_bench import ATTENTION, INDEXER, solution
+from workbench.flashinfer_bench import ATTENTION, INDEXER, solution
 
 PEERS = os.environ.get("FLASHDSA_PEERS")
 pytestmark = [

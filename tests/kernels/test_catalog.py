@@ -12,8 +12,8 @@ from flashdsa.backends.catalog import registry
 from flashdsa.errors import ArgumentValueError
 from flashdsa.jit.sources import source_files
 from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
-from flashdsa.lab.kernels.catalog import LAB_KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec, find_kernel
+from workbench.lab.kernels.catalog import LAB_KERNELS
 
 EVERY = (*KERNELS, *LAB_KERNELS)
 ids = [f"{spec.name}-{spec.arch}" for spec in EVERY]

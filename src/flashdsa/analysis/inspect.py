@@ -12,15 +12,11 @@ from flashdsa.analysis.report import KernelReport, report_kernel
 from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import KERNELS
-from flashdsa.lab.kernels.catalog import LAB_KERNELS
 from flashdsa.plan.kernel_spec import Variant, find_kernel
 from flashdsa.toolchain.nvdisasm import OldCubinError, disassembler
 from flashdsa.toolchain.ptxas import assembler
 
 logger = logging.getLogger("flashdsa.inspect")
-
-INSPECTED = (*KERNELS, *LAB_KERNELS)
-"""The kernels that are found by name."""
 
 _PROPERTIES = re.compile(
     r"Function properties for (\S+)\s*\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -49,7 +45,7 @@ def inspect_target(
     if path.suffix in (".cubin", ".ptx") or path.is_file():
         reports = _inspect_file(path, arch)
     else:
-        reports = _inspect_ours(find_kernel(INSPECTED, target, arch), reassemble)
+        reports = _inspect_ours(find_kernel(KERNELS, target, arch), reassemble)
     found = [report for report in reports if kernel in report.name]
     if not found:
         names = ", ".join(report.name for report in reports)

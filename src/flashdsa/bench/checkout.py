@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-RESULTS = Path("benchmarks") / "results"
+RESULTS = Path("workbench") / "results"
 RECORDED = "git.json"
 """Beside src/ in a copy of the tree without .git: the `Checkout.as_dict` of where it was copied."""
 
@@ -31,7 +31,7 @@ def find_checkout() -> Checkout | None:
     if (root / RECORDED).is_file():
         recorded = json.loads((root / RECORDED).read_text(encoding="utf-8"))
         return Checkout(root, recorded["commit"], recorded["dirty"])
-    if not (root / ".git").exists() or not (root / "benchmarks").is_dir():
+    if not (root / ".git").exists() or not (root / "workbench").is_dir():
         return None
     # Result files do not change what was measured, so they do not make a checkout dirty.
     status = _git(root, "status", "--porcelain", "--", ".", f":!{RESULTS}")

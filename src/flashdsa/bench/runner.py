@@ -116,7 +116,7 @@ def result_path(
     Args:
         result: names the date and the commit.
         target: what was measured; it is part of the file's name unless it is "all".
-        out: a .json file, or a folder; by default benchmarks/results/<machine> in a checkout
+        out: a .json file, or a folder; by default workbench/results/<machine> in a checkout
             and ./out elsewhere.
     """
     if out is not None and out.suffix == ".json":
@@ -129,7 +129,7 @@ def result_path(
 
 
 def default_folder() -> Path:
-    """Where results go that nobody gave a place: benchmarks/results/<machine>, or ./out."""
+    """Where results go that nobody gave a place: workbench/results/<machine>, or ./out."""
     return _default_folder(find_checkout(), describe_machine())
 
 

@@ -58,7 +58,7 @@ _MIB = 1 << 20
 @click.option(
     "--out",
     type=JsonOrFolder(),
-    help="A .json file or a folder.  [default: benchmarks/results/<machine>/ in a checkout, "
+    help="A .json file or a folder.  [default: workbench/results/<machine>/ in a checkout, "
     "./out/ elsewhere]",
 )
 @json_option
@@ -80,7 +80,7 @@ def bench(
 
     Each operation is timed in turns with a ceiling: what the same machine reaches in the same run
     on the plainest code of its kind. For attention and the indexer that is torch.matmul of
-    128x576x2048 in fp32, for top-k one reading of the scores. benchmarks/README.md tells more.
+    128x576x2048 in fp32, for top-k one reading of the scores. workbench/README.md tells more.
 
     On a Hopper GPU `bench indexer --backend sm90` times fixed shapes, ragged batches and
     adversarial scores, checks every result, and compares with DeepGEMM + the top-k of cuDNN

@@ -62,7 +62,7 @@ def _size_option(
 @click.option(
     "--indices",
     type=OutputFile(),
-    help="Save what the trained indexer chose, for `flashdsa overlap`.",
+    help="Save what the trained indexer chose, for `python -m workbench overlap`.",
 )
 @click.option(
     "--context-parallel",

@@ -12,11 +12,11 @@ class InspectCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A line for each."""
-        from flashdsa.analysis.inspect import INSPECTED
+        from flashdsa.kernels.catalog import KERNELS
 
         with formatter.section("Kernels"):
             formatter.write_dl(
-                [(spec.name, f"{spec.arch}, {spec.variants[0].name}") for spec in INSPECTED]
+                [(spec.name, f"{spec.arch}, {spec.variants[0].name}") for spec in KERNELS]
             )
 
 

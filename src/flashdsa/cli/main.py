@@ -13,12 +13,8 @@ import click
 from flashdsa.cli.bench import bench
 from flashdsa.cli.check import check
 from flashdsa.cli.demo import demo
-from flashdsa.cli.export import export
 from flashdsa.cli.info import info
 from flashdsa.cli.inspect import inspect
-from flashdsa.cli.lab import lab
-from flashdsa.cli.model import model
-from flashdsa.cli.overlap import overlap
 from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
 
@@ -80,10 +76,6 @@ def cli(verbose: bool) -> None:
       flashdsa bench     speed and memory, as JSON and a chart
       flashdsa plan      what a kernel takes: shared memory, barriers, registers
       flashdsa inspect   what the compiler made of it: registers, spills
-      flashdsa model     predicted times on a GPU that is not here
-      flashdsa overlap   what neighbouring queries of your indices share
-      flashdsa lab       tensor-core instructions laid open, and their hazards
-      flashdsa export    solutions for FlashInfer-Bench
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
     0 done, 1 a check failed, 2 wrong input or something this machine cannot do.
@@ -95,7 +87,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench, lab, plan, inspect, model, overlap, export):
+for command in (demo, info, check, bench, plan, inspect):
     cli.add_command(command)
 
 

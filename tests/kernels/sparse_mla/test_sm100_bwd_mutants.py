@@ -26,10 +26,10 @@ from ptxemu.mutate import (
 from ptxemu.mutate.runner import CAUGHT, NOTED, POLICIES, SURVIVED
 from ptxemu.saved_launch import load_launch
 from tests.kernels.findings import ORDER_OF_SUMS
-from tools.mutation_tables import read_table
+from workbench.mutation.tables import read_table
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "benchmarks/results/mutation"
+RESULTS = ROOT / "workbench/results/mutation"
 DOCUMENT = read_table(RESULTS / "mutation-mla-bwd-sm_100a.json")
 SCORE: list[dict[str, Any]] = DOCUMENT["mutants"]
 SEED, COUNT = 6, 20
@@ -63,7 +63,7 @@ def drawn() -> list[str]:
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Replay:
     """The first launch of `make mutate`."""
     folder = tmp_path_factory.mktemp("launches")
-    script = str(ROOT / "tools/launch_sm100_backward.py")
+    script = str(ROOT / "workbench/launches/launch_sm100_backward.py")
     save = ["--arch", "sm_100a", "--quiet", "--no-check", "--save", str(folder)]
     size = ["--topk", "64", "--queries", "2", "--index-stages", "4"]
     assert ptxemu(["exec", *save, script, *size]) == 0

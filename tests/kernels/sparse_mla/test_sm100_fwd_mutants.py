@@ -14,7 +14,7 @@ from ptxemu.mutate import Equivalents, Replay, Trial, fingerprint, measure, muta
 from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
 from tests.kernels.sparse_mla.test_sm100_bwd_mutants import RESULTS, ROOT, name_of
-from tools.mutation_tables import read_table
+from workbench.mutation.tables import read_table
 
 QUICK = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
@@ -25,7 +25,7 @@ DRAWN = ("proxy-fence#3 removed", "arrive#8 removed", "tcgen05-wait#3 removed")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Replay:
     """The launch of `make mutate`, of three tiles."""
     folder = tmp_path_factory.mktemp("launches")
-    script = str(ROOT / "tools/launch_sm100_forward.py")
+    script = str(ROOT / "workbench/launches/launch_sm100_forward.py")
     save = ["--arch", "sm_100a", "--quiet", "--no-check", "--save", str(folder)]
     assert ptxemu(["exec", *save, script, "--topk", "192"]) == 0
     (path,) = folder.glob("forward_kernel*.launch")

@@ -18,7 +18,7 @@ from ptxemu.saved_launch import load_launch
 from tests.kernels.sparse_mla.test_sm100_bwd_mutants import Replay, name_of
 
 ROOT = Path(__file__).parents[3]
-EQUIVALENT = ROOT / "benchmarks/results/mutation/equivalent/mla-fwd-sm_90a.txt"
+EQUIVALENT = ROOT / "workbench/results/mutation/equivalent/mla-fwd-sm_90a.txt"
 QUICK = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
 DRAWN = ("mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4 removed")
@@ -28,7 +28,7 @@ DRAWN = ("mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Replay:
     """Two work items of one step, by one CTA."""
     folder = tmp_path_factory.mktemp("launches")
-    script = str(ROOT / "tools/launch_sm90_forward.py")
+    script = str(ROOT / "workbench/launches/launch_sm90_forward.py")
     save = ["--arch", "sm_90a", "--quiet", "--no-check", "--save", str(folder)]
     assert ptxemu(["exec", *save, script, "--queries", "2", "--topk", "128"]) == 0
     (path,) = folder.glob("forward_kernel*.launch")

@@ -26,7 +26,7 @@ H200 = Device(
 """As the driver of one says."""
 _B200_GPCS = (18, 18, 18, 18, 18, 18, 20, 20)
 """SMs of its graphics processing clusters, beyond which no cluster of CTAs reaches: assumed, pairs
-that add up to 148 SMs. benchmarks/first_hour_b200.py asks the driver of one."""
+that add up to 148 SMs. workbench/probes/first_hour_b200.py asks the driver of one."""
 B200 = Device(
     sum(_B200_GPCS),
     MappingProxyType({size: sum(sms // size for sms in _B200_GPCS) for size in range(1, 17)}),

@@ -106,7 +106,7 @@ def _of_logits(
 def load_peers() -> Peers:
     """Import what is installed. Imports of peers fail in many ways; each becomes a reason.
 
-    cuDNN Frontend's top-k is the one that tools/build_cudnn_topk.py has compiled, if it is there.
+    cuDNN Frontend's top-k is the one that workbench/peers/build_cudnn_topk.py has compiled.
     """
     missing: dict[str, str] = {}
     deep_gemm, top_k, flashinfer = None, None, {}

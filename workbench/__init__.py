@@ -1,0 +1,1 @@
+"""What measures, proves or explores flashdsa and ptxemu; no wheel carries it."""

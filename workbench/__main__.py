@@ -1,0 +1,40 @@
+"""`python -m workbench`: the instruments, run from a checkout."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from flashdsa.cli.main import FlashDsaGroup
+from workbench.cli.export import export
+from workbench.cli.lab import lab
+from workbench.cli.model import model
+from workbench.cli.overlap import overlap
+
+
+@click.group(
+    cls=FlashDsaGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def cli() -> None:
+    """Instruments for those who write kernels, run from a checkout of flashdsa.
+
+    \b
+      lab       tensor-core instructions laid open, and their hazards
+      model     predicted times on a GPU that is not here
+      overlap   what neighbouring queries of your indices share
+      export    solutions for FlashInfer-Bench
+
+    Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
+    this machine cannot do.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+for command in (lab, model, overlap, export):
+    cli.add_command(command)
+
+
+if __name__ == "__main__":
+    cli(prog_name="python -m workbench")

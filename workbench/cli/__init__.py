@@ -1,0 +1,1 @@
+"""The commands of `python -m workbench`, one file each."""

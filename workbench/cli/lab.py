@@ -1,0 +1,29 @@
+"""`python -m workbench lab`: experiments with tensor-core instructions."""
+
+from __future__ import annotations
+
+import click
+
+from workbench.cli.lab_forms import forms
+from workbench.cli.lab_hazards import hazards
+from workbench.cli.lab_majorness import majorness
+from workbench.cli.lab_precision import precision
+
+
+@click.group()
+def lab() -> None:
+    """Find out why an MMA's result is wrong: descriptors, operands and accumulators laid open.
+
+    \b
+      python -m workbench lab majorness   dV = S^T dO with B K-major and MN-major, by steps
+      python -m workbench lab hazards     what nobody orders, and a schedule that shows it
+      python -m workbench lab forms       operand forms of the Blackwell backward, proven
+      python -m workbench lab precision   errors of bf16, fp16 and e4m3 products, by order
+
+    Kernels run on ptxemu, or on a GPU of the architecture. Exit code 1 if something is not as it
+    must be. The guide "My MMA result is wrong" walks through them.
+    """
+
+
+for command in (majorness, hazards, forms, precision):
+    lab.add_command(command)

@@ -1,0 +1,112 @@
+"""`python -m workbench lab precision`: errors of low-precision products as K grows, by order of addition."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from flashdsa.cli.console import (
+    json_option,
+    new_console,
+    new_table,
+    print_json,
+    print_table,
+    progress_bar,
+)
+from flashdsa.cli.output_options import PICTURES, OutputFile
+
+if TYPE_CHECKING:
+    from workbench.lab.precision import PrecisionRow
+
+DTYPES = ("bf16", "fp16", "e4m3")
+"""Those of workbench.lab.precision, kept here so that --help needs no NumPy."""
+PICTURE = Path("out/precision.png")
+
+
+@click.command("precision")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="Only this type of operands; may be repeated.  [default: all]",
+)
+@click.option(
+    "--out",
+    type=OutputFile(*PICTURES),
+    default=PICTURE,
+    show_default=True,
+    metavar="FILE.png",
+    help="Where the plot goes.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@json_option
+def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> None:
+    """Errors of bf16, fp16 and e4m3 products against float64 for K from 16 to 8192.
+
+    Standard normal numbers, (32, K) by (K, 32). Errors are relative: Frobenius norm of the
+    difference over that of the float64 product.
+
+    \b
+    Columns
+      rounding         error of rounding the operands, summed exactly
+      and of the sum alone, on the rounded operands:
+      pairwise         products and a binary tree of sums in fp32
+      sequential       one fp32 accumulator, one fused multiply-add an element
+      per MMA          exact inside an instruction, then rounded to nearest fp32
+      wgmma            Hopper's tensor core, one chain of instructions
+      wgmma/8          the same in 8 chunks of K (split-K), added in fp32
+      wgmma+fp32       the same, moved to fp32 registers every 128 elements of K
+
+    \b
+    Measured and assumed
+      wgmma is a rule that gives all 9,538 finite fp32 sums of the H200 recordings
+      in ptxemu/tests/silicon bit for bit: products and accumulator are aligned to
+      the largest exponent and cut off 25 bits below it (e4m3: 13), the sum is cut
+      to fp32 (e4m3: to a mantissa of 13 bits). Cutting off pulls every step the
+      same way, so the error grows with K; rounding to nearest lets it grow with
+      its square root.
+      For Blackwell nothing was measured here; ptxemu assumes "per MMA" for it
+      (and, as its documented simplification, for wgmma).
+
+    \b
+    Examples
+      python -m workbench lab precision
+      python -m workbench lab precision --dtype e4m3 --out e4m3.png
+      python -m workbench lab precision --json
+    """
+    from workbench.lab.precision import measure
+    from workbench.lab.precision_picture import draw_precision
+
+    start = time.monotonic()
+    with progress_bar() as on_progress:
+        rows = measure(dtypes or DTYPES, seed=seed, on_progress=on_progress)
+    draw_precision(rows, out)
+    if as_json:
+        document = {"seed": seed, "picture": str(out), "rows": [asdict(row) for row in rows]}
+        print_json(document)
+        return
+    print_rows(rows)
+    click.echo(f"plot: {out} ({time.monotonic() - start:.0f} s)")
+
+
+def print_rows(rows: tuple[PrecisionRow, ...]) -> None:
+    """A table for each type."""
+    console = new_console()
+    names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma\n+fp32")
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        table = new_table([(name, "right") for name in ("K", "rounding", *names)])
+        for row in rows:
+            if row.dtype == dtype:
+                errors = (row.rounding, *row.sums.values())
+                table.add_row(str(row.k), *map(_short, errors))
+        print_table(console, dtype, table)
+
+
+def _short(error: float) -> str:
+    """Two digits: eight columns of them fit a terminal of 80."""
+    return f"{error:.1e}".replace("e-0", "e-") if error else "0"

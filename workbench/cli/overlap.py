@@ -1,0 +1,157 @@
+"""`python -m workbench overlap`: how much neighbouring queries of an index tensor have in common."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.output_options import PICTURES, OutputFile
+from flashdsa.errors import ArgumentValueError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from workbench.overlap.measure import Overlap
+
+SUFFIXES = (".pt", ".npy")
+
+
+@click.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--key", help="Which tensor, where the file holds a dictionary.")
+@click.option(
+    "--groups",
+    "sizes",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Queries of a group; may be repeated.  [default: 1, 2, 4, 8]",
+)
+@click.option(
+    "--picture",
+    type=OutputFile(*PICTURES),
+    default=Path("out/overlap.png"),
+    show_default=True,
+    help="Where the picture goes.",
+)
+@json_option
+def overlap(
+    path: Path, key: str | None, sizes: tuple[int, ...], picture: Path, as_json: bool
+) -> None:
+    """How much neighbouring queries have in common, in an index tensor of your own.
+
+    \b
+    The Hopper backward, and its forward with few heads, put neighbouring
+    queries into groups. A group reads the union of the rows that its queries
+    select once, and adds to dKV once for all of them. What that gives depends
+    on your indexer: a trained one selects nearly the same rows for neighbours.
+
+    \b
+    FILE is a tensor of integers, saved by torch.save (.pt) or numpy.save
+    (.npy), of shape [S, topk], [batch, S, topk] or [S, 1, topk]. Negative
+    slots name no row. The order of a query's slots does not matter.
+
+    \b
+    Columns
+      union    mean rows of a group's union
+      ratio    union over a query's rows: 1 is all the same, the number of
+               queries of the group is nothing in common
+      5-95 %   ratios of single groups
+      left     rows read and added to, of those without groups: lower is better
+
+    \b
+    How to read the ratio
+      mla_bwd on Hopper looks at the ratio of its groups on the device, in
+      every launch, and takes the faster kind; nothing is to be set. A ratio
+      of 2 near 1 means that training is faster than with other indices. The
+      page "The Hopper backward of sparse MLA" has times by overlap.
+
+    \b
+    Examples
+      flashdsa demo --indices out/indices.pt
+      python -m workbench overlap out/indices.pt
+      python -m workbench overlap layer30.pt --groups 2 --groups 16 --json
+      python -c "import torch; torch.save(my_indices, 'indices.pt')"
+
+    As a function: workbench.overlap.measure.measure_overlap(indices).
+    """
+    indices = _read(path, key)
+    from workbench.overlap.measure import GROUPS, measure_overlap
+    from workbench.overlap.picture import draw_overlap
+
+    queries = indices.shape[0] if indices.dim() == 2 else max(indices.shape[-3:-1], default=1)
+    fitting = tuple(size for size in GROUPS if size <= queries)
+    found = measure_overlap(indices, sizes or fitting)
+    draw_overlap(found, f"{path.name}: {_shape(found)}", picture)
+    if as_json:
+        print_json({"file": str(path), "picture": str(picture), **asdict(found)})
+    else:
+        _print(found, path, picture)
+
+
+def _read(path: Path, key: str | None) -> Tensor:
+    """The file's tensor.
+
+    Raises:
+        ArgumentValueError: says what the file holds and what was expected.
+    """
+    import numpy as np
+    import torch
+
+    if path.suffix not in SUFFIXES:
+        raise ArgumentValueError(
+            f"{path}: expected a name ending in {' or '.join(SUFFIXES)}: a tensor saved by "
+            "torch.save or numpy.save"
+        )
+    try:
+        if path.suffix == ".npy":
+            held: Any = torch.from_numpy(np.load(path))
+        else:
+            held = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, TypeError, ValueError, EOFError) as error:
+        raise ArgumentValueError(
+            f"{path}: not a tensor saved by {'torch' if path.suffix == '.pt' else 'numpy'}.save: "
+            f"{str(error).splitlines()[0] if str(error) else 'the file is empty'}"
+        ) from error
+    if isinstance(held, dict):
+        names = ", ".join(str(name) for name in held)
+        if key not in held:
+            raise ArgumentValueError(f"{path}: holds {names}; choose one by --key")
+        held = held[key]
+    elif key is not None:
+        raise ArgumentValueError(f"--key: {path} holds no dictionary but one value")
+    if not isinstance(held, torch.Tensor):
+        raise ArgumentValueError(f"{path}: expected a tensor, got {type(held).__name__}")
+    return held
+
+
+def _shape(found: Overlap) -> str:
+    many = f"{found.sequences} sequences of " if found.sequences > 1 else ""
+    return f"{many}{found.queries:,} queries, {found.topk:,} slots each"
+
+
+def _print(found: Overlap, path: Path, picture: Path) -> None:
+    console = new_console()
+    click.echo(f"{path}: {_shape(found)}")
+    click.echo(
+        f"slots that name a row: {found.valid:.1%}; of those distinct: {found.distinct:.1%}; "
+        f"a query\nshares {found.shared:.1%} of its rows with the query before\n"
+    )
+    table = new_table(
+        [(name, "right") for name in ("group of", "groups", "union", "ratio", "5-95 %", "left")]
+    )
+    for group in found.groups:
+        table.add_row(
+            str(group.queries),
+            f"{group.groups:,}",
+            f"{group.union_rows:,.1f}",
+            f"{group.ratio:.3f}",
+            f"{group.smallest:.2f}-{group.largest:.2f}",
+            f"{group.left:.1%}",
+        )
+    print_table(console, "unions of neighbouring queries", table)
+    click.echo(f"picture: {picture}")

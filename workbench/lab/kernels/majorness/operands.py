@@ -1,0 +1,110 @@
+"""What the kernels for both machines share: operand tiles, their descriptors, their image."""
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+from cutlass import Int64, Uint8, Uint16, Uint32, cute
+
+from flashdsa.dsl.operand_tile import Strides, descriptor_strides, operand_tile, pieces
+from workbench.lab.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
+
+THREADS = 128
+CARRIERS = {1: Uint8, 2: Uint16, 4: Uint32}
+"""Types that carry elements of 1, 2 and 4 bytes."""
+BuildDescriptor = Callable[[Any, Strides, str], Any]
+"""From a shared address, strides and a swizzle ("INTER", "SW128"...) to the 64 bits."""
+Descriptors = dict[str, Any]
+"""By cut: [part][step]; None for an A that is not in shared memory."""
+
+
+def tile_a(arena: Any, plan: MajornessPlan) -> Any:
+    """A (m, k) at the start of the arena."""
+    atom = plan.swizzle_name(plan.a_major)
+    return operand_tile(arena, plan.m, plan.k, atom, CARRIERS[plan.element_bytes])
+
+
+def tile_b(arena: Any, plan: MajornessPlan) -> Any:
+    """B (n, k) behind A."""
+    atom = plan.swizzle_name(plan.b_major)
+    return operand_tile(arena + plan.b_offset, plan.n, plan.k, atom, CARRIERS[plan.element_bytes])
+
+
+@cute.jit
+def fill_operands(
+    s: cute.Tensor, do: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr
+) -> None:
+    """S^T and dO^T from row-major s (k, m) and do (k, n) into shared memory, by all threads."""
+    tid, _, _ = cute.arch.thread_idx()
+    s_b = tile_b(arena, plan)
+    for i in cutlass.range(tid, plan.n * plan.k, THREADS):
+        s_b[i % plan.n, i // plan.n] = do[i // plan.n, i % plan.n]
+    if cutlass.const_expr(plan.a_source == "smem"):
+        s_a = tile_a(arena, plan)
+        for i in cutlass.range(tid, plan.m * plan.k, THREADS):
+            s_a[i % plan.m, i // plan.m] = s[i // plan.m, i % plan.m]
+
+
+@cute.jit
+def copy_image(image: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
+    """The operands' shared memory to global memory, as it is."""
+    tid, _, _ = cute.arch.thread_idx()
+    words = cute.make_tensor(
+        cute.recast_ptr(arena, dtype=Uint32), cute.make_layout(plan.smem_bytes // 4)
+    )
+    for i in cutlass.range(tid, plan.smem_bytes // 4, THREADS):
+        image[i] = words[i]
+
+
+def step_descriptors(
+    arena: Any, plan: MajornessPlan, build: BuildDescriptor
+) -> tuple[Descriptors, Descriptors]:
+    """Those of A and of B for every cut, part and k-step, each from its own piece of the tile."""
+    a: Descriptors = dict.fromkeys(CUTS)
+    b: Descriptors = dict.fromkeys(CUTS)
+    for cut in CUTS:
+        b[cut] = descriptors_of_tile(tile_b(arena, plan), plan.n, plan, plan.b_major, cut, build)
+        if plan.a_source == "smem":
+            a[cut] = descriptors_of_tile(
+                tile_a(arena, plan), plan.m, plan, plan.a_major, cut, build
+            )
+    return a, b
+
+
+def descriptors_of_tile(
+    tile: Any, rows: int, plan: MajornessPlan, major: str, cut: str, build: BuildDescriptor
+) -> list[list[Any]]:
+    """The descriptors of a tile (rows, k), [part][step], each from its own piece."""
+    atom = plan.swizzle_name(major)
+    parts = pieces(tile, rows, plan.part_k, cut)
+    found = []
+    for part in range(NUM_PARTS):
+        steps = pieces(parts[None, None, 0, part], rows, plan.step_k, cut)
+        of_part = []
+        for step in range(plan.steps):
+            piece = steps[None, None, 0, step]
+            strides = descriptor_strides(piece, atom)
+            of_part.append(build(piece.iterator.toint(), strides, atom.partition("_")[2]))
+        found.append(of_part)
+    return found
+
+
+def write_descriptors(out: Any, plan: MajornessPlan, a: Descriptors, b: Descriptors) -> None:
+    """All of them to out (2 cuts, 2 parts, steps, 2: A and B); 0 where there is none."""
+    for number, cut in enumerate(CUTS):
+        for part in range(NUM_PARTS):
+            for step in range(plan.steps):
+                out[number, part, step, 0] = (
+                    Int64(0) if a[cut] is None else Int64(a[cut][part][step])
+                )
+                out[number, part, step, 1] = Int64(b[cut][part][step])
+
+
+def packed_word(s: Any, row: Any, word: Any, plan: MajornessPlan) -> Any:
+    """32 bits of a row of A along K, from row-major s (k, m)."""
+    per_word = 4 // plan.element_bytes
+    packed = Uint32(0)
+    for e in range(per_word):
+        element = Uint32(s[word * per_word + e, row])
+        packed = packed | (element << Uint32(8 * plan.element_bytes * e))
+    return packed

@@ -1,0 +1,225 @@
+"""The majorness study: dV = S^T dO with B K-major and MN-major, and everything in between."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from ptxemu.check import Finding
+from ptxemu.descriptors import InstructionDescriptor, decode
+from workbench.lab.inputs import DISTRIBUTIONS, Inputs, make_inputs
+from workbench.lab.kernels.majorness.plan import MajornessPlan
+from workbench.lab.kernels.majorness.sm90.plan import Sm90Plan
+from workbench.lab.kernels.majorness.sm100.plan import Sm100Plan
+from workbench.lab.operand_view import CORNER, Recording, StepView, step_views
+from workbench.lab.runners import Runner, empty_arguments
+
+PLANS: dict[str, type[MajornessPlan]] = {"sm_90a": Sm90Plan, "sm_100a": Sm100Plan}
+REFERENCE_MAX_ABS = 2.0**-17
+"""7.629395e-06, what the reference kernel's authors measured when it was right."""
+STUDY_MAGNITUDE = 16.0
+"""Largest |dV| for which REFERENCE_MAX_ABS is the limit: larger ones have larger ulps."""
+STUDY_K = 128
+"""Largest k for which it is."""
+NARROW_ACCUMULATION = 2.0**-12
+"""Relative error of fp8 products on Hopper, whose tensor cores add them with about 14 bits."""
+
+
+@dataclass(frozen=True)
+class MajorResult:
+    """One run, with B of one major.
+
+    Attributes:
+        instruction, instruction_fields: the instruction descriptor; wgmma has none: its opcode.
+        part0_max_abs: of D after part 0 against the reference of its heads; None if not read back.
+        max_abs: of D after part 1 against the reference.
+        corners: D's first rows and columns, "after part 0" (or not), "after part 1", "reference".
+        findings: ptxemu's, one line each.
+    """
+
+    b_major: str
+    instruction: str
+    instruction_fields: dict[str, Any]
+    steps: list[StepView]
+    cuts_identical: bool
+    part0_max_abs: float | None
+    max_abs: float
+    corners: dict[str, list[list[float]]]
+    findings: list[str]
+    where: str
+    seconds: float
+
+    @property
+    def operands_equal(self) -> bool:
+        """Whether the tensor core saw what it should have in every k-step."""
+        return all(step.difference is None for step in self.steps)
+
+
+@dataclass(frozen=True)
+class MajornessReport:
+    """Both majors of one plan."""
+
+    arch: str
+    plan: dict[str, Any]
+    data: str
+    distribution: str
+    seed: int
+    max_reference: float
+    limit: float
+    results: dict[str, MajorResult]
+    k_vs_mn: float | None
+    """max_abs between the two results; None if one major was asked for."""
+
+    @property
+    def failures(self) -> list[str]:
+        """What is wrong, in words; nothing if all is well."""
+        found = []
+        for name, result in self.results.items():
+            label = name.upper()
+            if not result.max_abs <= self.limit:
+                found.append(f"{label} vs reference: {result.max_abs:.6e} > {self.limit:.6e}")
+            if not result.cuts_identical:
+                found.append(f"{label}: Tile and Shape give different descriptors")
+            if not result.operands_equal:
+                found.append(f"{label}: an operand is not what the tensor core should see")
+            found += [f"{label}: {finding}" for finding in result.findings]
+        if self.k_vs_mn is not None and self.k_vs_mn != 0:
+            found.append(f"K vs MN: {self.k_vs_mn:.6e}, expected exactly 0")
+        return found
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self) | {"failures": self.failures, "passed": not self.failures}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to run.
+
+    Attributes:
+        plan: of the runs; b_major is replaced. majors: which b_majors to run.
+        data: a key of DISTRIBUTIONS. seed: of the data.
+    """
+
+    arch: str
+    plan: MajornessPlan
+    majors: tuple[str, ...] = ("k", "mn")
+    data: str = "random"
+    seed: int = 0
+
+    def inputs(self) -> Inputs:
+        """S and dO."""
+        plan = self.plan
+        return make_inputs(plan.k, plan.m, plan.n, dtype=plan.dtype, data=self.data, seed=self.seed)
+
+
+def run_study(study: Study, runner: Runner) -> tuple[MajornessReport, dict[str, Recording]]:
+    """Run the kernel once for each major and compare.
+
+    Raises:
+        InstructionLimitError: the instruction does not take one of the majors.
+    """
+    plans = {major: replace(study.plan, b_major=major) for major in study.majors}
+    inputs = study.inputs()
+    reference = inputs.reference()
+    results, recordings = {}, {}
+    for major, plan in plans.items():
+        results[major], recordings[major] = run_major(study.arch, plan, inputs, runner)
+    k_vs_mn = None
+    if set(study.majors) == {"k", "mn"}:
+        both = [torch.from_numpy(recordings[major].accumulators[1]) for major in ("k", "mn")]
+        k_vs_mn = _max_abs(both[0], both[1])
+    largest = float(reference.abs().max())
+    on_hardware = not all(result.where.startswith("ptxemu") for result in results.values())
+    report = MajornessReport(
+        study.arch,
+        asdict(study.plan),
+        study.data,
+        DISTRIBUTIONS[study.data],
+        study.seed,
+        largest,
+        limit_of(study, largest, on_hardware=on_hardware),
+        results,
+        k_vs_mn,
+    )
+    return report, recordings
+
+
+def limit_of(study: Study, largest: float, *, on_hardware: bool) -> float:
+    """The largest max_abs against the fp32 reference: 0 for integers, the study's 2^-17 for values
+    and K of its size, in proportion for larger ones."""
+    if study.data == "integer":
+        return 0.0
+    if on_hardware and study.arch == "sm_90a" and study.plan.element_bytes == 1:
+        return NARROW_ACCUMULATION * largest
+    scale = max(1.0, largest / STUDY_MAGNITUDE) * max(1.0, study.plan.k / STUDY_K)
+    return REFERENCE_MAX_ABS * scale
+
+
+def run_major(
+    arch: str, plan: MajornessPlan, inputs: Inputs, runner: Runner
+) -> tuple[MajorResult, Recording]:
+    """One run."""
+    tensors = empty_arguments(plan)
+    for tensor, bits in zip(tensors, inputs.bits(), strict=False):
+        tensor.copy_(bits)
+    start = time.perf_counter()
+    run = runner(arch, plan, tensors)
+    seconds = time.perf_counter() - start
+    recording = Recording.of(plan, tensors)
+    references = [inputs.reference(slice(plan.part_k)), inputs.reference()]
+    products = [torch.from_numpy(part) for part in recording.accumulators]
+    corners = {
+        "after part 0": products[0],
+        "reference of part 0": references[0],
+        "after part 1": products[1],
+        "reference": references[1],
+    }
+    if not plan.boundary:
+        del corners["after part 0"]
+    instruction, fields = _instruction(arch, plan, recording)
+    result = MajorResult(
+        plan.b_major,
+        instruction,
+        fields,
+        step_views(arch, plan, inputs, recording),
+        recording.cuts_identical,
+        _max_abs(products[0], references[0]) if plan.boundary else None,
+        _max_abs(products[1], references[1]),
+        {name: value[:CORNER, :CORNER].tolist() for name, value in corners.items()},
+        [one_line(finding) for finding in run.findings],
+        run.where,
+        seconds,
+    )
+    return result, recording
+
+
+def one_line(finding: Finding) -> str:
+    """A finding without the kernel's name, which CuTe DSL makes long."""
+    text = re.sub(r"kernel \S+: ", "", finding.message, count=1)
+    return f"{finding.level}: {text}"
+
+
+def _instruction(
+    arch: str, plan: MajornessPlan, recording: Recording
+) -> tuple[str, dict[str, Any]]:
+    if isinstance(plan, Sm100Plan):
+        fields = decode(recording.instruction, "instruction", kind=plan.kind)
+        assert isinstance(fields, InstructionDescriptor)
+        return f"0x{recording.instruction:08x}", asdict(fields)
+    assert isinstance(plan, Sm90Plan)
+    transposes = {}
+    if plan.element_bytes == 2:
+        if plan.a_source == "smem":
+            transposes["transpose_a"] = plan.a_major == "mn"
+        transposes["transpose_b"] = plan.b_major == "mn"
+    return plan.opcode, transposes
+
+
+def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference; NaN if there is one."""
+    return float((a - b).abs().max())

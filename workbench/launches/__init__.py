@@ -1,0 +1,1 @@
+"""One small launch of a kernel, for traces."""

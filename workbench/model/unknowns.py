@@ -1,0 +1,266 @@
+"""What the model does not know of a B200, and the range of times that follows.
+
+Every number here has two ends, and nobody here measured it: `workbench/probes/first_hour_b200.py` does,
+where it has a probe. A query of our attention kernels takes its blocks' time and, besides, what
+nothing overlaps: in the forward its CTAs' start, Q on its way in, the results on their way out; in
+the backward, whose pairs stay for several queries, what the timeline says lies between two of them.
+Pairs of CTAs run in whole waves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, D_QK
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BOX_DIMS as BWD_BOX_DIMS
+from flashdsa.kernels.sparse_mla.sm100.fwd.plan import TILE_KEYS
+from workbench.model import backward_sm100, forward_sm100
+from workbench.model.machine import B200, GpuModel
+from workbench.model.predict import Work, predict
+from workbench.model.timeline import Step, ends
+
+PAIRS_AT_ONCE = int(B200.sms.value) // CLUSTER
+ISSUING_WARPS = 4
+ROWS_A_GATHER = 4
+BOXES = D_QK // CLUSTER // BWD_BOX_DIMS + 1
+"""Gathers of four rows in one CTA: its value dims by boxes, and its RoPE dims."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A constant of a B200.
+
+    Attributes:
+        good, bad: the ends, of which `good` gives the shorter times.
+        source: why these. probe: what of the first hour measures it; "": nothing yet.
+        machine: the constants of `GpuModel` that it is; () where the model has none.
+    """
+
+    good: float
+    bad: float
+    unit: str
+    source: str
+    probe: str = ""
+    machine: tuple[str, ...] = ()
+
+    @property
+    def middle(self) -> float:
+        """Of the ends, as factors."""
+        return math.sqrt(self.good * self.bad)
+
+
+UNKNOWNS: Mapping[str, Unknown] = {
+    "clock under load": Unknown(
+        1.85e9, 1.70e9, "1/s", "2.25 PFLOPS; 1.79 to 1.83 reported, power caps below",
+        "attention, clock", ("clock", "busy_clock"),
+    ),
+    "L2 reads": Unknown(
+        11.3e12, 9.32e12, "B/s", "what FlashMLA's 1,450 TFLOPS gathers; the H200's a clock and SM",
+        "attention, forward", ("l2_read",),
+    ),
+    "L2 adds": Unknown(
+        4.5e12, 3.1e12, "B/s", "cuDNN's backward runs at 4.3; FlashAttention-4's at 2.7",
+        "attention, backward", ("l2_reduce",),
+    ),
+    "bulk reads of shared memory": Unknown(
+        128, 32, "B/clk/SM", "as fast as loads; as on the H200", "bulk add", ("bulk_read_rate",)
+    ),
+    "st.async to the peer": Unknown(
+        19.7, 9.85, "B/clk/SM", "one CTA sending, as on the H200; both at once: half",
+        "st.async", ("dsmem_rate",),
+    ),
+    "a bulk add, of the issuing warp": Unknown(
+        20, 79, "clk", "the H200's probe has 79 with one warp, half of it a warp with four",
+        "bulk add",
+    ),
+    "a gather4, of the issuing warp": Unknown(
+        12, 50, "clk", "FlashMLA's 1,450 TFLOPS allow an SM 12.4, which four warps share", "gather4"
+    ),
+    "a release of shared memory to the peer": Unknown(
+        30, 500, "clk", "MEMBAR.ALL.CTA alone; a third of one of the whole GPU",
+        "release",
+    ),
+    "clocks of a block over its count": Unknown(
+        1.05, 1.25, "", "1.22 FlashMLA's forward, 1.32 FlashAttention-4's, ends included",
+        "attention, topk 64 and 2048",
+    ),
+    "ends of a query, forward": Unknown(
+        3_500, 8_000, "clk", "Q 1,800 and O 1,300 by themselves; start, first gather, last tile",
+        "attention, topk 64 and 2048",
+    ),
+    "ends of a launch, backward": Unknown(
+        7_000, 12_000, "clk", "Q and dO 4,300 by themselves; start, first blocks, dQ",
+        "attention, topk 64 and 2048",
+    ),
+}  # fmt: skip
+Values = Mapping[str, float]
+"""Of every unknown."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A kernel whose pairs of CTAs take a query each.
+
+    Attributes:
+        block_keys: of a unit. ends: the unknown of its ends, once a query; once a launch where the
+            work has what lies between two queries.
+        released: steps that contain a release of shared memory to the peer.
+        issued: clocks a block of the slowest issuing warp.
+        published: TFLOPS of others' kernels on B200, for people.
+    """
+
+    name: str
+    block_keys: int
+    work: Callable[..., Work]
+    ends: str
+    released: tuple[str, ...]
+    issued: Callable[[Values], float]
+    published: str
+
+
+def gathers(keys: int) -> float:
+    """Of four rows, that a warp issues for so many keys."""
+    return keys / ROWS_A_GATHER * BOXES / ISSUING_WARPS
+
+
+def bulk_adds() -> float:
+    """That a warp issues for a block of the backward: of parts 0 and 1 of dKV in every block, of
+    part 2 in every other one, one a key."""
+    return 2.5 * B_TOPK / ISSUING_WARPS
+
+
+def _gathering(keys: int, values: Values) -> float:
+    return gathers(keys) * values["a gather4, of the issuing warp"]
+
+
+def _adding(values: Values) -> float:
+    return bulk_adds() * values["a bulk add, of the issuing warp"]
+
+
+KERNELS = (
+    Attention(
+        "forward", TILE_KEYS, forward_sm100.work, "ends of a query, forward", ("P ready",),
+        lambda values: _gathering(TILE_KEYS, values), "FlashMLA 1,450; FlashAttention-4 1,180",
+    ),
+    Attention(
+        "backward", B_TOPK, backward_sm100.work, "ends of a launch, backward",
+        ("add P", "add dP"), lambda values: max(_gathering(B_TOPK, values), _adding(values)),
+        "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A kernel's time with given constants.
+
+    Attributes:
+        seconds: of the launch. tflops: useful ones. binds: what sets the time of a block.
+    """
+
+    seconds: float
+    tflops: float
+    binds: str
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {"seconds": self.seconds, "tflops": self.tflops, "binds": self.binds}
+
+
+def machine_with(values: Values) -> GpuModel:
+    """B200 with these constants in place of the assumed ones."""
+    changed: dict[str, Any] = {}
+    for name, unknown in UNKNOWNS.items():
+        for constant in unknown.machine:
+            changed[constant] = replace(getattr(B200, constant), value=values[name])
+    return replace(B200, **changed)
+
+
+def _released(step: Step, kernel: Attention, values: Values) -> Step:
+    if step.name not in kernel.released:
+        return step
+    return replace(step, cycles=step.cycles + values["a release of shared memory to the peer"])
+
+
+def estimate(kernel: Attention, values: Values, *, queries: int, topk: int, s_kv: int) -> Estimate:
+    """The time with these constants."""
+    machine = machine_with(values)
+    work = kernel.work(machine, queries=queries, topk=topk, s_kv=s_kv)
+    work = replace(work, steps=tuple(_released(step, kernel, values) for step in work.steps))
+    steady = predict(replace(work, item_units=0), machine)
+    over = values["clocks of a block over its count"]
+    cycles, binds = over * steady.cycles, steady.bound
+    if kernel.issued(values) > cycles:
+        cycles, binds = kernel.issued(values), "issue of bulk operations"
+    blocks = -(-topk // kernel.block_keys)
+    waves = -(-queries // PAIRS_AT_ONCE)
+    between = over * ends(work.steps, work.traffic.other_port_cycles(machine))
+    of_query, of_launch = blocks * cycles, values[kernel.ends]
+    if not work.item_units:
+        between, of_launch = of_launch, 0.0
+    seconds = (waves * (of_query + between) + of_launch) / values["clock under load"]
+    if between > of_query:
+        binds = "ends of a query"
+    return Estimate(seconds, work.traffic.useful_flop * work.units / seconds / 1e12, binds)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A kernel on a shape.
+
+    Attributes:
+        best, middle, worst: with every unknown at its good end, in its middle, at its bad end.
+        worth: of each unknown that matters, TFLOPS at its good and at its bad end while the others
+            are in the middle; most first.
+    """
+
+    kernel: Attention
+    queries: int
+    topk: int
+    best: Estimate
+    middle: Estimate
+    worst: Estimate
+    worth: tuple[tuple[str, float, float], ...]
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "kernel": self.kernel.name,
+            "queries": self.queries,
+            "topk": self.topk,
+            "best": self.best.to_json_dict(),
+            "middle": self.middle.to_json_dict(),
+            "worst": self.worst.to_json_dict(),
+            "tflops_at_the_ends_of": {name: [good, bad] for name, good, bad in self.worth},
+        }
+
+
+def predict_range(kernel: Attention, *, queries: int, topk: int, s_kv: int) -> Range:
+    """The kernel for 128 heads on B200."""
+
+    def at(values: Values) -> Estimate:
+        return estimate(kernel, values, queries=queries, topk=topk, s_kv=s_kv)
+
+    middle = {name: unknown.middle for name, unknown in UNKNOWNS.items()}
+    worth = [
+        (name, at(middle | {name: one.good}).tflops, at(middle | {name: one.bad}).tflops)
+        for name, one in UNKNOWNS.items()
+    ]
+    matter = [row for row in worth if abs(row[1] - row[2]) > 0.5]
+    return Range(
+        kernel,
+        queries,
+        topk,
+        at({name: unknown.good for name, unknown in UNKNOWNS.items()}),
+        at(middle),
+        at({name: unknown.bad for name, unknown in UNKNOWNS.items()}),
+        tuple(sorted(matter, key=lambda row: row[2] - row[1])),
+    )
+
+
+def attention_ranges(queries: int, topk: int, s_kv: int) -> tuple[Range, ...]:
+    """Both kernels on a shape."""
+    return tuple(predict_range(kernel, queries=queries, topk=topk, s_kv=s_kv) for kernel in KERNELS)

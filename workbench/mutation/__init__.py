@@ -1,0 +1,1 @@
+"""Break code on purpose: is it noticed?"""

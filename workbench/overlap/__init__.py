@@ -1,0 +1,1 @@
+"""What neighbouring queries of one batch share."""

@@ -1,0 +1,1 @@
+"""Builders of other libraries' kernels."""

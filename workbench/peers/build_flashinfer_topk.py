@@ -1,0 +1,130 @@
+"""FlashInfer's exact top-k kernels as a module that `flashdsa bench indexer` finds as peers.
+
+Three of them: on clusters, radix selection by several CTAs a row, and filtered. FlashInfer's own
+API takes the first one on Blackwell only; it runs on Hopper, too. From the headers of an unpacked
+flashinfer-python wheel nvcc makes a shared object, beside a module that calls it. Put the folder
+on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = """
+#include <iostream>
+#define TVM_FFI_ICHECK(x) if (!(x)) std::cerr
+#include <flashinfer/fast_topk_clusters_exact.cuh>
+#include <flashinfer/math.cuh>
+#include <flashinfer/topk.cuh>
+
+using namespace flashinfer::sampling;
+
+extern "C" int clusters(const float* logits, int* indices, int* lengths, int* offsets,
+                        int* overflow, int overflow_stride, int batch, int stride, int k,
+                        int cached, int size, void* stream) {
+  launch_fast_topk_clusters_exact_ragged_transform<float>(
+      logits, indices, lengths, offsets, nullptr, overflow, overflow_stride, batch, stride, k,
+      cached, size, false, k, static_cast<cudaStream_t>(stream));
+  return static_cast<int>(cudaGetLastError());
+}
+
+extern "C" int radix(float* logits, int* indices, int* lengths, int* offsets, void* states,
+                     int batch, int stride, int k, void* stream) {
+  return static_cast<int>(RadixTopKRaggedTransformMultiCTA<float, int>(
+      logits, indices, offsets, lengths, nullptr, batch, k, stride,
+      static_cast<RadixRowState*>(states), false, static_cast<cudaStream_t>(stream)));
+}
+
+extern "C" int filtered(float* logits, int* indices, int* lengths, int* offsets, void*,
+                        int batch, int stride, int k, void* stream) {
+  return static_cast<int>(FilteredTopKRaggedTransform<float, int>(
+      logits, indices, offsets, lengths, nullptr, batch, k, stride, false, TopKTieBreak::None,
+      static_cast<cudaStream_t>(stream)));
+}
+"""
+MODULE = '''"""FlashInfer's exact top-k kernels; made by workbench/peers/build_flashinfer_topk.py."""
+
+import ctypes
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+
+_library = ctypes.CDLL(str(Path(__file__).with_name("libflashinfer_topk.so")))
+_STATES = 1 << 20
+
+
+@lru_cache(maxsize=64)
+def _memory(batch, width, k, device):
+    """Clusters, places for candidates, and memory, as FlashInfer's topk.py chooses them."""
+    clusters = 8 if batch <= 32 else 4 if batch < 128 else 2 if batch < 256 else 1
+    clusters = clusters if width >= 8192 else 1
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin // 2
+    cached = (shared - (k + 5 + 3 * 256 + 8) * 4 - 1024) // 16
+    overflow = torch.empty(
+        batch, 4 * (width // clusters) * clusters, dtype=torch.int32, device=device
+    )
+    return clusters, cached, overflow
+
+
+@lru_cache(maxsize=64)
+def _zeros(count, device):
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _call(function, scores, lengths, k, memory, *numbers):
+    """Positions (B, k) int32 of the k best scores of each row, in no special order, then -1."""
+    positions = torch.empty(len(scores), k, dtype=torch.int32, device=scores.device)
+    tensors = (scores, positions, lengths, _zeros(len(scores), scores.device), memory)
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    code = function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors), *numbers, stream)
+    if code:
+        raise RuntimeError(f"FlashInfer's launch returned CUDA error {code}")
+    return positions
+
+
+def clusters(scores, lengths, k):
+    """On clusters of CTAs."""
+    batch, width = scores.shape
+    size, cached, overflow = _memory(batch, width, k, scores.device)
+    numbers = (width // size, batch, scores.stride(0), k, cached, size)
+    return _call(_library.clusters, scores, lengths, k, overflow, *numbers)
+
+
+def _of_rows(function, scores, lengths, k):
+    states = _zeros(_STATES // 4, scores.device)
+    return _call(function, scores, lengths, k, states, len(scores), scores.stride(0), k)
+
+
+radix = partial(_of_rows, _library.radix)
+filtered = partial(_of_rows, _library.filtered)
+TOP_KS = {"clusters": clusters, "radix": radix, "filtered": filtered}
+'''
+
+
+def main() -> None:
+    """Compile, and write the module beside the object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("include", type=Path, help="flashinfer/data/include of the wheel")
+    parser.add_argument("target", type=Path, help="a folder")
+    arguments = parser.parse_args()
+    arguments.target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "top_k.cu"
+        source.write_text(SOURCE)
+        # The header asks for one of tvm-ffi, of which it needs the macro above only.
+        stub = Path(folder) / "tvm" / "ffi" / "error.h"
+        stub.parent.mkdir(parents=True)
+        stub.touch()
+        made = arguments.target / "libflashinfer_topk.so"
+        flags = ["-O3", "-std=c++17", "-arch=sm_90a", "--expt-relaxed-constexpr", "-shared"]
+        places = ["-Xcompiler", "-fPIC", "-I", folder, "-I", str(arguments.include)]
+        subprocess.run(["nvcc", *flags, *places, "-o", str(made), str(source)], check=True)
+    (arguments.target / "flashinfer_topk.py").write_text(MODULE)
+
+
+if __name__ == "__main__":
+    main()

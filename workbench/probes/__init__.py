@@ -1,0 +1,1 @@
+"""Programs that ask hardware or a model one question."""

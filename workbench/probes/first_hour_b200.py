@@ -1,0 +1,243 @@
+"""The first hour on a B200: are our kernels right, and what are the constants of their models?
+
+    python -m workbench.probes.first_hour_b200 --out first_hour.json            on a B200
+    python -m workbench.probes.first_hour_b200 --emulate --out first_hour.json  here: that the script runs
+
+Correctness first; nothing is timed if a case fails. Needs nvidia-cutlass-dsl. Exit code 1 if a case
+fails. What it writes goes into analysis/model/machine.py and backends/emulated/devices.py by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flashdsa
+from flashdsa.kernels.catalog import INDEXER_SM100
+from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE, IndexerPlan
+from flashdsa.problem import PAGE_BYTES
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
+from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
+from workbench.model.indexer_sm100 import b200_shapes, predict_all
+from workbench.model.machine import B200
+from workbench.model.unknowns import PAIRS_AT_ONCE, attention_ranges
+from workbench.probes.sm100_copy_rates import KINDS, clocks_an_operation
+from workbench.probes.sm100_rates import PROBES, run_probe
+
+SCHEMA = "flashdsa-first-hour/1"
+LENGTHS = ([0, 1, 64, 65, 2048, 2049], [5800], [9000, 600, 2500], [700] * 300)
+VALUES = ("random", "equal", "two", "nan", "ascending")
+REPEATS = 50
+FLUSH_BYTES = 1 << 28
+
+
+def correctness(device: str, backend: str, few: bool) -> dict[str, bool]:
+    """Ids equal the CPU's where scores are exact; scores within the contract; a name a case."""
+    found: dict[str, bool] = {}
+    sizes = [(16, 512)] if few else [(16, 512), (32, 1024), (64, 2048)]
+    for num_heads, topk in sizes:
+        for lengths in LENGTHS[:1] if few else LENGTHS:
+            for values in VALUES[:1] if few else VALUES:
+                inputs = make_inputs(lengths, num_heads=num_heads, values=values)
+                for order in (False,) if few else (False, True):
+                    expected, got = inputs.output(topk), inputs.to(device).output(topk)
+                    flashdsa.dsa_topk_indexer(*inputs, expected, sorted=order, backend="cpu")
+                    flashdsa.dsa_topk_indexer(
+                        *inputs.to(device), got, sorted=order, backend=backend
+                    )
+                    name = f"ids H={num_heads} topk={topk} {lengths[:6]} {values} sorted={order}"
+                    found[name] = torch.equal(got.cpu(), expected)
+        found[f"scores H={num_heads}"] = _scores_are_right(device, backend, num_heads)
+    return found
+
+
+def _scores_are_right(device: str, backend: str, num_heads: int) -> bool:
+    inputs = normal_inputs([300, 0, 65], num_heads)
+    scores = flashdsa.indexer_logits(*inputs.to(device), 317, backend=backend)
+    try:
+        assert_scores_are_right(scores.cpu(), inputs)
+    except AssertionError:
+        return False
+    return True
+
+
+ATTENTION = (
+    SparseMlaCase("one tile", 1, 90, 128, 64),
+    SparseMlaCase("every feature", 9, 700, 128, 448, duplicates=True, invalid=True, poison=True,
+                  empty_rows=True, topk_length=True, attn_sink="infinite"),
+    SparseMlaCase("model's topk", 200, 9000, 128, 2048, invalid=True),
+    SparseMlaCase("pairs of queries", 33, 900, 64, 200, invalid=True, duplicates=True),
+    SparseMlaCase("eights of queries", 33, 900, 16, 200, invalid=True, duplicates=True),
+)  # fmt: skip
+"""The first one shows whether an implicit pair of products is what the forward takes it for."""
+
+
+def attention_is_right(device: str, backend: str, few: bool) -> dict[str, bool]:
+    """Forward and backward within the contract; a name a case."""
+    found: dict[str, bool] = {}
+    for case in ATTENTION[:1] if few else ATTENTION:
+        inputs = make_sparse_mla_inputs(case, 0, device)
+        found[f"forward, {case.name}"] = failures(check_forward(inputs, backend)) == []
+        if case.num_heads == 128:
+            found[f"backward, {case.name}"] = failures(check_backward(inputs, backend)) == []
+    return found
+
+
+def attention_times() -> dict[str, Any]:
+    """Both kernels in whole waves, by topk: what of a query's time is its blocks', what its ends'.
+
+    The clock is read while forwards run behind each other.
+    """
+    queries, heads, keys = 8 * PAIRS_AT_ONCE, 128, 8192
+    found: dict[str, Any] = {}
+    for topk in (64, 512, 2048):
+        q = torch.randn(queries, heads, 576, device="cuda").bfloat16()
+        kv = torch.randn(keys, 576, device="cuda").bfloat16()
+        indices = torch.rand(queries, keys, device="cuda").topk(topk).indices.int()
+        out, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="sm100")
+        launches = {
+            "forward": lambda q=q, kv=kv, i=indices: flashdsa.sparse_mla_fwd(
+                q, kv, i, backend="sm100"
+            ),
+            "backward": lambda q=q, kv=kv, i=indices, o=out, s=lse: flashdsa.mla_bwd(
+                q, kv, o, s, o, i, backend="sm100"
+            ),
+        }
+        for one in attention_ranges(queries, topk, keys):
+            measured = microseconds(launches[one.kernel.name])
+            predicted = [one.best.seconds * 1e6, one.worst.seconds * 1e6]
+            found[f"{one.kernel.name}, topk {topk}"] = {"us": measured, "predicted_us": predicted}
+    for _ in range(2000):
+        launches["forward"]()
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    said = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    found["clock under load, MHz"] = int(said[0]) if said else None
+    return found
+
+
+def microseconds(launch: Callable[[], Any]) -> float:
+    """The median between two events around a launch, the second-level cache flushed."""
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(REPEATS):
+        flush.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def random_inputs(rows: int, tokens: int) -> Inputs:
+    """Random bytes as keys, H = 64, on the GPU; only their times are of interest."""
+    pages = rows * tokens // 64
+    cache = torch.randint(0, 100, (pages, PAGE_BYTES), dtype=torch.uint8, device="cuda")
+    cache[:, 8192:] = torch.rand(pages, 64, device="cuda").view(torch.uint8)
+    table = torch.randperm(pages, device="cuda", dtype=torch.int32).view(rows, -1)
+    return Inputs(
+        torch.randn(rows, 64, 128, device="cuda").to(torch.float8_e4m3fn),
+        cache.view(pages, 64, 1, 132),
+        torch.randn(rows, 64, device="cuda"),
+        torch.full((rows,), tokens, dtype=torch.int32, device="cuda"),
+        table,
+    )
+
+
+def shapes() -> dict[str, Any]:
+    """The nine shapes beside what the model says; the first one by pages per stage besides."""
+    from flashdsa.jit.loader import compile_plan
+
+    predicted = predict_all(B200)
+    found: dict[str, Any] = {}
+    for shape in b200_shapes():
+        inputs = random_inputs(shape.rows, shape.tokens)
+        ids = inputs.to("cuda").output(2048)
+        ours = next(one for one in predicted[shape.name] if one.pages_per_stage == 2)
+        measured = {
+            "us": microseconds(
+                lambda x=inputs, y=ids: flashdsa.dsa_topk_indexer(*x, y, backend="sm100")
+            )
+        }
+        for pages in PAGES_PER_STAGE:
+            function = compile_plan(INDEXER_SM100, IndexerPlan(pages_per_stage=pages))
+            # One cluster of the portable size a row: the same for every number of pages.
+            measured[f"us, {pages} a stage, clusters of 8"] = microseconds(
+                lambda f=function, x=inputs, y=ids, n=shape.rows: f(*x, y, n, 8)
+            )
+        found[shape.name] = measured | {"predicted_us": [ours.low * 1e6, ours.high * 1e6]}
+    return found
+
+
+def constants() -> dict[str, Any]:
+    """Cluster capacities as the driver says, and the empty launch."""
+    from flashdsa.backends.gpu.runner import gpu
+
+    plan = INDEXER_SM100.plans[0]
+    short = random_inputs(1, 64)
+    ids = short.output(2048)
+    return {
+        "num_sms": gpu(torch.device("cuda", 0)).num_sms,
+        "clusters": dict(
+            gpu(torch.device("cuda", 0)).cluster_capacity(plan.threads, plan.smem_bytes)
+        ),
+        "launch_without_pages_us": microseconds(
+            lambda: flashdsa.dsa_topk_indexer(*short, ids, backend="sm100")
+        ),
+    }
+
+
+def main() -> int:
+    """Cases, then constants, then shapes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--emulate", action="store_true", help="a few cases and probes on ptxemu")
+    options = parser.parse_args()
+    device, backend, around = "cuda", "sm100", nullcontext()
+    if options.emulate:
+        from flashdsa.backends.emulated.devices import SMALL
+        from flashdsa.backends.emulated.runner import emulation
+
+        device, backend, around = "cpu", "emulate-sm100", emulation(SMALL)
+    elif torch.cuda.get_device_capability() != (10, 0):
+        raise SystemExit("needs a GPU of compute capability 10.0, or --emulate")
+    with around:
+        cases = correctness(device, backend, options.emulate)
+        cases |= attention_is_right(device, backend, options.emulate)
+    document: dict[str, Any] = {
+        "schema": SCHEMA,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": "ptxemu" if options.emulate else torch.cuda.get_device_name(),
+        "cases": cases,
+    }
+    if all(cases.values()):
+        document["rates"] = {name: run_probe(name, options.emulate) for name in PROBES}
+        issue = {kind: clocks_an_operation(kind, options.emulate) for kind in KINDS}
+        document["clocks_of_a_warp"] = issue
+        if not options.emulate:
+            document |= {"constants": constants(), "shapes": shapes()}
+            document["attention"] = attention_times()
+    options.out.write_text(json.dumps(document, indent=2) + "\n")
+    failed = [name for name, right in cases.items() if not right]
+    print(f"{len(cases) - len(failed)} of {len(cases)} cases are right; wrote {options.out}")
+    for name in failed:
+        print(f"wrong: {name}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""compute-sanitizer over small calls of every Hopper kernel."""

@@ -1,0 +1,179 @@
+"""The precision measurements, and Hopper's rule of accumulation against recordings of an H200."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workbench.cli.lab_precision import print_rows
+from workbench.lab import accumulation
+from workbench.lab.accumulation import HOPPER, TensorCore, orders, tensor_core_step
+from workbench.lab.precision import PrecisionRow, measure, rounded
+from workbench.lab.precision_picture import draw_precision
+
+WARPS, LANES = 4, 32
+CORES = {
+    "f16": HOPPER["fp16"],
+    "bf16": HOPPER["bf16"],
+    "tf32": TensorCore(8, 25, 23),
+    "e4m3": HOPPER["e4m3"],
+    "e5m2": TensorCore(32, 13, 13),
+}
+RANDOM = [
+    *(
+        f"f32.{a}.{b}.n8.random{how}"
+        for a, b in (
+            ("f16", "f16"), ("bf16", "bf16"), ("tf32", "tf32"), ("e4m3", "e4m3"), ("e4m3", "e5m2")
+        )
+        for how in ("", ".chain", ".registers")
+    ),
+    "f32.e5m2.e4m3.n8.random",
+    "f32.e5m2.e5m2.n8.random",
+]  # fmt: skip
+SPECIALS = {"f16": 144, "bf16": 37, "tf32": 208, "e4m3": 385, "e5m2": 60}
+"""Programs with any bits as operands, and how many of their 512 sums are finite."""
+
+
+def _matrix(cells):
+    """Registers (n / 2, 32) of a warp's D as (16, n)."""
+    n = 2 * len(cells)
+    return cells.reshape(n // 8, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(16, n)
+
+
+def _replayed(program, core, monkeypatch):
+    """D (64, n) of a recorded program by the rule; the operands are those that ptxemu reads."""
+    from tests.silicon import emulate
+
+    from ptxemu.numerics import dot
+
+    totals: dict[int, np.ndarray] = {}
+    now: list[tuple[int, np.ndarray, np.ndarray]] = []
+    product, accumulated = dot.product, dot.accumulated
+
+    def watch_product(a, b):
+        warp = sys._getframe(1).f_locals["warp"].index
+        now.append((warp, a, b))
+        return product(a, b)
+
+    def watch_accumulated(before, sums, type_, **options):
+        warp, a, b = now.pop()
+        if warp not in totals:
+            assert before is not None
+            totals[warp] = _matrix(before.view(np.float32)).astype(np.float64)
+        totals[warp] = tensor_core_step(core, totals[warp], a, b)
+        return accumulated(before, sums, type_, **options)
+
+    monkeypatch.setenv("PTXEMU_CORE", "numpy")  # what is watched makes every product
+    monkeypatch.setattr(dot, "product", watch_product)
+    monkeypatch.setattr(dot, "accumulated", watch_accumulated)
+    emulate.run(program)
+    return np.concatenate([totals[warp] for warp in range(WARPS)])
+
+
+def _both(name, core, monkeypatch):
+    """D (64, n) by the rule, and as recorded."""
+    from tests.silicon.programs import wgmma
+    from tests.silicon.silicon_archive import Archive
+
+    program = next(p for p in wgmma.programs() if p.name == f"wgmma/{name}")
+    recording = Archive.load().programs[program.name]
+    assert recording.digest == program.digest()
+    words = np.frombuffer(recording.results[0], np.float32).reshape(WARPS, LANES, -1)
+    with np.errstate(all="ignore"):
+        replayed = _replayed(program, core, monkeypatch)
+    return replayed, np.concatenate([_matrix(warp.T) for warp in words])
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_the_rule_is_what_an_h200_did_bit_for_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed, recorded = _both(name, CORES[name.split(".")[1]], monkeypatch)
+    assert recorded.size == 512
+    assert np.array_equal(replayed, recorded)
+
+
+@pytest.mark.parametrize("dtype", SPECIALS)
+def test_so_are_the_finite_sums_of_any_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed, recorded = _both(f"specials.{dtype}", CORES[dtype], monkeypatch)
+    is_finite = np.isfinite(recorded) & np.isfinite(replayed)
+    assert is_finite.sum() >= SPECIALS[dtype]
+    assert np.array_equal(replayed[is_finite], recorded[is_finite])
+
+
+@pytest.mark.parametrize("bits", [24, 26])
+def test_one_bit_more_or_less_is_not_what_an_h200_did(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed, recorded = _both(RANDOM[0], TensorCore(16, bits, 23), monkeypatch)
+    assert not np.array_equal(replayed, recorded)
+
+
+def test_a_product_counts_with_the_sum_of_its_operands_exponents() -> None:
+    core = TensorCore(2, 3, 23)
+    zero = np.zeros((1, 1))
+    b = np.array([[1.5, 1.0]])
+    # 1.5 * 1.5 = 2.25 has exponent 0 here, so 1/8 is kept; were it 1, 1/8 would be cut off
+    assert tensor_core_step(core, zero, np.array([[1.5, 0.125]]), b) == 2.25 + 0.125
+    assert tensor_core_step(core, zero, np.array([[2.0, 0.125]]), b) == 3.0
+    assert tensor_core_step(core, np.array([[8.0]]), np.array([[0.5, -0.25]]), b) == 8.0
+
+
+@pytest.mark.parametrize("dtype", HOPPER)
+def test_every_order_is_exact_on_small_integers(dtype: str) -> None:
+    generator = np.random.default_rng(0)
+    a, b = (generator.integers(-2, 3, (5, 256)).astype(float) for _ in range(2))
+    for name, order in orders(dtype, 256).items():
+        assert np.array_equal(order(a, b), a @ b.T), name
+
+
+def test_rounding_is_to_nearest_even() -> None:
+    assert rounded(np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8]), "bf16").tolist() == [1, 1 + 2.0**-6]
+    assert rounded(np.array([1 + 2.0**-4, 1 + 3 * 2.0**-4]), "e4m3").tolist() == [1, 1.25]
+    assert rounded(np.array([1 + 2.0**-11]), "fp16").tolist() == [1]
+
+
+def test_errors_grow_as_the_orders_say() -> None:
+    short, long = measure(("bf16",), (256, 2048))
+    assert 1e-3 < short.rounding < 4e-3 and 1e-3 < long.rounding < 4e-3
+    grown = {name: long.sums[name] / short.sums[name] for name in short.sums}
+    by_name = {name.partition(" (")[0]: growth for name, growth in grown.items()}
+    assert by_name["pairwise fp32"] < 2
+    assert by_name["per MMA, to nearest"] < 5  # 8 ** 0.5 is 2.8
+    assert by_name["wgmma on H200"] > 5.5  # cut off: with K itself
+    promoted = long.sums[f"wgmma, fp32 every {accumulation.PROMOTED_EVERY}"]
+    assert promoted < long.sums["wgmma on H200"] / 5
+
+
+def test_fp8_sums_lose_what_promotion_keeps() -> None:
+    (row,) = measure(("e4m3",), (4096,))
+    assert row.rounding > 10 * row.sums["wgmma on H200"] > 50 * row.sums["wgmma, fp32 every 128"]
+
+
+def test_plot_is_written(tmp_path: Path) -> None:
+    rows = measure(("bf16", "e4m3"), (16, 64))
+    draw_precision(rows, tmp_path / "new" / "plot.png")
+    assert (tmp_path / "new" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_shows_every_number_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma+fp32")
+    sums = {name: 1.2e-07 * (place + 1) for place, name in enumerate(names)}
+    print_rows((PrecisionRow("bf16", 8192, 2.3e-03, sums),))
+    shown = capsys.readouterr().out.split()
+    assert shown[-8:] == [
+        "8192",
+        "2.3e-3",
+        "1.2e-7",
+        "2.4e-7",
+        "3.6e-7",
+        "4.8e-7",
+        "6.0e-7",
+        "7.2e-7",
+    ]
