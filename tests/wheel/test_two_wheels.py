@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -111,3 +113,15 @@ def test_ptxemu_works_without_flashdsa(python: Path) -> None:
     pip(python, "uninstall", "-y", "flashdsa")
     assert installed(python, "flashdsa") == []
     run(python, RUN_PTXEMU)
+
+
+def test_links_of_the_readme_work_in_the_source_distribution(tmp_path: Path) -> None:
+    build = "import sys; from setuptools.build_meta import build_sdist as b; print(b(sys.argv[1]))"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        files = [name.partition("/")[2] for name in opened.getnames()]
+    targets = re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text())
+    local = [target for target in targets if not target.startswith("http")]
+    assert local and [target for target in local if target not in files] == []
