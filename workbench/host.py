@@ -71,8 +71,9 @@ def measure_in_process(source: Path) -> Times:
     """Time the flashdsa of the folder `source` in a process of its own."""
     paths = [str(source), str(Path(__file__).parents[1])]
     command = [sys.executable, "-m", "workbench.host", "--print"]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return {name: tuple(pair) for name, pair in json.loads(done.stdout).items()}
 
 
