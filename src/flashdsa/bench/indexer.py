@@ -132,10 +132,10 @@ def make_indexer(case: Case, device: str, seed: int, backend: str) -> Task:
 
 def indexer_task(x: IndexerInputs, backend: str) -> Task:
     """The call on some inputs, and how it is judged."""
-    device = x.cache.device.type
+    device, operands = x.cache.device.type, x.operands
 
     def call() -> Tensor:
-        flashdsa.dsa_topk_indexer(*x.operands, backend=backend)
+        flashdsa.dsa_topk_indexer(*operands, backend=backend)
         return x.ids
 
     work, ceiling = float(x.tokens * INDEX_TOKEN_BYTES), reading_ceiling(device)
@@ -144,7 +144,7 @@ def indexer_task(x: IndexerInputs, backend: str) -> Task:
         ceiling = products_ceiling(device)
     launches = {}
     if device == "cuda" and x.next_n == 1:
-        launches["raw launch"] = partial(flashdsa.dsa_topk_indexer_launch, *x.operands)
+        launches["raw launch"] = partial(flashdsa.dsa_topk_indexer_launch, *operands)
     return Task(call, partial(judge_ids, x), work, ceiling, x, launches, exact=True)
 
 

@@ -198,10 +198,11 @@ def _print_operation(console: Console, rows: list[Row]) -> None:
         headings += [f"x, {name}" for name in conditions] + ["fastest peer"]
     table = new_table([("case", "wrap"), *((name, "right") for name in headings)])
     for row in rows:
-        if not row.times:
+        if not any(OURS in times for times in row.times.values()):
             continue
-        first = next(iter(row.times))
-        cells = [duration(row.times[name][OURS].median) for name in conditions]
+        first = next(name for name, times in row.times.items() if OURS in times)
+        ours = [row.times.get(name, {}).get(OURS) for name in conditions]
+        cells = ["-" if one is None else duration(one.median) for one in ours]
         share = row.rate(first) / row.ceiling_rate(first)
         cells += [_rate(row.rate(first), row.unit), f"{share:.2f}"]
         cells.append(duration(row.host_us[OURS]) if OURS in row.host_us else "-")
