@@ -20,7 +20,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from flashdsa.bench.result import OURS, parse_result
+from flashdsa.bench.chart import draw_chart
+from flashdsa.bench.result import parse_result
 
 INK, MUTED, FASTER, SLOWER, LOSS = "#1f2933", "#7b8794", "#1d5fa8", "#d55e00", "#fbe9e7"
 HEADS = {16: "#4f8f5b", 64: "#1d5fa8", 128: "#e8890c"}
@@ -43,7 +44,7 @@ Document = dict[str, Any]
 
 
 class Bar(NamedTuple):
-    """One case: times of ours and of the fastest peer, in microseconds."""
+    """One case: microseconds of ours and of the fastest peer, and their ratio."""
 
     group: str
     case: str
@@ -78,14 +79,9 @@ def draw_training(documents: list[Document], target: Path) -> None:
 
 
 def draw_bench(documents: list[Document], target: Path) -> None:
-    """Schema flashdsa-bench/3: the cases that have a peer."""
-    bars, results = [], [parse_result(document) for document in documents]
-    for row in (row for result in results for row in result.rows):
-        for condition, times in row.times.items():
-            if peer := row.fastest_peer(condition):
-                ours, theirs = times[OURS].median, times[peer].median
-                bars.append(Bar(f"{row.operation}, {condition}", row.case, ours, theirs))
-    draw_bars(bars, (", ".join(result.date for result in results),), target)
+    """Schema flashdsa-bench/3: as a run draws it."""
+    (one,) = documents
+    draw_chart(parse_result(one), target)
 
 
 def draw_bars(bars: Sequence[Bar], titles: Sequence[str], target: Path) -> None:
@@ -171,40 +167,34 @@ def draw_transformers(documents: list[Document], target: Path) -> None:
 def draw_overlap(documents: list[Document], target: Path) -> None:
     """The backward beside cuDNN Frontend's: over what neighbours share, and over rows of kv."""
     (document,) = documents
-    rows = [(row, row["cudnn"]["hot"] / row["ours"]["hot"]) for row in document["rows"]]
+    rows = [
+        (row["H"], row["S_kv"], row["kind"], 100 * row["shared"], _hot_ratio(row))
+        for row in document["rows"]
+    ]
     figure = Figure(figsize=(10, 4.6), dpi=90, layout="constrained", facecolor="white")
     shared, by_rows = figure.subplots(1, 2, sharey=True)
     for heads, colour in HEADS.items():
-        points = [
-            (100 * row["shared"], ratio)
-            for row, ratio in rows
-            if (row["H"], row["S_kv"]) == (heads, 32_768)
-        ]
+        points = [(x, y) for h, keys, _, x, y in rows if (h, keys) == (heads, 32_768)]
         _line(shared, points, colour, f"H = {heads}", "-")
         for kind, name, style in (
             ("corr", "neighbours share 95 %", "-"),
             ("random", "random", "--"),
         ):
-            points = [
-                (row["S_kv"], ratio)
-                for row, ratio in rows
-                if (row["H"], row["kind"]) == (heads, kind)
-            ]
+            points = [(x, y) for h, x, of_kind, _, y in rows if (h, of_kind) == (heads, kind)]
             _line(by_rows, points, colour, f"H = {heads}, {name}", style)
-    shared.set_xlabel("rows that a query shares with the query before, %")
-    shared.set_title("32,768 rows of kv", fontsize=10, loc="left", color=INK)
-    shared.set_ylabel("cuDNN Frontend's time over ours")
-    sizes = sorted({row["S_kv"] for row, _ in rows})
+    sizes, ticks = sorted({row[1] for row in rows}), (0.9, 1, 1.25, 1.5, 2, 3, 4)
     by_rows.set_xscale("log", base=2)
     by_rows.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    by_rows.set_xlabel("rows of kv")
-    by_rows.set_title("by indices", fontsize=10, loc="left", color=INK)
-    ticks = (0.9, 1, 1.25, 1.5, 2, 3, 4)
-    for axes in (shared, by_rows):
-        axes.set_yscale("log")
+    shared.set_ylabel("cuDNN Frontend's time over ours")
+    neighbours = "rows that a query shares with the query before, %"
+    for axes, title, label in (
+        (shared, "32,768 rows of kv", neighbours),
+        (by_rows, "by indices", "rows of kv"),
+    ):
+        axes.set_title(title, fontsize=10, loc="left", color=INK)
+        axes.set(xlabel=label, yscale="log", ylim=(0.82, 4.2))
         axes.set_yticks(ticks, [f"{tick:g}x" for tick in ticks])
         axes.set_yticks([], minor=True)
-        axes.set_ylim(0.82, 4.2)
         axes.axhspan(0.8, 1, color=LOSS, zorder=0)
         axes.axhline(1, color=MUTED, linewidth=1)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
@@ -214,12 +204,13 @@ def draw_overlap(documents: list[Document], target: Path) -> None:
     _save(figure, target, 48)
 
 
-def _line(
-    axes: Axes, points: list[tuple[float, float]], colour: str, label: str, style: str
-) -> None:
+def _hot_ratio(row: dict[str, Any]) -> float:
+    return float(row["cudnn"]["hot"] / row["ours"]["hot"])
+
+
+def _line(axes: Axes, points: list[Any], colour: str, label: str, style: str) -> None:
     points = sorted(points)
-    if points:
-        axes.plot(*zip(*points, strict=True), style, marker="o", ms=4, color=colour, label=label)
+    axes.plot(*zip(*points, strict=True), style, marker="o", ms=4, color=colour, label=label)
     for x, y in points:
         if y < 1:
             axes.annotate(f"{y:.2f}", (x, y), (0, -13), textcoords="offset points", fontsize=8)
@@ -229,24 +220,21 @@ def draw_context_parallel(documents: list[Document], target: Path) -> None:
     """Efficiency of each part of a layer's step over ranks, and of the step."""
     figure = Figure(figsize=(6, 3.4), dpi=100, layout="constrained", facecolor="white")
     axes = figure.subplots()
-    documents.sort(key=lambda document: int(document["ranks"]))
-    width = 0.8 / len(documents)
-    for number, document in enumerate(documents):
+    documents = sorted(documents, key=lambda document: int(document["ranks"]))
+    width, sizes = 0.8 / len(documents), documents[0]["sizes"]
+    for number, (document, colour) in enumerate(zip(documents, HEADS.values(), strict=False)):
         found = efficiencies(document)
         places = [part + width * (number + 0.5) - 0.4 for part in range(len(found))]
-        colour = list(HEADS.values())[number % len(HEADS)]
-        label = f"{document['ranks']} GPUs"
-        bars = axes.bar(
-            places, [100 * x for x in found.values()], width * 0.9, color=colour, label=label
-        )
+        percent, name = [100 * x for x in found.values()], f"{document['ranks']} GPUs"
+        bars = axes.bar(places, percent, width * 0.9, color=colour, label=name)
         axes.bar_label(bars, fmt="%.1f", fontsize=8)
         axes.set_xticks(range(len(found)), list(found))
     axes.set_ylim(0, 125)
     axes.axhline(100, color=MUTED, linewidth=1)
     axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=len(documents))
     axes.spines[["top", "right"]].set_visible(False)
-    sizes = documents[0]["sizes"]
-    title = f"One GPU's time over the ranks' together, %: {sizes['seq_len']:,} tokens, H={sizes['heads']}"
+    of = f"{sizes['seq_len']:,} tokens, H={sizes['heads']}"
+    title = f"One GPU's time over the ranks' together, %: {of}"
     axes.set_title(title, fontsize=9, loc="left", color=INK)
     _save(figure, target, 32)
 
@@ -256,13 +244,16 @@ def efficiencies(document: Document) -> dict[str, float]:
     forward = document["attention"]["forward, correlated"]
     backward = document["attention"]["backward, correlated, grad_wire fp32"]
     indexer = document["indexer"]
-    spread = [max(indexer["zigzag"]["ms of each rank"]), forward["ms"], backward["ms"]]
-    alone = [indexer["one GPU, all queries, ms"], forward["one GPU, ms"]]
-    alone.append(sum(backward["kernel alone, ms"]))
-    parts = dict(
-        zip(("indexer", "forward", "backward"), zip(alone, spread, strict=True), strict=True)
-    )
-    parts["the step"] = (sum(alone), sum(spread))
+    parts = {
+        "indexer": (
+            indexer["one GPU, all queries, ms"],
+            max(indexer["zigzag"]["ms of each rank"]),
+        ),
+        "forward": (forward["one GPU, ms"], forward["ms"]),
+        "backward": (sum(backward["kernel alone, ms"]), backward["ms"]),
+    }
+    alone, spread = (sum(times) for times in zip(*parts.values(), strict=True))
+    parts["the step"] = (alone, spread)
     return {name: one / document["ranks"] / ours for name, (one, ours) in parts.items()}
 
 
