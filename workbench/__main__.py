@@ -7,6 +7,7 @@ import os
 import click
 
 from flashdsa.cli.main import FlashDsaGroup
+from workbench.cli.bench import bench
 from workbench.cli.export import export
 from workbench.cli.lab import lab
 from workbench.cli.model import model
@@ -21,6 +22,7 @@ def cli() -> None:
     """Instruments for those who write kernels, run from a checkout of flashdsa.
 
     \b
+      bench     an operation beside other libraries
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
@@ -32,7 +34,7 @@ def cli() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (lab, model, overlap, export):
+for command in (bench, lab, model, overlap, export):
     cli.add_command(command)
 
 

@@ -1,1 +1,1 @@
-"""Benches beside peers."""
+"""Benches beside peers: flashdsa's loop with further callables, one file an operation."""

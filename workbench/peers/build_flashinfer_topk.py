@@ -1,4 +1,4 @@
-"""FlashInfer's exact top-k kernels as a module that `flashdsa bench indexer` finds as peers.
+"""FlashInfer's exact top-k kernels as a module that `workbench.bench` finds as peers.
 
 Three of them: on clusters, radix selection by several CTAs a row, and filtered. FlashInfer's own
 API takes the first one on Blackwell only; it runs on Hopper, too. From the headers of an unpacked

@@ -1,177 +1,158 @@
-"""What is measured: each operation's random inputs, its work and the ceiling it is held to."""
+"""Cases as data, and what an operation makes of one: a call, its work, its judge, its ceiling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-import flashdsa
-from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM, NUM_INDEX_HEADS, PAGE_BYTES, PAGE_SIZE
+from flashdsa.bench.timer import Call
+from flashdsa.problem import D_QK
 
-OPERATIONS = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+SIZES = ("s", "s_kv", "h", "topk", "dtype")
+READ_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a case. The indexer and top-k read `s` as their batch, `s_kv` as its length."""
+class Case:
+    """One call to time. Indexer and top-k read `s` as their batch, `s_kv` as its length.
+
+    Attributes:
+        options: what else the operation reads: each says what it knows.
+        name: by default, the sizes.
+    """
 
     s: int = 16
     s_kv: int = 8192
     h: int = 128
     topk: int = 2048
-    dtype: str = "float32"
+    dtype: str = "bfloat16"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
-    def quick(self) -> Shape:
-        """The same, cut down to what takes a second."""
-        return replace(
-            self,
-            s=min(self.s, 4),
-            s_kv=min(self.s_kv, 1024),
-            h=min(self.h, 16),
-            topk=min(self.topk, 256),
-        )
+    @property
+    def label(self) -> str:
+        """The name of its row, unique within an operation."""
+        sizes = f"S={self.s} S_kv={self.s_kv} H={self.h} topk={self.topk} {self.dtype}"
+        return self.name or sizes
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """Sizes and options, as JSON has them."""
+        options = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
+        return {size: getattr(self, size) for size in SIZES} | options
+
+    def quick(self) -> Case:
+        """The same, cut down to what takes a second; heads stay: a GPU may lack other kernels."""
+        options = dict(self.options)
+        if "lengths" in options:
+            options["lengths"] = tuple(min(n, 1024) for n in options["lengths"][:4])
+        small = {"s": 4, "s_kv": 1024, "topk": 256}
+        sizes: Any = {name: min(getattr(self, name), most) for name, most in small.items()}
+        return replace(self, options=options, **sizes)
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """What the machine reaches on the plainest code of the same kind; `work` as in Case."""
+class Ceiling(NamedTuple):
+    """The plainest code of the same kind, timed by turns with the operation."""
 
     name: str
     work: float
-    run: Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call to time. `work` is its floating-point operations, or bytes where unit is GB/s."""
-
-    op: str
-    problem: dict[str, int | str]
     unit: str
-    work: float
-    run: Callable[[], object]
-    ceiling: Ceiling
+    call: Call
+
+
+class Verdict(NamedTuple):
+    """Errors of a result's norms against float64, and what is wrong with it in words."""
+
+    errors: dict[str, float]
+    findings: list[str]
 
 
 @dataclass(frozen=True)
-class AttentionInputs:
-    """Random operands of the sparse MLA operations."""
+class Task:
+    """A case with its inputs made.
 
-    q: torch.Tensor  # (s, h, 576)
-    kv: torch.Tensor  # (s_kv, 576)
-    indices: torch.Tensor  # (s, topk) int32, distinct in a row, in random order
-    d_out: torch.Tensor  # (s, h, 512)
+    Attributes:
+        call: ours; `judge` takes what it returns. work: of a call, in the ceiling's unit.
+        inputs: the operands, for peers.
+        launches: further ways to make the call, timed on the host only.
+        exact: a later call must give the same tensor, bit for bit.
+    """
 
-
-def attention_inputs(shape: Shape, seed: int = 0) -> AttentionInputs:
-    """Standard normal operands. Every query picks distinct rows; -1 fills up where topk > s_kv."""
-    generator = torch.Generator().manual_seed(seed)
-    dtype = DTYPES[shape.dtype]
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator).to(dtype)
-
-    picked = min(shape.topk, shape.s_kv)
-    indices = torch.full((shape.s, shape.topk), -1, dtype=torch.int32)
-    for row in indices:
-        row[:picked] = torch.randperm(shape.s_kv, generator=generator)[:picked].int()
-    return AttentionInputs(
-        normal(shape.s, shape.h, D_QK),
-        normal(shape.s_kv, D_QK),
-        indices,
-        normal(shape.s, shape.h, D_V),
-    )
+    call: Call
+    judge: Callable[[Any], Verdict]
+    work: float
+    ceiling: Ceiling
+    inputs: Any
+    launches: Mapping[str, Call] = field(default_factory=dict)
+    exact: bool = False
 
 
-def build_case(op: str, shape: Shape, backend: str, seed: int = 0) -> Case:
-    """The case of one operation of OPERATIONS, its inputs made."""
-    builders = {
-        "sparse_mla_fwd": _forward,
-        "mla_bwd": _backward,
-        "indexer": _indexer,
-        "topk": _topk,
-    }
-    return builders[op](shape, backend, seed)
+Make = Callable[[Case, str, int, str], Task]
+"""(case, device, seed, backend) -> its task."""
 
 
-def _attention_problem(shape: Shape) -> dict[str, int | str]:
-    return {
-        "S": shape.s,
-        "S_kv": shape.s_kv,
-        "H": shape.h,
-        "topk": shape.topk,
-        "dtype": shape.dtype,
-    }
+@dataclass(frozen=True)
+class Operation:
+    """What can be timed.
+
+    Attributes:
+        cases: the default ones, by device ("cpu", "cuda").
+        conditions: on a GPU; the wall clock knows "hot" alone.
+    """
+
+    name: str
+    make: Make
+    cases: Mapping[str, Sequence[Case]]
+    conditions: tuple[str, ...] = ("hot", "cold")
 
 
-def _forward(shape: Shape, backend: str, seed: int) -> Case:
-    x = attention_inputs(shape, seed)
-    flop = 2 * shape.s * shape.h * shape.topk * (D_QK + D_V)
-    run = partial(flashdsa.sparse_mla_fwd, x.q, x.kv, x.indices, backend=backend)
-    problem = _attention_problem(shape)
-    return Case("sparse_mla_fwd", problem, "GFLOPS", flop, run, matmul_ceiling())
+def judge_errors(errors: Mapping[str, tuple[float, float]]) -> Verdict:
+    """The verdict on (error, limit) by output; an error that is no number is over any limit."""
+    findings = [
+        f"{name} is off by {error:.2e} of its norm, {limit:.0e} allowed"
+        for name, (error, limit) in errors.items()
+        if not error <= limit
+    ]
+    finite = {name: error for name, (error, _) in errors.items() if math.isfinite(error)}
+    return Verdict(finite, findings)
 
 
-def _backward(shape: Shape, backend: str, seed: int) -> Case:
-    x = attention_inputs(shape, seed)
-    out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend=backend)
-    # S and dP again, then dV, dQ and dK: three products of width 576, two of width 512.
-    flop = 2 * shape.s * shape.h * shape.topk * (3 * D_QK + 2 * D_V)
-    run = partial(flashdsa.mla_bwd, x.q, x.kv, x.d_out, lse, out, x.indices, backend=backend)
-    return Case("mla_bwd", _attention_problem(shape), "GFLOPS", flop, run, matmul_ceiling())
+def judged_queries(count: int) -> list[int]:
+    """The first, a middle and the last one."""
+    return sorted({0, (count - 1) // 2, count - 1})
 
 
-def _indexer(shape: Shape, backend: str, seed: int) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    batch, heads = shape.s, NUM_INDEX_HEADS
-    pages = -(-shape.s_kv // PAGE_SIZE)
-    keys = torch.randn(pages * PAGE_SIZE, INDEX_HEAD_DIM, generator=generator).bfloat16()
-    queries = torch.randn(batch, heads, INDEX_HEAD_DIM, generator=generator).bfloat16()
-    cache = torch.empty(pages, PAGE_SIZE, 1, PAGE_BYTES // PAGE_SIZE, dtype=torch.uint8)
-    slots = torch.arange(pages * PAGE_SIZE, dtype=torch.int32)
-    flashdsa.write_index_k_cache(keys, slots, cache)
-    weights = torch.randn(batch, heads, generator=generator)
-    q_fp8, folded = flashdsa.quantize_index_q(queries, weights)
-    lengths = torch.full((batch,), shape.s_kv, dtype=torch.int32)
-    table = torch.stack([torch.randperm(pages, generator=generator) for _ in range(batch)]).int()
-    picked = torch.empty(batch, shape.topk, dtype=torch.int32)
-    run = partial(
-        flashdsa.dsa_topk_indexer, q_fp8, cache, folded, lengths, table, picked, backend=backend
-    )
-    flop = 2 * batch * heads * shape.s_kv * INDEX_HEAD_DIM
-    problem: dict[str, int | str] = {
-        "B": batch,
-        "seq_len": shape.s_kv,
-        "H": heads,
-        "topk": shape.topk,
-        "dtype": "float8_e4m3fn",
-    }
-    return Case("dsa_topk_indexer", problem, "GFLOPS", flop, run, matmul_ceiling())
+def norm_error(found: Tensor, expected: Tensor) -> float:
+    """The error's norm over the result's, in float64."""
+    expected = expected.double().cpu()
+    return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
-def _topk(shape: Shape, backend: str, seed: int) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(shape.s, shape.s_kv, generator=generator)
-    lengths = torch.full((shape.s,), shape.s_kv, dtype=torch.int32)
-    run = partial(flashdsa.topk_indices, scores, lengths, shape.topk, backend=backend)
-    size = float(scores.numel() * scores.element_size())
-    problem: dict[str, int | str] = {
-        "B": shape.s,
-        "seq_len": shape.s_kv,
-        "topk": shape.topk,
-        "dtype": "float32",
-    }
-    read_once = Ceiling("torch.amax of the same scores", size, partial(torch.amax, scores, dim=-1))
-    return Case("topk_indices", problem, "GB/s", size, run, read_once)
+def worst(errors: Sequence[float]) -> float:
+    """The largest; nan where one is nan."""
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
-def matmul_ceiling() -> Ceiling:
-    """torch.matmul in fp32 of the forward's own tile: 128 heads x 576 columns x 2048 keys."""
-    rows, inner, columns = 128, D_QK, 2048
-    left, right = torch.randn(rows, inner), torch.randn(inner, columns)
-    name = f"torch.matmul {rows}x{inner}x{columns} fp32"
-    return Ceiling(name, 2.0 * rows * inner * columns, partial(torch.matmul, left, right))
+@lru_cache(maxsize=2)
+def products_ceiling(device: str) -> Ceiling:
+    """torch.matmul: on a CPU of the forward's own tile in fp32, on a GPU of squares in bf16."""
+    m, k, n = (4096, 4096, 4096) if device == "cuda" else (128, D_QK, 2048)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    left, right = (torch.randn(size, device=device).to(dtype) for size in ((m, k), (k, n)))
+    name = f"torch.matmul {m}x{k}x{n} {str(dtype).removeprefix('torch.')}"
+    return Ceiling(name, 2.0 * m * k * n, "FLOP", partial(torch.matmul, left, right))
+
+
+@lru_cache(maxsize=2)
+def reading_ceiling(device: str) -> Ceiling:
+    """torch.sum of a buffer above any cache."""
+    buffer = torch.zeros(READ_BYTES[device] // 4, device=device)
+    name = f"torch.sum of {READ_BYTES[device] >> 20} MiB"
+    return Ceiling(name, float(READ_BYTES[device]), "B", buffer.sum)

@@ -110,16 +110,29 @@ def _gpus() -> tuple[Gpu, ...]:
 
 
 def _gpu_clocks_mhz() -> list[tuple[int | None, int | None]]:
-    """(current, highest) SM clock of every GPU, by nvidia-smi; empty where it fails."""
+    """(current, highest) SM clock of every GPU; empty where nvidia-smi fails."""
+    rows = _nvidia_smi("clocks.sm", "clocks.max.sm")
+    return [(_int_or_none(now), _int_or_none(highest)) for now, highest in rows]
+
+
+def clocks(gpu: int = 0) -> dict[str, str]:
+    """Driver, clocks (MHz) and temperature of a GPU now; empty where nvidia-smi fails."""
+    query = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "temperature.gpu")
+    rows = _nvidia_smi(*query)
+    return dict(zip(query, rows[gpu], strict=False)) if gpu < len(rows) else {}
+
+
+def _nvidia_smi(*query: str) -> list[list[str]]:
+    """A row of values for each GPU; none where nvidia-smi is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
-    command = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.max.sm", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.split(",") for line in done.stdout.splitlines() if "," in line]
-    return [(_int_or_none(now), _int_or_none(highest)) for now, highest in rows]
+    rows = [[value.strip() for value in line.split(",")] for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == len(query)]
 
 
 def _int_or_none(text: str) -> int | None:

@@ -2,48 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from flashdsa.bench.document import (
-    parse_fields,
-    read_json,
-    require_schema,
-    to_json,
-    write_text,
-)
+from flashdsa.bench.timer import Times
+from flashdsa.errors import ArgumentValueError
 
-SCHEMA = "flashdsa-bench/1"
+SCHEMA = "flashdsa-bench/3"
+OURS, CEILING = "flashdsa", "ceiling"
 
 
 @dataclass(frozen=True)
-class TimingRow:
-    """One operation on one problem: seconds a call, the rate at the median, its ceiling."""
+class Row:
+    """One case: the times of ours, of the ceiling and of every peer, and what is wrong.
 
-    op: str
+    Attributes:
+        problem: the case's sizes and options.
+        work: of a call, in `unit`: "FLOP" or "B". ceiling_work: of the ceiling's.
+        times: by condition ("hot", "cold", "captured"), then by contender; `OURS` and `CEILING`
+            are two of them.
+        host_us: microseconds that a call keeps the host busy, by contender.
+        errors: of our results' norms, against float64.
+        findings: what is wrong with a contender's result.
+        missing: why a contender was not timed.
+    """
+
+    operation: str
+    case: str
     backend: str
-    problem: dict[str, int | str]
-    repeats: int
-    seconds_median: float
-    seconds_p10: float
-    seconds_p90: float
+    problem: dict[str, Any]
+    work: float
     unit: str
-    """Of both rates: "GFLOPS" or "GB/s"."""
-    rate: float
     ceiling: str
-    ceiling_rate: float
-    ratio: float
-    """rate / ceiling_rate."""
+    ceiling_work: float
+    times: dict[str, dict[str, Times]]
+    host_us: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    findings: dict[str, list[str]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def rate(self, condition: str) -> float:
+        """GFLOPS or GB/s at our median."""
+        return self.work / self.times[condition][OURS].median / 1e3
+
+    def ceiling_rate(self, condition: str) -> float:
+        """Likewise of the ceiling; nan where it has no time."""
+        ceiling = self.times[condition].get(CEILING)
+        return self.ceiling_work / ceiling.median / 1e3 if ceiling else float("nan")
+
+    def fastest_peer(self, condition: str) -> str | None:
+        """The fastest of the peers whose results are right."""
+        us = {
+            name: times.median
+            for name, times in self.times.get(condition, {}).items()
+            if name not in (OURS, CEILING) and not self.findings.get(name)
+        }
+        return min(us, key=lambda name: us[name], default=None)
+
+    def ratio(self, condition: str) -> float | None:
+        """Time of the fastest peer over ours; None without a peer."""
+        peer = self.fastest_peer(condition)
+        times = self.times.get(condition, {})
+        return times[peer].median / times[OURS].median if peer and OURS in times else None
 
 
 @dataclass(frozen=True)
 class MemoryRow:
     """One call in a fresh process: the peak of resident memory beyond its inputs and outputs."""
 
-    op: str
+    operation: str
     backend: str
-    problem: dict[str, int | str]
+    problem: dict[str, Any]
     input_bytes: int
     output_bytes: int
     extra_peak_bytes: int
@@ -52,27 +83,42 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Everything that one `flashdsa bench` run found, and where it was found."""
+    """Everything that one run found, and where it was found.
+
+    Attributes:
+        git: commit and dirty flag; None where the code is not in a checkout.
+        clocks: what nvidia-smi says "before" and "after"; empty without a GPU.
+        host_floor_us: of `x.add_(1)`: hosts differ by more than versions do. None on a CPU.
+        stopped: where and why the run ended early; None: every case was run.
+    """
 
     date: str
-    git: dict[str, str | bool | None] | None
-    """Commit and dirty flag; None where the code is not in a checkout."""
+    git: dict[str, Any] | None
     machine: dict[str, Any]
     versions: dict[str, str | None]
     threads: int
     protocol: str
-    rows: list[TimingRow] = field(default_factory=list)
+    seed: int = 0
+    clocks: dict[str, dict[str, str]] = field(default_factory=dict)
+    host_floor_us: float | None = None
+    rows: list[Row] = field(default_factory=list)
     memory: list[MemoryRow] = field(default_factory=list)
+    stopped: str | None = None
     schema: str = SCHEMA
+
+    @property
+    def wrong(self) -> bool:
+        """A result of ours is not right."""
+        return any(row.findings.get(OURS) for row in self.rows)
 
     def to_json(self) -> str:
         """The document as indented JSON text."""
-        return to_json(self)
+        return json.dumps(asdict(self), indent=1) + "\n"
 
-
-def write_result(result: BenchResult, path: Path) -> None:
-    """Write the document, creating its folder."""
-    write_text(result.to_json(), path)
+    def write(self, path: Path) -> None:
+        """Write the document, creating its folder."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json(), encoding="utf-8")
 
 
 def read_result(path: Path) -> BenchResult:
@@ -81,7 +127,11 @@ def read_result(path: Path) -> BenchResult:
     Raises:
         ArgumentValueError: the file is no result file of this schema.
     """
-    return parse_result(read_json(path), str(path))
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ArgumentValueError(f"{path}: expected JSON; got {error}") from None
+    return parse_result(document, str(path))
 
 
 def parse_result(document: Any, where: str = "result") -> BenchResult:
@@ -90,12 +140,27 @@ def parse_result(document: Any, where: str = "result") -> BenchResult:
     Raises:
         ArgumentValueError: another schema, or a missing or unknown field.
     """
-    require_schema(document, SCHEMA, where)
-    values = dict(document)
-    for name, kind in (("rows", TimingRow), ("memory", MemoryRow)):
-        rows = [
-            parse_fields(row, kind, f"{where}: {name}[{i}]") for i, row in enumerate(values[name])
-        ]
-        values[name] = rows
-    parsed: BenchResult = parse_fields(values, BenchResult, where)
-    return parsed
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise ArgumentValueError(f"{where}: expected schema {SCHEMA!r}; got {found!r}")
+    rows = []
+    for i, row in enumerate(document["rows"]):
+        at = f"{where}: rows[{i}]"
+        times = {
+            condition: {name: _parse(Times, one, f"{at}: {name}") for name, one in taken.items()}
+            for condition, taken in row.get("times", {}).items()
+        }
+        rows.append(_parse(Row, row | {"times": times}, at))
+    memory = [
+        _parse(MemoryRow, row, f"{where}: memory[{i}]") for i, row in enumerate(document["memory"])
+    ]
+    result: BenchResult = _parse(BenchResult, document | {"rows": rows, "memory": memory}, where)
+    return result
+
+
+def _parse(kind: type[Any], values: dict[str, Any], where: str) -> Any:
+    """The dataclass `kind` with just these fields."""
+    wrong = {f.name for f in fields(kind)} ^ set(values)
+    if wrong:
+        raise ArgumentValueError(f"{where}: missing or unknown fields: {', '.join(sorted(wrong))}")
+    return kind(**values)

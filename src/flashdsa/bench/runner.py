@@ -1,137 +1,201 @@
-"""One benchmark run: the chosen targets measured, the result filled in, its file placed."""
+"""The one loop: every case made, judged and timed beside its ceiling and its peers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from flashdsa.bench.cases import OPERATIONS, Case, Shape, build_case
-from flashdsa.bench.checkout import RESULTS, Checkout, find_checkout
-from flashdsa.bench.gpu.result import GpuBenchResult
-from flashdsa.bench.gpu.run import GpuRun
-from flashdsa.bench.machine import HostMachine, describe_machine
-from flashdsa.bench.memory import OPERATIONS as MEMORY_OPERATIONS
-from flashdsa.bench.memory import QUERIES, measure_memory
-from flashdsa.bench.protocol import PROTOCOL, time_in_turns
-from flashdsa.bench.result import BenchResult, TimingRow
+from flashdsa.bench import attention, indexer, training
+from flashdsa.bench.cases import Case, Operation, Task, Verdict
+from flashdsa.bench.checkout import RESULTS, find_checkout
+from flashdsa.bench.machine import clocks, describe_machine
+from flashdsa.bench.memory import measure_memory
+from flashdsa.bench.result import CEILING, OURS, BenchResult, Row
+from flashdsa.bench.timer import Call, GpuHangError, Timer, Times
 from flashdsa.bench.versions import versions
+from flashdsa.errors import UnsupportedError
 
+logger = logging.getLogger("flashdsa.bench")
+OPERATIONS = {
+    one.name: one for one in (*attention.OPERATIONS, *indexer.OPERATIONS, *training.OPERATIONS)
+}
+REPEATS = {"cpu": 7, "cuda": 15}
 OnProgress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, what runs now)."""
+"""Called with (cases done, cases in all, the case that runs now)."""
+Peer = Callable[[Case, Task], tuple[Call, Callable[[object], Verdict]]]
+"""(case, task) -> another library's call, and the judge of what it returns; raises where it cannot
+serve the case."""
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. `target` is one of OPERATIONS, "memory" or "all"."""
+    """What to measure, and how.
 
-    target: str = "all"
-    shape: Shape = field(default_factory=Shape)
-    repeats: int = 7
+    Attributes:
+        plan: operations with their cases. peers: by name.
+        memory: (operation, case) of which the peak is measured.
+        conditions: of `Timer.in_turns`; by default the operation's.
+        packages: whose versions are recorded besides.
+    """
+
+    plan: Iterable[tuple[Operation, Iterable[Case]]]
     backend: str = "cpu"
-    memory_dtype: str = "bfloat16"
-    memory_queries: tuple[int, ...] = QUERIES
+    repeats: int | None = None
+    seed: int = 0
+    peers: Mapping[str, Peer] = field(default_factory=dict)
+    memory: Iterable[tuple[str, Case]] = ()
+    conditions: tuple[str, ...] | None = None
+    packages: tuple[str, ...] = ("apache-tvm-ffi",)
 
-    def operations(self) -> tuple[str, ...]:
-        """The operations to time."""
-        if self.target == "all":
-            return OPERATIONS
-        return () if self.target == "memory" else (self.target,)
-
-    def quick(self) -> BenchOptions:
-        """The same on small sizes with few repeats."""
-        return replace(
-            self, shape=self.shape.quick(), repeats=min(self.repeats, 3), memory_queries=(1, 4)
-        )
+    @property
+    def device(self) -> str:
+        """Where the backend's tensors are."""
+        return "cuda" if self.backend.startswith("sm") else "cpu"
 
 
-def run_bench(options: BenchOptions, on_progress: OnProgress = lambda *_: None) -> BenchResult:
-    """Measure what `options` asks for."""
-    memory_cases = [
-        (op, replace(options.shape, s=s, dtype=options.memory_dtype))
-        for op in MEMORY_OPERATIONS
-        for s in options.memory_queries
-        if options.target in ("all", "memory")
-    ]
-    total = len(options.operations()) * options.repeats + len(memory_cases)
-    checkout = find_checkout()
+def run_bench(
+    options: BenchOptions, timer: Timer, on_progress: OnProgress = lambda *_: None
+) -> BenchResult:
+    """Measure what `options` asks for. A hang of the GPU ends the run and keeps what it had."""
+    cases = [(operation, case) for operation, cases in options.plan for case in cases]
+    memory = list(options.memory)
+    total = len(cases) + len(memory)
+    checkout, before = find_checkout(), clocks()
     result = BenchResult(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         git=checkout.as_dict() if checkout else None,
         machine=describe_machine().as_dict(),
-        versions=versions(),
+        versions=versions(*options.packages) | {"cuda": torch.version.cuda},
         threads=torch.get_num_threads(),
-        protocol=PROTOCOL,
+        protocol=timer.protocol,
+        seed=options.seed,
     )
-    done = 0
+    floor = stopped = None
+    what = "start"
+    try:
+        one = torch.zeros(1, device=options.device)
+        floor = timer.host_us(lambda: one.add_(1))
+        for done, (operation, case) in enumerate(cases):
+            what = f"{operation.name}, {case.label}"
+            on_progress(done, total, what)
+            result.rows.append(measure_case(operation, case, options, timer))
+    except GpuHangError as error:
+        stopped = f"{what}: {error}"
+    for done, (name, case) in enumerate(memory, len(cases)):
+        on_progress(done, total, f"memory of {name}, S={case.s}")
+        result.memory.append(measure_memory(name, case, options.backend))
+    on_progress(total, total, "done")
+    found = {"before": before, "after": clocks()} if before else {}
+    return replace(result, clocks=found, host_floor_us=floor, stopped=stopped)
 
-    def step(what: str, by: int = 1) -> None:
-        nonlocal done
-        done += by
-        on_progress(done, total, what)
 
-    for op in options.operations():
-        step(f"{op}: warming up", by=0)
-        case = build_case(op, options.shape, options.backend)
-        result.rows.append(_time(case, options, partial(step, case.op)))
-    for op, shape in memory_cases:
-        step(f"memory of {op} at S={shape.s}", by=0)
-        result.memory.append(measure_memory(op, shape, options.backend))
-        step(f"memory of {op}")
-    return result
-
-
-def _time(case: Case, options: BenchOptions, after_sample: Callable[[], None]) -> TimingRow:
-    times, ceiling_times = time_in_turns(case.run, case.ceiling.run, options.repeats, after_sample)
-    rate = case.work / times.median / 1e9
-    ceiling_rate = case.ceiling.work / ceiling_times.median / 1e9
-    return TimingRow(
-        op=case.op,
+def measure_case(operation: Operation, case: Case, options: BenchOptions, timer: Timer) -> Row:
+    """A case's row. A backend that cannot serve it gives one without times."""
+    try:
+        task = operation.make(case, options.device, options.seed, options.backend)
+        first = task.call()
+        timer.synchronize(OURS)
+        verdict = task.judge(first)
+        kept = first.clone() if isinstance(first, torch.Tensor) else None
+    except UnsupportedError as error:
+        return Row(
+            operation.name, case.label, options.backend, case.problem, 0.0, "", "", 0.0, {},
+            missing={OURS: in_a_line(error)},
+        )  # fmt: skip
+    calls: dict[str, Call] = {OURS: task.call}
+    findings = {OURS: verdict.findings} if verdict.findings else {}
+    missing: dict[str, str] = {}
+    for name, call, wrong in _ready_peers(case, task, options.peers, timer, missing):
+        calls[name] = call
+        if wrong:
+            findings[name] = wrong
+    conditions = [
+        one for one in options.conditions or operation.conditions if one in timer.conditions
+    ] or list(timer.conditions[:1])
+    repeats = options.repeats or REPEATS[options.device]
+    times: dict[str, dict[str, Times]] = {}
+    for condition in conditions:
+        beside = {CEILING: task.ceiling.call} if condition != "captured" else {}
+        times[condition] = timer.in_turns(calls | beside, condition, repeats)
+    host = {name: timer.host_us(call) for name, call in (calls | dict(task.launches)).items()}
+    last = task.call()
+    again = task.judge(last).findings
+    same = not isinstance(last, torch.Tensor) or kept is None or torch.equal(kept, last)
+    if task.exact and not same:
+        again = [*again, "other results in a later call"]
+    if again and not verdict.findings:
+        findings[OURS] = [f"after timing: {finding}" for finding in again]
+    row = Row(
+        operation=operation.name,
+        case=case.label,
         backend=options.backend,
         problem=case.problem,
-        repeats=options.repeats,
-        seconds_median=times.median,
-        seconds_p10=times.p10,
-        seconds_p90=times.p90,
-        unit=case.unit,
-        rate=rate,
-        ceiling=case.ceiling.name,
-        ceiling_rate=ceiling_rate,
-        ratio=rate / ceiling_rate,
+        work=task.work,
+        unit=task.ceiling.unit,
+        ceiling=task.ceiling.name,
+        ceiling_work=task.ceiling.work,
+        times=times,
+        host_us={name: us for name, us in host.items() if us is not None},
+        errors=verdict.errors,
+        findings=findings,
+        missing=missing,
     )
+    logger.info("%s, %s: %.1f us", row.operation, row.case, times[conditions[0]][OURS].median)
+    return row
 
 
-def result_path(
-    result: BenchResult | GpuBenchResult | GpuRun[Any],
-    target: str,
-    out: Path | None = None,
-) -> Path:
+def _ready_peers(
+    case: Case, task: Task, peers: Mapping[str, Peer], timer: Timer, missing: dict[str, str]
+) -> Iterator[tuple[str, Call, list[str]]]:
+    """The peers that can be timed and what is wrong with their results; reasons into `missing`.
+
+    A peer's refusal must not cost the rest of the run.
+    """
+    for name, prepare in peers.items():
+        try:
+            call, judge = prepare(case, task)
+            found = call()
+            timer.synchronize(name)
+            wrong = judge(found).findings
+        except GpuHangError:
+            raise
+        except Exception as error:
+            missing[name] = in_a_line(error)
+            continue
+        yield name, call, wrong
+
+
+def in_a_line(error: Exception) -> str:
+    """Type and message of an error, as a reason for a row."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def result_path(result: BenchResult, target: str, out: Path | None = None) -> Path:
     """Where the result file goes.
 
     Args:
-        result: names the date and the commit.
         target: what was measured; it is part of the file's name unless it is "all".
-        out: a .json file, or a folder; by default workbench/results/<machine> in a checkout
-            and ./out elsewhere.
+        out: a .json file, or a folder; by default `default_folder`.
     """
     if out is not None and out.suffix == ".json":
         return out
     commit = (result.git or {}).get("commit")
     short = str(commit)[:9] if commit else "nocommit"
     part = "" if target == "all" else f"-{target}"
-    name = f"{result.date[:10]}-{short}{part}.json"
-    return (out or default_folder()) / name
+    return (out or default_folder()) / f"{result.date[:10]}-{short}{part}.json"
 
 
 def default_folder() -> Path:
-    """Where results go that nobody gave a place: workbench/results/<machine>, or ./out."""
-    return _default_folder(find_checkout(), describe_machine())
+    """Where results go without --out: workbench/results/<machine> in a checkout, else ./out."""
+    checkout = find_checkout()
+    return checkout.root / RESULTS / describe_machine().slug() if checkout else Path("out")
 
 
-def _default_folder(checkout: Checkout | None, machine: HostMachine) -> Path:
-    return checkout.root / RESULTS / machine.slug() if checkout else Path("out")
+def memory_plan(sizes: Case, queries: Iterable[int]) -> list[tuple[str, Case]]:
+    """Forward and backward of these sizes with several numbers of queries."""
+    return [(name, replace(sizes, s=s)) for name in ("sparse_mla_fwd", "mla_bwd") for s in queries]

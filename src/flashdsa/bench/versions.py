@@ -8,9 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 PACKAGES = ("flashdsa", "torch", "numpy", "nvidia-cutlass-dsl")
 
 
-def versions() -> dict[str, str | None]:
-    """Version of Python and of each package; None where a package is not installed."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+def versions(*more: str) -> dict[str, str | None]:
+    """Version of Python, of each of PACKAGES and of `more`; None where one is not installed."""
+    names = (*PACKAGES, *more)
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 
 def _version(package: str) -> str | None:

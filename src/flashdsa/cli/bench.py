@@ -1,52 +1,45 @@
-"""`flashdsa bench`: speed and memory of the operations, as JSON and a chart."""
+"""`flashdsa bench`: speed and memory of the operations, as JSON, a table and a chart."""
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from flashdsa.cli.bench_decode import bench_decode
-from flashdsa.cli.bench_forward import bench_forward
-from flashdsa.cli.bench_gpu import bench_gpu
-from flashdsa.cli.bench_training import bench_training
 from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
 from flashdsa.cli.output_options import JsonOrFolder
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
-    from flashdsa.bench.result import BenchResult
+    from rich.console import Console
+
+    from flashdsa.bench.result import BenchResult, Row
+    from flashdsa.bench.runner import BenchOptions
 
 TARGETS = (
     "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "indexer_training", "topk",
     "memory", "all",
 )  # fmt: skip
+ON_CPU = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk")
+"""What "all" measures on a CPU."""
 DTYPES = ("float32", "bfloat16", "float64")
-GPU_TARGETS = {
-    "sm90": ("indexer", "sparse_mla_fwd", "sparse_mla_decode", "indexer_training"),
-    "sm100": ("indexer",),
-}
-"""What is measured on a GPU, by backend."""
-GPU_ONLY = ("sparse_mla_decode", "indexer_training")
-_SIZES = ("s", "s_kv", "h", "topk", "dtype")
 _SIZE = click.IntRange(min=1)
 _MIB = 1 << 20
 
 
 @click.command()
 @click.argument("target", metavar="[TARGET]", type=click.Choice(TARGETS), default="all")
-@click.option("--s", "s", type=_SIZE, default=16, show_default=True, help="Queries (batch rows).")
-@click.option("--s-kv", "s_kv", type=_SIZE, default=8192, show_default=True, help="Keys.")
-@click.option("--h", "h", type=_SIZE, default=128, show_default=True, help="Attention heads.")
-@click.option("--topk", type=_SIZE, default=2048, show_default=True, help="Keys a query selects.")
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="Of q and kv.  [default: float32 for times, bfloat16 for memory]",
-)
-@click.option("--repeats", type=_SIZE, help="Samples of each time.  [default: 7; on a GPU 30]")
+@click.option("--s", "s", type=_SIZE, help="Queries (batch rows).")
+@click.option("--s-kv", "s_kv", type=_SIZE, help="Keys.")
+@click.option("--h", "h", type=_SIZE, help="Heads.")
+@click.option("--topk", type=_SIZE, help="Keys a query selects.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Of q and kv.")
+@click.option("--repeats", type=_SIZE, help="Samples of each time.  [default: 7; on a GPU 15]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of inputs.")
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS[1:]),
@@ -54,7 +47,7 @@ _MIB = 1 << 20
     show_default=True,
     help="Which implementation to time.",
 )
-@click.option("--quick", is_flag=True, help="Small sizes, 3 repeats: does it work at all?")
+@click.option("--quick", is_flag=True, help="Two small cases each, 3 repeats: does it work?")
 @click.option(
     "--out",
     type=JsonOrFolder(),
@@ -62,43 +55,35 @@ _MIB = 1 << 20
     "./out/ elsewhere]",
 )
 @json_option
-@click.pass_context
 def bench(
-    context: click.Context,
-    /,
     target: str,
+    repeats: int | None,
+    seed: int,
+    backend: str,
     quick: bool,
     out: Path | None,
-    backend: str,
     as_json: bool,
-    **choices: Any,
+    **sizes: Any,
 ) -> None:
     """Measure speed and memory; write JSON and a chart (PNG) beside it.
 
-    TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk, memory or
-    all (the default). A backend that lacks one says so.
+    TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk, memory
+    (on a CPU) or all (the default). With sizes one case of these sizes is timed in place of the
+    default ones. Every result is judged against float64: exit code 1 if one is wrong.
 
-    Each operation is timed in turns with a ceiling: what the same machine reaches in the same run
-    on the plainest code of its kind. For attention and the indexer that is torch.matmul of
-    128x576x2048 in fp32, for top-k one reading of the scores. workbench/README.md tells more.
-
-    On a Hopper GPU `bench indexer --backend sm90` times fixed shapes, ragged batches and
-    adversarial scores, checks every result, and compares with DeepGEMM + the top-k of cuDNN
-    Frontend, FlashInfer or torch where they are installed. It prints which of the project's targets
-    are met. `bench sparse_mla_fwd --backend sm90` times prefills of 4,096 queries, in bursts and
-    back to back, `bench sparse_mla_decode` few queries and packed rows; both judge O, and compare
-    with FlashMLA where sgl-flash-mla is installed.
-    `bench indexer_training --backend sm90` times and judges what trains the indexer: the target,
-    the scores, their divergence and the backward.
+    Each operation is timed by turns with a ceiling: what the same machine reaches in the same run
+    on the plainest code of its kind, torch.matmul or one reading of a large buffer.
 
     \b
     Columns
-      ms, p10, p90      milliseconds of one call: median, 10th and 90th percentile
-      rate              useful work over the median, by the formulas of the README
-      ceiling           the ceiling's rate in the same run
-      of it             rate / ceiling
-      extra             peak resident memory beyond inputs and outputs, each call
-                        in a new process
+      hot           median time of a call back to back with others
+      cold          the same with nothing in the GPU's L2
+      rate          useful work over the median of the first of these
+      of ceiling    rate / the ceiling's rate
+      host          time that a call keeps the host busy (on a GPU)
+      error         largest error of a result's norm, against float64
+      extra         peak resident memory beyond inputs and outputs, each call
+                    in a new process
 
     \b
     Examples
@@ -106,100 +91,157 @@ def bench(
       flashdsa bench sparse_mla_fwd --s 16 --s-kv 8192 --h 128 --topk 2048
       flashdsa bench memory              does the peak stay flat when S grows?
       flashdsa bench all --out out/mine.json
-      flashdsa bench indexer --backend sm90        on an H100 or H200, a minute
-      flashdsa bench sparse_mla_fwd --backend sm90        likewise
-      flashdsa bench sparse_mla_decode --backend sm90     likewise
-      flashdsa bench indexer_training --backend sm90      likewise
+      flashdsa bench mla_bwd --backend sm90        on an H100 or H200, a minute
     """
-    from flashdsa.bench.chart import draw_chart
-    from flashdsa.bench.result import write_result
-    from flashdsa.bench.runner import default_folder, result_path, run_bench
+    from flashdsa.bench.runner import default_folder, run_bench
+    from flashdsa.bench.timer import new_timer
     from flashdsa.cli.availability import require_runnable
     from flashdsa.output_paths import require_creatable_folder
 
     require_runnable(backend)
     if out is None:
         require_creatable_folder("--out", default_folder())
-    if backend in GPU_TARGETS:
-        _require_gpu_target(context, target, backend)
-        if target == "sparse_mla_fwd":
-            bench_forward(quick, out, as_json)
-        elif target == "sparse_mla_decode":
-            bench_decode(quick, out, as_json)
-        elif target == "indexer_training":
-            bench_training(quick, out, as_json)
-        else:
-            bench_gpu(quick, choices["repeats"], out, as_json)
-        return
-    if target in GPU_ONLY:
-        raise click.UsageError(f"{target}: measured on a GPU only; add --backend sm90")
-    options = _options(target, quick, backend=backend, **choices)
+    given = {name: value for name, value in sizes.items() if value is not None}
+    options = _options(target, backend, quick, given)
+    options = replace(options, seed=seed, repeats=repeats or (3 if quick else None))
     with progress_bar() as on_progress:
-        result = run_bench(options, on_progress)
+        result = run_bench(options, new_timer(options.device, seed), on_progress)
+    report(result, target, out, as_json)
+
+
+def _options(target: str, backend: str, quick: bool, given: dict[str, Any]) -> BenchOptions:
+    from flashdsa.bench.cases import Case
+    from flashdsa.bench.memory import QUERIES
+    from flashdsa.bench.runner import OPERATIONS, BenchOptions, memory_plan
+
+    options = BenchOptions((), backend)
+    on_gpu = options.device == "cuda"
+    if target == "memory" and on_gpu:
+        raise click.UsageError("memory: resident memory is measured on a CPU; use --backend cpu")
+    names = tuple(OPERATIONS) if on_gpu else ON_CPU
+    if target != "all":
+        names = () if target == "memory" else (target,)
+    plan = []
+    for name in names:
+        cases = OPERATIONS[name].cases[options.device]
+        if given:
+            cases = [replace(cases[0], name="", **given)]
+        if quick:
+            cases = [case.quick() for case in cases[:2]]
+        plan.append((OPERATIONS[name], cases))
+    memory: list[tuple[str, Case]] = []
+    if target in ("all", "memory") and not on_gpu:
+        case = replace(Case(), **given)
+        memory = memory_plan(case.quick() if quick else case, (1, 4) if quick else QUERIES)
+    return replace(options, plan=plan, memory=memory)
+
+
+def report(result: BenchResult, target: str, out: Path | None, as_json: bool) -> None:
+    """Write a run's files, show it, and end with exit code 1 where a result is wrong.
+
+    Raises:
+        UnsupportedError: the backend serves none of the cases.
+    """
+    from flashdsa.bench.chart import draw_chart
+    from flashdsa.bench.result import OURS
+    from flashdsa.bench.runner import result_path
+    from flashdsa.errors import UnsupportedError
+
+    timed = [row for row in result.rows if row.times]
+    if result.rows and not timed:
+        raise UnsupportedError(result.rows[0].missing[OURS])
     path = result_path(result, target, out)
-    write_result(result, path)
+    result.write(path)
     chart = path.with_suffix(".png")
-    draw_chart(result, chart)
+    if timed:
+        draw_chart(result, chart)
     if as_json:
         click.echo(result.to_json(), nl=False)
-        return
-    _print_result(result)
-    click.echo(f"result: {path}\nchart:  {chart}")
+    else:
+        print_result(result)
+        click.echo(f"result: {path}" + (f"\nchart:  {chart}" if timed else ""))
+    if result.stopped:
+        sys.stdout.flush()
+        os._exit(1)  # an ordinary end would wait for the kernel that does not end
+    if result.wrong:
+        raise click.exceptions.Exit(1)
 
 
-def _require_gpu_target(context: click.Context, target: str, backend: str) -> None:
-    targets = GPU_TARGETS[backend]
-    if target not in targets:
-        raise click.UsageError(
-            f"--backend {backend} measures {', '.join(targets)} in this version; got {target}"
-        )
-    fixed = _SIZES if target == "indexer" else (*_SIZES, "repeats")
-    for name in fixed:
-        if context.get_parameter_source(name) != ParameterSource.DEFAULT:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option}: the cases of --backend {backend} are fixed")
-
-
-def _options(
-    target: str, quick: bool, repeats: int | None, backend: str, dtype: str | None, **sizes: int
-) -> Any:
-    from flashdsa.bench.cases import Shape
-    from flashdsa.bench.runner import BenchOptions
-
-    shape = Shape(dtype=dtype or "float32", **sizes)
-    options = BenchOptions(target, shape, repeats or 7, backend, memory_dtype=dtype or "bfloat16")
-    return options.quick() if quick else options
-
-
-def _print_result(result: BenchResult) -> None:
+def print_result(result: BenchResult) -> None:
+    """A table for each operation, memory, and what is missing or wrong."""
     console = new_console()
-    if result.rows:
-        table = new_table(
-            [("operation and sizes", "wrap")]
-            + [(h, "right") for h in ("ms", "p10", "p90", "rate", "ceiling", "of it")],
-        )
-        for row in result.rows:
-            seconds = (row.seconds_median, row.seconds_p10, row.seconds_p90)
-            times = [f"{1e3 * value:.3g}" for value in seconds]
-            rates = [f"{_rate(row.rate)} {row.unit}", _rate(row.ceiling_rate), f"{row.ratio:.2g}"]
-            table.add_row(f"{row.op}\n{_sizes(row.problem)}", *times, *rates)
-        print_table(console, f"Speed, {result.threads} threads", table)
+    for operation in dict.fromkeys(row.operation for row in result.rows):
+        _print_operation(console, [row for row in result.rows if row.operation == operation])
     if result.memory:
-        headings = ("inputs", "outputs", "extra")
-        table = new_table(
-            [("operation", "left"), ("problem", "wrap")] + [(h, "right") for h in headings],
-        )
+        headings = [(name, "right") for name in ("inputs", "outputs", "extra")]
+        table = new_table([("operation", "left"), ("problem", "wrap"), *headings])
         for used in result.memory:
             counts = (used.input_bytes, used.output_bytes, used.extra_peak_bytes)
-            mib = [f"{count / _MIB:.1f}" for count in counts]
-            table.add_row(used.op, _sizes(used.problem), *mib)
+            sizes = " ".join(f"{name}={value}" for name, value in used.problem.items())
+            table.add_row(used.operation, sizes, *(f"{count / _MIB:.1f}" for count in counts))
         print_table(console, "Peak memory in MiB", table)
+    if result.host_floor_us is not None:
+        console.print(f"host: x.add_(1) takes {result.host_floor_us:.1f} us", markup=False)
+    if result.stopped:
+        console.print(f"STOPPED at {result.stopped}", style="bold red", markup=False)
+    for line, wrong in remarks(result.rows):
+        console.print(line, style="bold red" if wrong else None, markup=False)
 
 
-def _rate(value: float) -> str:
-    """One decimal, and two digits at least: a small rate is not 0."""
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+def _print_operation(console: Console, rows: list[Row]) -> None:
+    from flashdsa.bench.result import OURS
+
+    conditions = list(dict.fromkeys(name for row in rows for name in row.times))
+    beside = any(row.ratio(name) for row in rows for name in conditions)
+    headings = [*conditions, "rate", "of ceiling", "host", "error"]
+    if beside:
+        headings += [f"x, {name}" for name in conditions] + ["fastest peer"]
+    table = new_table([("case", "wrap"), *((name, "right") for name in headings)])
+    for row in rows:
+        if not any(OURS in times for times in row.times.values()):
+            continue
+        first = next(name for name, times in row.times.items() if OURS in times)
+        ours = [row.times.get(name, {}).get(OURS) for name in conditions]
+        cells = ["-" if one is None else duration(one.median) for one in ours]
+        share = row.rate(first) / row.ceiling_rate(first)
+        cells += [_rate(row.rate(first), row.unit), f"{share:.2f}"]
+        cells.append(duration(row.host_us[OURS]) if OURS in row.host_us else "-")
+        worst = f"{max(row.errors.values()):.0e}" if row.errors else "none"
+        cells.append("WRONG" if row.findings.get(OURS) else worst)
+        if beside:
+            ratios = [row.ratio(name) for name in conditions]
+            cells += ["-" if one is None else f"{one:.2f}" for one in ratios]
+            cells.append(row.fastest_peer(first) or "-")
+        table.add_row(row.case, *cells)
+    timed = [row for row in rows if row.times]
+    against = f", ceiling: {timed[0].ceiling}" if timed else ""
+    print_table(console, f"{rows[0].operation}, {rows[0].backend}{against}", table)
+    if beside:
+        console.print("x: the fastest peer's time over ours\n", markup=False)
 
 
-def _sizes(problem: dict[str, int | str]) -> str:
-    return " ".join(str(v) if k == "dtype" else f"{k}={v}" for k, v in problem.items())
+def duration(us: float) -> str:
+    """With a unit: 66 ms, 11.7 us."""
+    if us >= 1e6:
+        return f"{us / 1e6:.3g} s"
+    return f"{us / 1e3:.4g} ms" if us >= 1e3 else f"{us:.3g} us"
+
+
+def _rate(giga: float, unit: str) -> str:
+    name = "FLOPS" if unit == "FLOP" else "B/s"
+    return f"{giga / 1e3:.3g} T{name}" if giga >= 1e3 else f"{giga:.3g} G{name}"
+
+
+def remarks(rows: list[Row]) -> list[tuple[str, bool]]:
+    """A line for everything that is missing or wrong, each said once; True: a result is wrong."""
+    lines: dict[tuple[str, bool], list[str]] = {}
+    for row in rows:
+        for name, reason in row.missing.items():
+            lines.setdefault((f"{name} was not timed: {reason}", False), []).append(row.case)
+        for name, findings in row.findings.items():
+            text = f"{name} is WRONG: {findings[0]}"
+            lines.setdefault((text, True), []).append(row.case)
+    return [
+        (f"{text} [{'every case' if len(at) == len(rows) else ', '.join(at)}]", wrong)
+        for (text, wrong), at in lines.items()
+    ]

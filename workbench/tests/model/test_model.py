@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flashdsa.bench.gpu.forward import read_forward_result
+from flashdsa.bench.result import OURS, read_result
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from workbench.__main__ import cli
 from workbench.model import backward_sm100, decode_sm90, forward_sm90, probes, report
@@ -286,20 +286,23 @@ def test_our_forward_moves_what_was_counted_and_waits_between_roles() -> None:
 
 
 def test_the_forwards_times_are_those_of_the_result() -> None:
-    rows = read_forward_result(ROOT / FORWARD_SOURCE).rows
-    measured = {row.heads: round(row.hot_ms, 3) for row in rows if row.name.endswith(", random")}
+    measured = {
+        row.problem["h"]: round(row.times["hot"][OURS].median / 1e3, 3)
+        for row in read_result(ROOT / FORWARD_SOURCE).rows
+        if row.case.endswith(", random")
+    }
     assert measured.items() >= FORWARD_MILLISECONDS.items()
 
 
 def test_the_decodes_times_are_near_those_of_the_result() -> None:
     results = ROOT / "workbench/results/sparse_mla_decode/2026-11-21-h200.json"
-    document = json.loads(results.read_text())
     errors = []
-    for row in document["rows"]:
-        case = decode_sm90.Decode(row["heads"], row["queries"], row["packed"])
-        if not row["ragged"] and not case.few_heads:
+    for row in read_result(results).rows:
+        sizes = row.problem
+        case = decode_sm90.Decode(sizes["h"], sizes["s"], sizes["packed"])
+        if sizes["topk_length"] != "ragged" and not case.few_heads:
             predicted = 1e6 * decode_sm90.predict_decode(case, H200).seconds
-            errors.append(predicted / row["hot_us"] - 1)
+            errors.append(predicted / row.times["hot"][OURS].median - 1)
     page = " ".join((ROOT / "docs/concepts/performance-model.md").read_text().split())
     assert (
         f"The decode's {len(errors)} predictions are {-100 * min(errors):.0f} % too quick to "

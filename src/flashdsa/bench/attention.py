@@ -1,0 +1,253 @@
+"""Sparse MLA to time: forward, decode and backward, judged on a few queries and rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.bench.cases import (
+    DTYPES,
+    Case,
+    Operation,
+    Task,
+    Verdict,
+    judge_errors,
+    judged_queries,
+    norm_error,
+    products_ceiling,
+    reading_ceiling,
+    worst,
+)
+from flashdsa.problem import D_QK, D_V
+from flashdsa.verify.tolerances import tolerance
+
+CHANGED = 0.05
+"""Share of a list that changes from one query to the next where ids are correlated."""
+SHORT = 256
+"""Slots in use of every other query where lengths are ragged."""
+OWN_ROWS = 2**16
+"""Rows of kv with values of their own; longer caches repeat them."""
+SORTED_DRAWS = 2**26
+"""Numbers that are sorted to draw distinct ids; more keys are drawn with repeats."""
+
+
+class AttentionInputs(NamedTuple):
+    """Operands of sparse MLA; kv of packed rows has 656 bytes in place of 576 values."""
+
+    q: Tensor  # (S, H, 576)
+    kv: Tensor  # (S_kv, 576)
+    indices: Tensor  # (S, topk) int32
+    topk_length: Tensor | None
+    attn_sink: Tensor | None
+
+    @property
+    def valid(self) -> int:
+        """Slots that count, of all queries."""
+        slots = self.indices >= 0
+        if self.topk_length is not None:
+            used = torch.arange(slots.shape[1], device=slots.device) < self.topk_length[:, None]
+            slots = slots & used
+        return int(slots.sum())
+
+
+def draw_ids(case: Case, generator: torch.Generator) -> Tensor:
+    """int32 (S, topk): distinct and in random order, then -1 where topk is above S_kv; with
+    ids="correlated" a query changes CHANGED of the list of the one before it."""
+    device, picked = generator.device, min(case.topk, case.s_kv)
+    shape = (case.s, case.topk)
+    ids = torch.full(shape, -1, dtype=torch.int32, device=device)
+    if case.options.get("ids") == "correlated":
+        row = torch.randperm(case.s_kv, device=device, generator=generator)[:picked].int()
+        changed = (case.s, max(1, round(picked * CHANGED)))
+        places = torch.randint(picked, changed, device=device, generator=generator)
+        fresh = torch.randint(case.s_kv, changed, device=device, generator=generator).int()
+        for query in range(case.s):
+            row[places[query]] = fresh[query]
+            ids[query, :picked] = row
+    elif case.s * case.s_kv <= SORTED_DRAWS:
+        order = torch.rand(case.s, case.s_kv, device=device, generator=generator).argsort(1)
+        ids[:, :picked] = order[:, :picked].int()
+    else:
+        ids = torch.randint(case.s_kv, shape, device=device, generator=generator).int()
+    return ids
+
+
+def make_inputs(case: Case, device: str, seed: int) -> AttentionInputs:
+    """Standard normal operands; the same seed gives the same values on one kind of device.
+
+    Options: ids; packed: rows of 656 bytes; topk_length: "drawn" from 1 to topk, or "ragged": every
+    other query has SHORT slots in use; invalid: 30 % of the slots name no row; sink.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    normal = partial(torch.randn, device=device, generator=generator)
+    indices = draw_ids(case, generator)
+    if case.options.get("invalid"):
+        bad = torch.rand(indices.shape, device=device, generator=generator) < 0.3
+        indices.masked_fill_(bad, -1)
+    lengths = None
+    if case.options.get("topk_length") == "drawn":
+        drawn = torch.randint(1, case.topk + 1, (case.s,), device=device, generator=generator)
+        lengths = drawn.int()
+    elif case.options.get("topk_length") == "ragged":
+        lengths = torch.full((case.s,), case.topk, dtype=torch.int32, device=device)
+        lengths[::2] = min(SHORT, case.topk)
+    kv = normal(min(case.s_kv, OWN_ROWS), D_QK).to(DTYPES[case.dtype])
+    if case.options.get("packed"):
+        kv = flashdsa.quantize_kv(kv)
+    kv = kv.repeat(-(-case.s_kv // len(kv)), 1)[: case.s_kv]
+    sink = normal(case.h) if case.options.get("sink") else None
+    q = normal(case.s, case.h, D_QK).to(DTYPES[case.dtype])
+    return AttentionInputs(q, kv, indices, lengths, sink)
+
+
+def make_forward(case: Case, device: str, seed: int, backend: str) -> Task:
+    """`sparse_mla_fwd`. Few queries over packed rows are bound by reading these."""
+    x = make_inputs(case, device, seed)
+    options: dict[str, Any] = {"topk_length": x.topk_length, "attn_sink": x.attn_sink}
+    if case.options.get("max_logits"):
+        options["return_max_logits"] = True
+    call = partial(flashdsa.sparse_mla_fwd, x.q, x.kv, x.indices, backend=backend, **options)
+    work, ceiling = 2.0 * x.valid * case.h * (D_QK + D_V), products_ceiling(device)
+    if case.options.get("decode"):
+        work = float(x.valid * x.kv.shape[1] * x.kv.element_size())
+        ceiling = reading_ceiling(device)
+    return Task(call, lambda found: judge_forward(x, found[0]), work, ceiling, x)
+
+
+def judge_forward(x: AttentionInputs, out: Tensor) -> Verdict:
+    """O (S, H, 512) of a few queries."""
+    limit = tolerance("sparse_mla_fwd", "O", x.q.dtype).norm
+    assert limit is not None
+    errors = []
+    for query in judged_queries(len(x.q)):
+        one, rows, slots = _one_query(x, query)
+        expected, _ = reference.sparse_mla_fwd(
+            x.q[one].cpu(),
+            rows,
+            slots,
+            topk_length=None if x.topk_length is None else x.topk_length[one].cpu(),
+            attn_sink=None if x.attn_sink is None else x.attn_sink.cpu(),
+        )
+        errors.append(norm_error(out[one], expected))
+    return judge_errors({"O": (worst(errors), limit)})
+
+
+def _one_query(x: AttentionInputs, query: int) -> tuple[slice, Tensor, Tensor]:
+    """Its slice, the rows of kv that its slots name, and slots that name these."""
+    ids = x.indices[query].long()
+    rows = x.kv[ids.clamp(min=0)].cpu()  # few of a large cache
+    slots = torch.where(ids.cpu() < 0, -1, torch.arange(len(rows)))[None].int()
+    return slice(query, query + 1), rows, slots
+
+
+class BackwardInputs(NamedTuple):
+    """Operands of `mla_bwd`, besides those of the forward."""
+
+    forward: AttentionInputs
+    d_out: Tensor
+    lse: Tensor
+    out: Tensor
+
+
+def make_backward(case: Case, device: str, seed: int, backend: str) -> Task:
+    """`mla_bwd`, after one forward. Option: deterministic."""
+    x = make_inputs(case, device, seed)
+    out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend=backend)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    d_out = torch.randn(out.shape, device=device, generator=generator).to(out.dtype)
+    inputs = BackwardInputs(x, d_out, lse, out)
+    operands = (x.q, x.kv, d_out, lse, out, x.indices)
+    deterministic = bool(case.options.get("deterministic"))
+    call = partial(flashdsa.mla_bwd, *operands, deterministic=deterministic, backend=backend)
+    # S and dP again, then dV, dQ and dK: three products of width 576, two of width 512.
+    work = 2.0 * x.valid * case.h * (3 * D_QK + 2 * D_V)
+    judge = partial(judge_backward, inputs)
+    return Task(call, lambda found: judge(*found), work, products_ceiling(device), inputs)
+
+
+def judge_backward(x: BackwardInputs, dq: Tensor, dkv: Tensor) -> Verdict:
+    """dQ of a few queries, and dKV of a few rows from all queries that name them."""
+    forward = x.forward
+    limit = tolerance("mla_bwd", "dQ", forward.q.dtype).norm
+    assert limit is not None
+    of_queries, of_rows = [], []
+    for query in judged_queries(len(forward.q)):
+        one, rows, slots = _one_query(forward, query)
+        q, d_out, lse, out = (whole[one].cpu() for whole in (forward.q, x.d_out, x.lse, x.out))
+        expected, _, _ = reference.mla_bwd(q, rows, d_out, lse, out, slots)
+        of_queries.append(norm_error(dq[one], expected))
+        row = int(forward.indices[query, 0])
+        of_rows.append(norm_error(dkv[row], _dkv_row(x, row)))
+    # One query's or row's roundings spread wider than the whole's, to which `limit` belongs.
+    return judge_errors({"dQ": (worst(of_queries), 2 * limit), "dKV": (worst(of_rows), 4 * limit)})
+
+
+def _dkv_row(x: BackwardInputs, row: int) -> Tensor:
+    """A row of dKV in float64; a query that names it twice counts twice."""
+    times_named = (x.forward.indices == row).sum(1)
+    naming = times_named.nonzero()[:, 0]
+    q, d_out, out = (one[naming].double() for one in (x.forward.q, x.d_out, x.out))
+    key, scale = x.forward.kv[row].double(), D_QK**-0.5
+    p = (scale * (q @ key) - x.lse[naming].double()).exp() * times_named[naming, None]
+    ds = p * (d_out @ key[:D_V] - (d_out * out).sum(-1))
+    d_row: Tensor = scale * torch.einsum("sh,shd->d", ds, q)
+    d_row[:D_V] += torch.einsum("sh,shd->d", p, d_out)
+    return d_row
+
+
+def _prefill(name: str, h: int, s_kv: int = 32768, **options: Any) -> Case:
+    return Case(4096, s_kv, h, options={"ids": "correlated"} | options, name=name)
+
+
+FORWARD_CASES = (
+    _prefill("H=128, random", 128, 8192, ids="random"),
+    _prefill("H=128, correlated", 128),
+    _prefill("H=64, random", 64, 8192, ids="random"),
+    _prefill("H=64, correlated", 64),
+    _prefill("H=32, correlated", 32),
+    _prefill("H=16, random", 16, 8192, ids="random"),
+    _prefill("H=16, correlated", 16),
+    _prefill("H=128, lengths from 1 to 2,048", 128, topk_length="drawn"),
+    _prefill("H=128, 30 % of the slots invalid", 128, invalid=True),
+    _prefill("H=128, sinks and largest logits", 128, sink=True, max_logits=True),
+)
+BACKWARD_CASES = (
+    *FORWARD_CASES[:7],
+    _prefill("H=128, correlated, deterministic", 128, deterministic=True),
+)
+
+
+def decode_case(h: int, requests: int, next_n: int = 1, kind: str = "packed") -> Case:
+    """A decode step over 2^22 packed rows, 2.75 GB, or 2^20 of bf16: far above L2.
+
+    Args:
+        kind: "packed", "bf16", or "ragged": packed, every other query with few slots in use.
+    """
+    several = f" x {next_n}" if next_n > 1 else ""
+    name = f"H={h}, {requests}{several}" + ("" if kind == "packed" else f", {kind}")
+    options: dict[str, Any] = {"decode": True, "next_n": next_n, "packed": kind != "bf16"}
+    options |= {"topk_length": "ragged"} if kind == "ragged" else {}
+    s_kv = 2**20 if kind == "bf16" else 2**22
+    return Case(requests * next_n, s_kv, h, options=options, name=name)
+
+
+DECODE_CASES = (
+    *(decode_case(64, requests) for requests in (1, 8, 32, 128)),
+    *(decode_case(128, requests) for requests in (1, 8, 64)),
+    decode_case(128, 128, 2),
+    *(decode_case(16, requests) for requests in (8, 128)),
+    *(decode_case(64, requests, kind="bf16") for requests in (1, 32, 128)),
+    *(decode_case(64, requests, kind="ragged") for requests in (32, 512)),
+)
+_CPU = (Case(dtype="float32"),)
+_CPU_DECODE = Case(8, options={"decode": True, "next_n": 1, "packed": True})
+OPERATIONS = (
+    Operation("sparse_mla_fwd", make_forward, {"cpu": _CPU, "cuda": FORWARD_CASES}),
+    Operation("sparse_mla_decode", make_forward, {"cpu": (_CPU_DECODE,), "cuda": DECODE_CASES}),
+    Operation("mla_bwd", make_backward, {"cpu": _CPU, "cuda": BACKWARD_CASES}),
+)

@@ -1,0 +1,158 @@
+"""The indexer over shared keys (`dsa_topk_prefill`) beside logits of all queries and a top-k.
+
+Peers: DeepGEMM's logits of fp8 keys, cuDNN Frontend's of bf16 keys, each with a top-k of cuDNN
+Frontend, FlashInfer or torch, as one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.bench.cases import Case, Operation, Task, Verdict, products_ceiling
+from flashdsa.bench.indexer import judge_choice
+from flashdsa.bench.runner import Peer
+from flashdsa.bench.timer import Call
+from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.verify.tolerances import SCORE_TOLERANCES
+from workbench.bench.top_ks import NAMES, load_top_k
+
+TORCH_LIMIT = 2**27
+"""Scores up to which torch's top-k, far slower than the others, is timed."""
+JUDGED = 16
+Inputs = dict[str, Any]
+"""Operands of `dsa_topk_prefill`, by name."""
+
+
+def make_inputs(case: Case, device: str, seed: int) -> Inputs:
+    """Causal: the last S of S_kv tokens see all tokens up to themselves.
+
+    Options: scores: "equal", "two", "ascending" or "descending" along the keys; sequences: packed,
+    so many of equal length, each with its own keys.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    normal = partial(torch.randn, generator=generator, device=device)
+    q, k = normal(case.s, case.h, INDEX_HEAD_DIM), normal(case.s_kv, INDEX_HEAD_DIM)
+    weights, scores = normal(case.s, case.h), case.options.get("scores")
+    if scores in ("equal", "two"):
+        k = k[torch.arange(case.s_kv, device=device) * 7919 % (1 + (scores != "equal"))]
+    k_scale = k.abs().amax(-1).clamp_min(1e-4) / 448
+    if scores in ("ascending", "descending"):
+        k, weights = k[:1].expand_as(k), weights.abs()
+        k_scale = torch.arange(1, case.s_kv + 1, device=device) / case.s_kv
+        k_scale = k_scale if scores == "ascending" else k_scale.flip(0)
+        k = k / k.abs().amax() * 448 * k_scale[:, None]
+    ends = torch.arange(case.s_kv - case.s, case.s_kv, device=device) + 1
+    length = case.s_kv // int(case.options.get("sequences", 1))
+    starts = (ends - 1) // length * length if length < case.s_kv else None
+    fp8 = case.dtype == "fp8"
+    dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+    return {
+        "q_index": q.to(dtype),
+        "k_index": ((k / k_scale[:, None]) if fp8 else k).to(dtype),
+        "weights": weights,
+        "starts": None if starts is None else starts.int(),
+        "ends": ends.int(),
+        "k_scale": k_scale if fp8 else None,
+    }
+
+
+def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
+    """The call. Option: sorted, which no peer's exact top-k offers."""
+    x = make_inputs(case, device, seed)
+    ids = torch.full((case.s, case.topk), -99, dtype=torch.int32, device=device)
+    by_score = bool(case.options.get("sorted"))
+
+    def call() -> Tensor:
+        flashdsa.dsa_topk_prefill(**x, topk_indices=ids, sorted=by_score, backend=backend)
+        return ids
+
+    begins = x["starts"] if x["starts"] is not None else 0
+    seen = float((x["ends"].double() - begins).sum())
+    work = 2.0 * seen * case.h * INDEX_HEAD_DIM
+    judge = partial(judge_rows, x, SCORE_TOLERANCES[backend])
+    return Task(call, judge, work, products_ceiling(device), x, exact=True)
+
+
+def judge_rows(x: Inputs, tolerance: float, ids: Tensor, offset: int = 0) -> Verdict:
+    """Rows of key that some queries chose, against scores in float64."""
+    findings = []
+    for query in range(0, len(ids), max(1, len(ids) // JUDGED)):
+        start = 0 if x["starts"] is None else int(x["starts"][query])
+        length = int(x["ends"][query]) - start
+        chosen = ids[query][: min(ids.shape[1], length)].long() + offset - start
+        if bool(((chosen < 0) | (chosen >= length)).any()) or len(chosen.unique()) < len(chosen):
+            findings.append(f"query {query}: a row outside its range, or twice")
+        elif len(chosen) < length:
+            scores, sizes = _float64_scores(x, query, start, start + length)
+            finding = judge_choice(scores, sizes, chosen, tolerance)
+            findings += [f"query {query}: {finding}"] if finding else []
+    return Verdict({}, findings)
+
+
+def _float64_scores(x: Inputs, query: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    dots = (x["k_index"][start:end].double() @ x["q_index"][query].double().T).relu()
+    scale = 1.0 if x["k_scale"] is None else x["k_scale"][start:end].double()
+    weights = x["weights"][query].double()
+    return (dots @ weights) * scale, (dots @ weights.abs()) * scale
+
+
+def logits_call(x: Inputs) -> Callable[[], Tensor]:
+    """DeepGEMM's of fp8, cuDNN Frontend's (compiled ahead) of bf16; unseen keys not cleared."""
+    if x["k_scale"] is None:
+        compiled = import_module("cudnn_kernels").logits
+        return partial(compiled, x["q_index"], x["k_index"], x["weights"])
+    starts = torch.zeros_like(x["ends"]) if x["starts"] is None else x["starts"]
+    return partial(
+        import_module("deep_gemm").fp8_mqa_logits,
+        x["q_index"],
+        (x["k_index"], x["k_scale"]),
+        x["weights"],
+        starts,
+        x["ends"],
+        clean_logits=False,
+    )
+
+
+def pair(name: str) -> Peer:
+    """Logits of all queries, then the named top-k."""
+
+    def prepare(case: Case, task: Task) -> tuple[Call, Callable[[Any], Verdict]]:
+        x: Inputs = task.inputs
+        if case.options.get("sorted"):
+            raise NotImplementedError("no exact top-k sorts by score")
+        if x["starts"] is not None:
+            raise NotImplementedError("its top-k takes lengths from row 0 on")
+        if name == "torch.topk" and case.s * case.s_kv > TORCH_LIMIT:
+            raise NotImplementedError("too many scores")
+        logits = logits_call(x)
+        top_k = load_top_k(name, x["ends"], logits().shape[1], case.topk)
+        tolerance = SCORE_TOLERANCES["sm90"]
+        return lambda: top_k(logits()), lambda ids: judge_rows(x, tolerance, ids)
+
+    return prepare
+
+
+def _case(s: int, s_kv: int, h: int = 64, dtype: str = "fp8", **options: Any) -> Case:
+    rest = "".join(f", {key} {value}" for key, value in options.items())
+    return Case(s, s_kv, h, 2048, dtype, options, f"{s} x {s_kv}, {h} heads, {dtype}{rest}")
+
+
+SIZES = ((4096, 4096), (8192, 8192), (32768, 32768), (4096, 131072))
+CASES = (
+    *(_case(s, t, h) for s, t in SIZES for h in (64, 32)),
+    *(_case(s, t, 16) for s, t in SIZES[1:]),
+    *(_case(8192, 8192, h, "bf16") for h in (64, 32, 16)),
+    _case(4096, 131072, 64, "bf16"),
+    *(_case(8192, 8192, scores=kind) for kind in ("equal", "two", "ascending", "descending")),
+    _case(8192, 8192, sequences=8),
+    *(_case(8192, 8192, h, sorted=True) for h in (64, 32)),
+)
+PEERS: dict[str, Peer] = {f"logits + {name}": pair(name) for name in NAMES}
+OPERATION = Operation("prefill", make_task, {"cuda": CASES}, ("cold", "captured"))

@@ -1,0 +1,287 @@
+"""The charts of README and docs, each drawn from kept results.
+
+    python -m workbench.charts peers workbench/results/peers/2026-11-21.json --out docs/assets/peers.png
+    python -m workbench.charts bench RESULT.json --out X.png     # any document of flashdsa-bench/3
+    python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
+    python -m workbench.charts context-parallel RESULT.json ... --out X.png
+
+Bars are a peer's time over ours: blue, we are faster; orange, we are slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from flashdsa.bench.chart import draw_chart
+from flashdsa.bench.result import parse_result
+
+INK, MUTED, FASTER, SLOWER, LOSS = "#1f2933", "#7b8794", "#1d5fa8", "#d55e00", "#fbe9e7"
+HEADS = {16: "#4f8f5b", 64: "#1d5fa8", 128: "#e8890c"}
+IMPLEMENTATIONS = {
+    "flashdsa, indexer=fp8": "#1d5fa8",
+    "flashdsa, indexer=exact": "#5b9bd5",
+    "flashdsa, indexer=model": "#bcd4ee",
+    "sdpa": "#d55e00",
+    "eager": "#f2a65e",
+}
+PANELS = (
+    ("prefill_tokens_per_s", "prefill, thousand tokens/s", 1e-3, "{:.0f}"),
+    ("decode_ms_a_token", "a decoded token, ms", 1.0, "{:.1f}"),
+    ("peak_GiB_above_weights", "memory beyond the weights, GiB", 1.0, "{:.1f}"),
+)
+"""Key of a row, title, factor, label of a bar."""
+
+
+Document = dict[str, Any]
+
+
+class Bar(NamedTuple):
+    """One case: microseconds of ours and of the fastest peer, and their ratio."""
+
+    group: str
+    case: str
+    ours: float
+    peer: float
+
+    @property
+    def ratio(self) -> float:
+        """The peer's time over ours."""
+        return self.peer / self.ours
+
+
+def draw_peers(documents: list[Document], target: Path) -> None:
+    """Schema flashdsa-peers/1: the bars of several runs, by group."""
+    (one,) = documents
+    keys = ("group", "case", "ours_us", "peer_us")
+    titles = (f"Measured on H200s, {one['date']}: {one['commit']}", f"peers: {one['peer']}")
+    draw_bars([Bar(*(row[key] for key in keys)) for row in one["rows"]], titles, target)
+
+
+def draw_training(documents: list[Document], target: Path) -> None:
+    """Schema flashdsa-indexer-training/1: milliseconds, back to back and in bursts."""
+    (one,) = documents
+    bars = []
+    for when, group in (("hot", "back to back"), ("burst", "one call after a pause, with host")):
+        for row in one["rows"]:
+            ids = row["ids"].removeprefix("correlated, ")
+            case = f"{row['step']}, H={row['H']}, {row['S_kv']:,} {ids}"
+            bars.append(Bar(group, case, 1e3 * row["ours"][when], 1e3 * row["cudnn"][when]))
+    titles = f"One {one['gpu']}, S = {one['S']:,}, topk = {one['topk']:,}", one["peer"]
+    draw_bars(bars, titles, target)
+
+
+def draw_bench(documents: list[Document], target: Path) -> None:
+    """Schema flashdsa-bench/3: as a run draws it."""
+    (one,) = documents
+    draw_chart(parse_result(one), target)
+
+
+def draw_bars(bars: Sequence[Bar], titles: Sequence[str], target: Path) -> None:
+    """Two columns of groups, about as long as each other."""
+    groups = list(dict.fromkeys(bar.group for bar in bars))
+    lengths = [1.5 + sum(bar.group == group for bar in bars) for group in groups]
+    cut = min(range(1, len(groups) + 1), key=lambda n: abs(sum(lengths[:n]) - sum(lengths[n:])))
+    sides = [side for side in (groups[:cut], groups[cut:]) if side]
+    height = 0.235 * max(sum(lengths[:cut]), sum(lengths[cut:]))
+    figure = Figure(figsize=(7.5 * len(sides), height + 1.5), dpi=100, facecolor="white")
+    for number, side in enumerate(sides):
+        left, width = (0.18 + 0.495 * number, 0.31) if len(sides) > 1 else (0.36, 0.6)
+        area = (left, 0.75 / (height + 1.5), width, height / (height + 1.5))
+        _draw_column(figure.add_axes(area), [bar for bar in bars if bar.group in side])
+    words = "time of the fastest peer / ours: blue, we are faster; orange, we are slower"
+    figure.text(0.5, 0.22 / (height + 1.5), words, color=INK, ha="center")
+    for line, (text, size) in enumerate(zip(titles, (12, 9.5), strict=False)):
+        at = 1 - (0.32 + 0.26 * line) / (height + 1.5)
+        figure.text(0.02, at, text, fontsize=size, color=(INK, MUTED)[line])
+    _save(figure, target, 256)
+
+
+def _draw_column(axes: Axes, bars: Sequence[Bar]) -> None:
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    place, group, ticks = 0.0, None, []
+    for bar in bars:
+        if bar.group != group:
+            place += 0.5 if group else 0
+            group = bar.group
+            axes.text(
+                0, place, f" {group}", fontweight="bold", color=INK, va="center", fontsize=9.8,
+                bbox=box, zorder=3,
+            )  # fmt: skip
+            place += 1
+        axes.barh(place, bar.ratio, color=FASTER if bar.ratio >= 1 else SLOWER, height=0.72)
+        text = f"{bar.ratio:.2f}x  ({bar.ours:.5g} us, peer {bar.peer:.5g})"
+        axes.text(bar.ratio + 0.02, place, text, va="center", color=INK, fontsize=9, bbox=box)
+        ticks.append((place, bar.case))
+        place += 1
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.set_yticks([at for at, _ in ticks], [case for _, case in ticks], fontsize=9)
+    axes.set_ylim(place, -0.7)
+    axes.set_xlim(0, max(2.0, 1.75 * max(bar.ratio for bar in bars)))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def draw_transformers(documents: list[Document], target: Path) -> None:
+    """Three panels side by side, a group of bars a length; what ran out of memory says so."""
+    (document,) = documents
+    figure = Figure(figsize=(15, 4.8), dpi=100, facecolor="white")
+    rows = document["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    width = 0.86 / len(IMPLEMENTATIONS)
+    names = list(IMPLEMENTATIONS)
+    panels = figure.subplots(1, len(PANELS))
+    for axes, (key, title, factor, words) in zip(panels, PANELS, strict=True):
+        for row in rows:
+            shift = width * (names.index(row["implementation"]) + 0.5) - 0.43
+            place, there = lengths.index(row["length"]) + shift, key in row
+            value = row[key] * factor if there else 0.0
+            axes.bar(place, value, width * 0.92, color=IMPLEMENTATIONS[row["implementation"]])
+            axes.annotate(
+                words.format(value) if there else " out of memory", (place, value), (0, 2),
+                textcoords="offset points", ha="center", va="bottom", fontsize=8,
+                color=INK if there else MUTED, rotation=0 if there else 90,
+            )  # fmt: skip
+        axes.set_xticks(range(len(lengths)), [f"{length:,} tokens" for length in lengths])
+        axes.set_xlim(-0.5, len(lengths) - 0.5)
+        axes.set_title(title, loc="left", fontweight="bold", color=INK)
+        axes.spines[["top", "right"]].set_visible(False)
+    marks = [panels[0].bar(0, 0, color=colour) for colour in IMPLEMENTATIONS.values()]
+    figure.legend(marks, names, loc="lower center", ncols=len(names), frameon=False)
+    title = (
+        "transformers' DeepSeek-V3.2, two layers with its head sizes, batch 1, bf16, on one "
+        f"{document['device']} ({document['date'][:10]})"
+    )
+    figure.suptitle(title, x=0.01, ha="left", color=INK)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    _save(figure, target, 64)
+
+
+def draw_overlap(documents: list[Document], target: Path) -> None:
+    """The backward beside cuDNN Frontend's: over what neighbours share, and over rows of kv."""
+    (document,) = documents
+    rows = [
+        (row["H"], row["S_kv"], row["kind"], 100 * row["shared"], _hot_ratio(row))
+        for row in document["rows"]
+    ]
+    figure = Figure(figsize=(10, 4.6), dpi=90, layout="constrained", facecolor="white")
+    shared, by_rows = figure.subplots(1, 2, sharey=True)
+    for heads, colour in HEADS.items():
+        points = [(x, y) for h, keys, _, x, y in rows if (h, keys) == (heads, 32_768)]
+        _line(shared, points, colour, f"H = {heads}", "-")
+        for kind, name, style in (
+            ("corr", "neighbours share 95 %", "-"),
+            ("random", "random", "--"),
+        ):
+            points = [(x, y) for h, x, of_kind, _, y in rows if (h, of_kind) == (heads, kind)]
+            _line(by_rows, points, colour, f"H = {heads}, {name}", style)
+    sizes, ticks = sorted({row[1] for row in rows}), (0.9, 1, 1.25, 1.5, 2, 3, 4)
+    by_rows.set_xscale("log", base=2)
+    by_rows.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    shared.set_ylabel("cuDNN Frontend's time over ours")
+    neighbours = "rows that a query shares with the query before, %"
+    for axes, title, label in (
+        (shared, "32,768 rows of kv", neighbours),
+        (by_rows, "by indices", "rows of kv"),
+    ):
+        axes.set_title(title, fontsize=10, loc="left", color=INK)
+        axes.set(xlabel=label, yscale="log", ylim=(0.82, 4.2))
+        axes.set_yticks(ticks, [f"{tick:g}x" for tick in ticks])
+        axes.set_yticks([], minor=True)
+        axes.axhspan(0.8, 1, color=LOSS, zorder=0)
+        axes.axhline(1, color=MUTED, linewidth=1)
+        axes.legend(fontsize=8, frameon=False, loc="upper left")
+        axes.spines[["top", "right"]].set_visible(False)
+    title = f"mla_bwd on one {document['gpu']}, back to back, S = 4,096, topk = 2,048"
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left", color=INK)
+    _save(figure, target, 48)
+
+
+def _hot_ratio(row: dict[str, Any]) -> float:
+    return float(row["cudnn"]["hot"] / row["ours"]["hot"])
+
+
+def _line(axes: Axes, points: list[Any], colour: str, label: str, style: str) -> None:
+    points = sorted(points)
+    axes.plot(*zip(*points, strict=True), style, marker="o", ms=4, color=colour, label=label)
+    for x, y in points:
+        if y < 1:
+            axes.annotate(f"{y:.2f}", (x, y), (0, -13), textcoords="offset points", fontsize=8)
+
+
+def draw_context_parallel(documents: list[Document], target: Path) -> None:
+    """Efficiency of each part of a layer's step over ranks, and of the step."""
+    figure = Figure(figsize=(6, 3.4), dpi=100, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    documents = sorted(documents, key=lambda document: int(document["ranks"]))
+    width, sizes = 0.8 / len(documents), documents[0]["sizes"]
+    for number, (document, colour) in enumerate(zip(documents, HEADS.values(), strict=False)):
+        found = efficiencies(document)
+        places = [part + width * (number + 0.5) - 0.4 for part in range(len(found))]
+        percent, name = [100 * x for x in found.values()], f"{document['ranks']} GPUs"
+        bars = axes.bar(places, percent, width * 0.9, color=colour, label=name)
+        axes.bar_label(bars, fmt="%.1f", fontsize=8)
+        axes.set_xticks(range(len(found)), list(found))
+    axes.set_ylim(0, 125)
+    axes.axhline(100, color=MUTED, linewidth=1)
+    axes.legend(fontsize=8, frameon=False, loc="upper right", ncols=len(documents))
+    axes.spines[["top", "right"]].set_visible(False)
+    of = f"{sizes['seq_len']:,} tokens, H={sizes['heads']}"
+    title = f"One GPU's time over the ranks' together, %: {of}"
+    axes.set_title(title, fontsize=9, loc="left", color=INK)
+    _save(figure, target, 32)
+
+
+def efficiencies(document: Document) -> dict[str, float]:
+    """One GPU's time for all of the work over the ranks times theirs, part by part."""
+    forward = document["attention"]["forward, correlated"]
+    backward = document["attention"]["backward, correlated, grad_wire fp32"]
+    indexer = document["indexer"]
+    parts = {
+        "indexer": (
+            indexer["one GPU, all queries, ms"],
+            max(indexer["zigzag"]["ms of each rank"]),
+        ),
+        "forward": (forward["one GPU, ms"], forward["ms"]),
+        "backward": (sum(backward["kernel alone, ms"]), backward["ms"]),
+    }
+    alone, spread = (sum(times) for times in zip(*parts.values(), strict=True))
+    parts["the step"] = (alone, spread)
+    return {name: one / document["ranks"] / ours for name, (one, ours) in parts.items()}
+
+
+def _save(figure: Figure, target: Path, colours: int) -> None:
+    """Write it with few colours: a third of the bytes, and no difference to be seen."""
+    figure.savefig(target)
+    Image.open(target).convert("RGB").quantize(colours).save(target, optimize=True)
+
+
+KINDS: dict[str, Callable[[list[Document], Path], None]] = {
+    "peers": draw_peers,
+    "bench": draw_bench,
+    "training": draw_training,
+    "transformers": draw_transformers,
+    "overlap": draw_overlap,
+    "context-parallel": draw_context_parallel,
+}
+
+
+def main() -> None:
+    """Read and draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    chosen = parser.parse_args()
+    KINDS[chosen.kind]([json.loads(path.read_text()) for path in chosen.results], chosen.out)
+
+
+if __name__ == "__main__":
+    main()
