@@ -9,6 +9,7 @@ import click
 from flashdsa.cli.main import FlashDsaGroup
 from workbench.cli.export import export
 from workbench.cli.lab import lab
+from workbench.cli.launch import launch
 from workbench.cli.model import model
 from workbench.cli.overlap import overlap
 
@@ -24,6 +25,7 @@ def cli() -> None:
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
+      launch    small calls of a kernel, emulated, judged, saved
       export    solutions for FlashInfer-Bench
 
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
@@ -32,7 +34,7 @@ def cli() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (lab, model, overlap, export):
+for command in (lab, launch, model, overlap, export):
     cli.add_command(command)
 
 
