@@ -59,6 +59,7 @@ def launch(
         for number, call in enumerate(row.calls)
         if text in call.name and not (gpu and call.emulated_only)
     ]
+    chosen = [one for one in chosen if one[-1].name == text] or chosen
     if not chosen or (gpu and len(chosen) > 1 and not only_list):
         raise ArgumentValueError(f"--call {text}: expected the name of one call; see --list")
     rows: list[dict[str, Any]] = []

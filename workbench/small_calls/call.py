@@ -19,7 +19,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import calls, judge_indexer, judge_prefill, judge_sparse_mla
 from flashdsa.verify import judge_indexer_training as judge_training
-from flashdsa.verify.check_list import checks_of
+from flashdsa.verify.check_list import Check, checks_of
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.indexer_cases import make_indexer_inputs
 from flashdsa.verify.indexer_training_cases import make_indexer_training_inputs
@@ -108,7 +108,8 @@ class SmallCall:
             if isinstance(self.case, str):
                 return self._check(backend).judge()
             inputs, check = self._inputs()
-            return check(inputs, backend, **self.options)
+            verdicts: list[Comparison] = check(inputs, backend, **self.options)
+            return verdicts
 
     def _inputs(self) -> tuple[Any, Callable[..., list[Comparison]]]:
         make, check = _OPERATIONS[self.operation]
@@ -117,7 +118,7 @@ class SmallCall:
             self.plant(inputs)
         return inputs, check
 
-    def _check(self, backend: str) -> Any:
+    def _check(self, backend: str) -> Check:
         device = "cpu" if backend.startswith("emulate") else "cuda"
         checks = checks_of(SEED, backend, device)
         return next(c for c in checks if (c.operation, c.case) == (self.operation, self.case))
@@ -211,11 +212,15 @@ def gpu_of(call: Small) -> Runner:
     return runner
 
 
+@contextmanager
 def replace_function(
     runner: Runner, choose: Callable[[KernelSpec, Any], Callable[..., Any] | None]
-) -> None:
-    """Let the runner launch what `choose` gives for a kernel and a plan; None: the right one."""
+) -> Iterator[None]:
+    """The runner launches what `choose` gives for a kernel and a plan; None: the right one."""
     right = runner.function
-    patch.object(
-        runner, "function", lambda spec, plan: choose(spec, plan) or right(spec, plan)
-    ).start()
+
+    def function(spec: KernelSpec, plan: Any) -> Callable[..., Any]:
+        return choose(spec, plan) or right(spec, plan)
+
+    with patch.object(runner, "function", function):
+        yield

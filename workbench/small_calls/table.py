@@ -6,7 +6,7 @@ round, CTAs have several work items, and rows have parts without work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from flashdsa.kernels.catalog import KERNELS
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.prefill_cases import PrefillCase, causal
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
@@ -178,7 +179,18 @@ def training(
 
 def checked(operation: str, *names: str) -> tuple[SmallCall, ...]:
     """Cases of `flashdsa check`, on all multiprocessors."""
-    return tuple(SmallCall(operation, name, sms=0) for name in names)
+    cases = {case.name: case for case in _CHECKED.get(operation, ())}
+    return tuple(SmallCall(operation, cases.get(name, name), sms=0) for name in names)
+
+
+_CHECKED: dict[str, Sequence[Any]] = {
+    "sparse_mla_fwd": check_cases.FORWARD,
+    "dsa_topk_indexer": check_cases.INDEXER,
+    "indexer_logits": check_cases.INDEXER,
+    "dsa_topk_prefill": check_cases.PREFILL,
+    "prefill_logits": check_cases.PREFILL,
+}
+"""Cases whose results are judged on the CPU; the others' where they are."""
 
 
 _index_backward = partial(training, "indexer_bwd", heads=8, keys=260)

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+from workbench.mutation.tables import read_table
+
 from ptxemu.cli.main import main as ptxemu
 from ptxemu.mutate import (
     Equivalents,
@@ -26,7 +28,6 @@ from ptxemu.mutate import (
 from ptxemu.mutate.runner import CAUGHT, NOTED, POLICIES, SURVIVED
 from ptxemu.saved_launch import load_launch
 from tests.kernels.findings import ORDER_OF_SUMS
-from workbench.mutation.tables import read_table
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "workbench/results/mutation"

@@ -9,12 +9,13 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+from workbench.mutation.tables import read_table
+
 from ptxemu.cli.main import main as ptxemu
 from ptxemu.mutate import Equivalents, Replay, Trial, fingerprint, measure, mutations_of
 from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
 from tests.kernels.sparse_mla.test_sm100_bwd_mutants import RESULTS, ROOT, name_of
-from workbench.mutation.tables import read_table
 
 QUICK = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
