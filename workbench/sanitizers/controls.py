@@ -20,11 +20,16 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+from torch import Tensor
+
+from tests.kernels.indexer.exact_inputs import Inputs
 from workbench.small_calls.call import Small, emulator_of, gpu_of, replace_function
 from workbench.small_calls.table import TABLE
 
 NO_WORD = -12345678
 """Neither a count nor a weight."""
+GUARD = 1 << 22
+"""Elements before and behind a mutant's ids."""
 BLOCK = re.compile(r"(then|else|while|loop|if|for)_.*\d+$")
 """What CuTe DSL calls the body of a statement when it traces a function."""
 Mutate = Callable[[], AbstractContextManager[None]]
@@ -294,13 +299,24 @@ def run(name: str, folder: Path) -> None:
         return lambda *arguments: (mutant if is_mutant else right)(*arguments)
 
     runner = gpu_of(control.small_call)
-    with replace_function(runner, either):
+    with replace_function(runner, either), patch.object(Inputs, "output", guarded(Inputs.output)):
         for is_mutant in (False, True):
             wrong = [v.message for v in control.small_call.judge(runner) if not v.passed]
             print(
                 f"{'mutant' if is_mutant else 'kernel'}: {'; '.join(wrong) or 'no result is wrong'}"
             )
     print(f"ended {name}")
+
+
+def guarded(output: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The ids' buffer with room before and behind, where a mutant may write."""
+
+    def buffer(*args: Any, **kwargs: Any) -> Tensor:
+        like = output(*args, **kwargs)
+        room = like.new_zeros(2 * GUARD + like.numel())
+        return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
+
+    return buffer
 
 
 def object_of(folder: Path, name: str) -> Path:

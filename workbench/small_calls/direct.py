@@ -28,8 +28,6 @@ INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
 """Words of lists, as kernels/indexer/sm90/prefill/entries.py, which needs CuTe DSL, has them."""
-GUARD = 1 << 16
-"""Elements before and behind ids, where a mutant's may lie."""
 
 
 def launch_indexer(
@@ -110,7 +108,7 @@ class Ranked:
         inputs, plan = self.inputs(), self.kernel_plan
         if (device := getattr(runner, "device", None)) is not None:
             inputs = inputs.to(device)
-        ids = guarded(inputs.output(plan.topk))
+        ids = inputs.output(plan.topk)
         launch_indexer(runner, plan, TopkIndexerOperands(*inputs, ids), self.clusters)
         return ids
 
@@ -120,12 +118,6 @@ class Ranked:
         expected = inputs.output(plan.topk)
         custom_op(DSA_TOPK_INDEXER)(*inputs, expected, plan.sorted, plan.positions, False, "cpu")
         return [compare_exact("ids", self.launch(runner).cpu(), expected)]
-
-
-def guarded(like: Tensor) -> Tensor:
-    """A copy between `GUARD` zeros each."""
-    room = like.new_zeros(2 * GUARD + like.numel())
-    return room[GUARD : GUARD + like.numel()].view(like.shape).copy_(like)
 
 
 @dataclass(frozen=True)

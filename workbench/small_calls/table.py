@@ -156,7 +156,8 @@ def prefill(
         (x.k_index if x.k_scale is None else x.k_scale)[:128] *= wide
 
     settings = {"flashdsa.backends.sm90.prefill:_plan": short_segments} if short else {}
-    return SmallCall("dsa_topk_prefill", case, plant=widen if wide else None, settings=settings)
+    sms, plant = int(short), widen if wide else None
+    return SmallCall("dsa_topk_prefill", case, sms, plant=plant, settings=settings)
 
 
 def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
