@@ -11,6 +11,7 @@ from typing import Any
 from ptxemu.mutate.runner import CAUGHT, EQUIVALENT, NOT_REACHED, NOTED, REDUNDANT, SURVIVED
 
 RESULTS = Path(__file__).parents[1] / "results/mutation"
+SCHEMA = "flashdsa-mutation/1"
 VERDICTS = (NOT_REACHED, CAUGHT, REDUNDANT, EQUIVALENT, SURVIVED)
 BLOCK = re.compile(r"(?<=<!-- counts -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -25,7 +26,7 @@ def counts_of(verdicts: Mapping[str, int]) -> dict[str, int]:
 def read_rows(folder: Path | None = None) -> list[dict[str, Any]]:
     """The rows, in the table's order."""
     path = (folder or RESULTS) / "kernels.json"
-    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["kernels"] if path.exists() else []
     return rows
 
 
@@ -34,7 +35,8 @@ def write_row(row: Mapping[str, Any], folder: Path | None = None) -> None:
     folder = folder or RESULTS
     rows = {one["name"]: one for one in read_rows(folder)} | {row["name"]: dict(row)}
     lines = ",\n".join(f" {json.dumps(one)}" for one in rows.values())
-    (folder / "kernels.json").write_text(f"[\n{lines}\n]\n")
+    head = f'{{"schema": "{SCHEMA}", "kernels": ['
+    (folder / "kernels.json").write_text(f"{head}\n{lines}\n]}}\n")
     page = folder / "README.md"
     if page.exists():
         page.write_text(BLOCK.sub(lambda _: markdown(list(rows.values())), page.read_text()))

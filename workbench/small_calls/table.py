@@ -267,36 +267,26 @@ _ragged = {"splits": True, "scheduled": True}
 
 # fmt: off
 TABLE: dict[str, Row] = {
-    "mla-bwd-sm_100a": Row(
-        "mla_bwd",
-        tuple(
-            # A pair of CTAs takes all queries; the second call goes round the ring of indices.
-            backward(f"{S} queries of {topk}", 128, S, topk, sms=2, keys=40, duplicates=True,
-                     backend=BLACKWELL, settings={"flashdsa.backends.sm100.mla_bwd:PLANS": {
-                         **sm100_bwd.PLANS, (128, False): BwdPlan(index_stages=4)}})
-            for S, topk in ((2, 64), (3, 96))
-        ),
-    ),
-    "mla-bwd-groups-sm_100a": Row(
-        "mla_bwd",
-        tuple(
-            backward(f"{S} queries of {topk}", 64, S, topk, sms=4, keys=KEYS, duplicates=True,
-                     backend=BLACKWELL)
-            for S, topk in ((5, 40), (2, 110))
-        ),
-    ),
-    "mla-fwd-sm_90a": Row(
-        "mla_fwd",
-        (
-            attention("three items of a CTA", 3, KEYS, 64, 128, max_logits=True),
-            attention("two CTAs", 5, KEYS, 64, 200, sms=2),
-            *checked("sparse_mla_fwd", "133 queries, lengths", "135 queries in groups of 2",
-                     "399 queries in groups of 4", "926 queries in groups of 8"),
-            *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
-                        max_logits=True) for group in (2, 4, 8)),
-        ),
-        mutated=1,
-    ),
+    "mla-bwd-sm_100a": Row("mla_bwd", tuple(
+        # A pair of CTAs takes all queries; the second call goes round the ring of indices.
+        backward(f"{S} queries of {topk}", 128, S, topk, sms=2, keys=40, duplicates=True,
+                 backend=BLACKWELL, settings={"flashdsa.backends.sm100.mla_bwd:PLANS": {
+                     **sm100_bwd.PLANS, (128, False): BwdPlan(index_stages=4)}})
+        for S, topk in ((2, 64), (3, 96))
+    )),
+    "mla-bwd-groups-sm_100a": Row("mla_bwd", tuple(
+        backward(f"{S} queries of {topk}", 64, S, topk, sms=4, keys=KEYS, duplicates=True,
+                 backend=BLACKWELL)
+        for S, topk in ((5, 40), (2, 110))
+    )),
+    "mla-fwd-sm_90a": Row("mla_fwd", (
+        attention("three items of a CTA", 3, KEYS, 64, 128, max_logits=True),
+        attention("two CTAs", 5, KEYS, 64, 200, sms=2),
+        *checked("sparse_mla_fwd", "133 queries, lengths", "135 queries in groups of 2",
+                 "399 queries in groups of 4", "926 queries in groups of 8"),
+        *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
+                    max_logits=True) for group in (2, 4, 8)),
+    ), mutated=1),
     # Seven tiles: every ring goes round.
     "mla-fwd-sm_100a": Row("mla_fwd", (growing(128, 448, backend=BLACKWELL, sms=2),)),
     "mla-fwd-groups-sm_100a": Row(
@@ -308,252 +298,180 @@ TABLE: dict[str, Row] = {
     "mla-bwd-scores-sm_90a": Row("mla_bwd_scores", _LARGE),
     "mla-bwd-dq-sm_90a": Row("mla_bwd_dq", _LARGE),
     "mla-bwd-dkv-sm_90a": Row("mla_bwd_dkv", _LARGE),
-    "mla-bwd-dkv-ordered-sm_90a": Row(
-        "mla_bwd_dkv",
-        (
-            _chain("two CTAs", 128, 4, 130, alike, shorter(70), sms=2),
-            _chain("repeated keys", 128, 4, 110, alike, repeated, sms=3),
-            _chain("a warpgroup has no tile", 128, 4, 60, alike),
-            _chain("all items at a time", 128, 4, 130, alike, sms=6),
-            _chain("out of order only", 128, 4, 50, alike, repeated, sms=3),
-            # The third of three groups adds to keys that the second passes over.
-            _chain("a gap", 128, 6, 200, alike, gap, sms=6),
-            _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
-        ),
-        mutated=6,
-        # Additions come in one order; a bound that is read may be old, as it only rises.
-        ignored=("stale-read",),
-    ),
+    # Additions come in one order; a bound that is read may be old, as it only rises.
+    "mla-bwd-dkv-ordered-sm_90a": Row("mla_bwd_dkv", (
+        _chain("two CTAs", 128, 4, 130, alike, shorter(70), sms=2),
+        _chain("repeated keys", 128, 4, 110, alike, repeated, sms=3),
+        _chain("a warpgroup has no tile", 128, 4, 60, alike),
+        _chain("all items at a time", 128, 4, 130, alike, sms=6),
+        _chain("out of order only", 128, 4, 50, alike, repeated, sms=3),
+        # The third of three groups adds to keys that the second passes over.
+        _chain("a gap", 128, 6, 200, alike, gap, sms=6),
+        _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
+    ), mutated=6, ignored=("stale-read",)),
     "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _SMALL, mutated=2),
-    "mla-bwd-slots-sm_90a": Row(
-        "mla_bwd_fused",
-        (
-            _slots("a CTA", 128, 2, 100),
-            _slots("three CTAs", 128, 2, 170, sms=3),
-            _slots("16 heads", 16, 41, 20, sms=2),
-            _slots("five queries", 128, 5, 100, sms=2),
-        ),
-        mutated=2,
-    ),
+    "mla-bwd-slots-sm_90a": Row("mla_bwd_fused", (
+        _slots("a CTA", 128, 2, 100),
+        _slots("three CTAs", 128, 2, 170, sms=3),
+        _slots("16 heads", 16, 41, 20, sms=2),
+        _slots("five queries", 128, 5, 100, sms=2),
+    ), mutated=2),
     "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_SMALL[:2], *_LARGE), "union_kernel"),
-    "mla-decode-sm_90a": Row(
-        "mla_decode",
-        (
-            _decode("a CTA", 1, heads=20, topk=330),
-            _decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
-            _decode("two CTAs", 1, heads=40, topk=600, sms=2),
-            _decode("four CTAs", 1, heads=20, topk=900, sms=4),
-            growing(20, 256),
-        ),
-    ),
-    "mla-decode-packed-sm_90a": Row(
-        "mla_decode",
-        (
-            _decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
-            _decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
-            _decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
-            _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
-            growing(40, 256, "ue8m0"),
-        ),
-    ),
+    "mla-decode-sm_90a": Row("mla_decode", (
+        _decode("a CTA", 1, heads=20, topk=330),
+        _decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
+        _decode("two CTAs", 1, heads=40, topk=600, sms=2),
+        _decode("four CTAs", 1, heads=20, topk=900, sms=4),
+        growing(20, 256),
+    )),
+    "mla-decode-packed-sm_90a": Row("mla_decode", (
+        _decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
+        _decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
+        _decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
+        _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
+        growing(40, 256, "ue8m0"),
+    )),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
     "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
     "prefill-sm_90a": Row("prefill", _prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", _prefill_of_64("bfloat16"), mutated=7),
-    "prefill-heads16-sm_90a": Row(
-        "prefill",
-        (
-            prefill("one segment", 9, 400, 100, 16),
-            prefill("three segments, a full log", 9, 2500, 300, 16),
-            prefill("plateaus", 9, 3000, 100, 16, plateaus=True),
-            prefill("no keys for a warpgroup", 5, 60, 20, 16),
-            prefill("more candidates than fit", 5, 1500, 300, 16, wide=4096),
-            prefill("a ring of tiles goes round", 33, 60, 20, 16),
-            prefill("segments", 20, 12400, 300, 16, short=False),
-        ),
-        mutated=6,
-    ),
-    "prefill-order-sm_90a": Row(
-        "prefill_order", (Order(40), Order(300, "close"), Order(300)), mutated=2, lanes_apart=True
-    ),  # a warp a CTA
-    "attention-target-sm_90a": Row(
-        "attention_target",
-        (
-            _target("a CTA", 2, 150, 128),
-            _target("70 heads", 3, 330, 70),
-            _target("three CTAs", 2, 330, 128, sms=3),
-            _target("a consumer has nothing", 7, 60, 128),
-        ),
-    ),
-    "indexer-scores-sm_90a": Row(
-        "indexer_scores",
-        (
-            _scores("a CTA", 2, 150, index_heads=64),
-            _scores("40 heads", 3, 330, index_heads=40),
-            _scores("three CTAs", 2, 330, index_heads=64, sms=3),
-            _scores("seven queries", 7, 60, index_heads=64),
-        ),
-    ),
-    "indexer-bwd-sm_90a": Row(
-        "indexer_bwd",
-        # A CTA has two groups, each with more tiles than there are stages.
-        (
-            _index_backward("seven queries", 7, 100, index_heads=64, sms=3),
-            _index_backward("900 keys", 8, 400, index_heads=64, sms=3, keys=900),
-            _index_backward("16 heads", 33, 60, index_heads=16, sms=3),
-        ),
-        mutated=2,
-    ),
-    "indexer-bwd-large-sm_90a": Row(
-        "indexer_bwd",
-        (
-            _index_backward("alike", 12, 100, index_heads=64, plant=alike),
-            _index_backward("900 keys", 8, 500, index_heads=64, keys=900, plant=alike),
-        ),
-    ),
-    "indexer-bwd-ordered-sm_90a": Row(
-        "indexer_bwd",
-        (
-            _index_backward("in order", 5, 100, index_heads=64, ordered=True),
-            _index_backward("900 keys", 4, 400, index_heads=64, ordered=True, keys=900),
-            _index_backward("32 heads", 7, 60, index_heads=32, ordered=True, sms=3),
-        ),
-        mutated=2,
-    ),
-    "indexer-bwd-lists-sm_90a": Row(
-        "indexer_bwd",
-        tuple(
-            _index_backward(
-                name, S, topk, index_heads=64, ordered=True, keys=keys, duplicates=keys == 260
-            )
-            for name, S, topk, keys in (
-                ("repeated keys", 5, 100, 260),
-                ("three queries", 3, 170, 261),
-                ("two ranges of keys", 2, 64, 132_000),
-                ("two ranges of places", 2, 14_000, 40_000),
-            )
-        ),
-        "lists_kernel",
-    ),
-    "indexer-bwd-sum-sm_90a": Row(
-        "indexer_bwd_sum",
-        (_index_backward("in order", 5, 100, index_heads=64, ordered=True),),
-        mutated=0,
-    ),
-    "indexer-sm_90a": Row(
-        "indexer",
-        (
-            _tight("two rows", (1300, 900), (1, 1, 1)),
-            _tight("two CTAs of a row", (1500,), (1, 2, 1)),
-            _tight("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
-            _tight("compacts its list", (2700, 600), (1, 1, 1)),
-            _tight("two keys", (1500,), (1, 2, 1), values="two"),
-            _tight("one key", (1300,), (1, 2, 1), values="equal"),
-            _tight("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
-            _tight("bad pages", (900,), (1, 1, 1), bad_pages=True),
-            _tight("rows that are split", (2500, 513, 2600), (5, 1, 1)),
-            _tight("CTAs that wait for counts", (6000, 513), (4, 1, 1)),
-            _tight("each compacts its part", (9000, 513), (3, 1, 1)),
-            _tight("one key, split", (3200, 513), (4, 1, 1), values="equal"),
-            _tight("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
-            _tight("candidates of one key", (900,), (1, 1, 1), values="two"),
-            _tight("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
-            Ranked("clusters of 16", (9000,), (1, 16, 1)),
-            Ranked("clusters of 2", (2100, 9000, 3000), (2, 2, 1), _ragged),
-            Ranked("clusters of 1", (2100, 4000), (2, 1, 1)),
-            Ranked("halved clusters", (1300,) * 5, (1, 4, 1), {**_OF_16, **_ragged}),
-            Ranked("row splits", (66_000,), (2, 16, 2), {"splits": True}),
-            Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2, 1), _ragged),
-            Ranked("requests", (2100, 2101, 9000, 9001), (2, 2, 1), _ragged, next_n=2),
-            Ranked("compaction", (9000,), (1, 1, 1)),
-            Ranked("sorted", (3000, 100), (1, 2, 1), {"sorted": True, "scheduled": True}),
-            Ranked("16 heads", (1400, 600), (1, 2, 1), {**_OF_16, **_ragged}),
-            Ranked("plateau", (2500,), (1, 3, 1), values="two"),
-            Ranked("pages outside", (4000, 300), (1, 2, 1), _ragged, bad_pages=True),
-            Ranked("shared row", (700,), (1, 2, 1), _OF_16),
-            Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
-            *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
-        ),
-        mutated=15,
-        scratch=("argument 7",),  # slots of rows that are split
-    ),
-    "indexer-pairs-sm_90a": Row(
-        "indexer",
-        (
-            _pairs("a pair", (1300, 1301), (1, 1, 1)),
-            _pairs("two keys", (1500, 1400), (1, 2, 1), values="two"),
-            _pairs("six pairs", (0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1, 1)),
-            # Few pages are left for the last time, and another tile comes.
-            _pairs("compacts its lists", (2240, 2230, 600, 601), (1, 1, 1)),
-            _pairs("one key", (1300, 5), (1, 2, 1), values="equal"),
-            _pairs("bad pages", (700, 690), (1, 1, 1), bad_pages=True),
-            _pairs("a pair that is split", (530, 529, 6000, 5999), (4, 1, 1)),
-            _pairs("a row that needs no scores", (3200, 5, 513, 514), (3, 2, 1), values="equal"),
-            _pairs("candidates of two CTAs", (1500, 1499), (1, 2, 1)),
-            _pairs("candidates of one key", (513, 514), (1, 1, 1), values="two"),
-            # CTAs that compact their parts, wait for each other's counts, and find the row's floor.
-            _pairs("the row's floor", (9000, 8999, 513, 512), (3, 1, 1), values="two"),
-            # The last CTA cuts down what the others have published.
-            _pairs("cut down", (4400, 4399), (6, 1, 1), values="equal"),
-            _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
-            Ranked("long rows", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2,
-                   pairs=True),
-        ),
-        mutated=13,
-        scratch=("argument 7",),
-    ),
-    "indexer-sm_100a": Row(
-        "indexer",
-        (
-            _blackwell("two rows", (1300, 900), (1, 1, 1)),
-            _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
-            _blackwell("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
-            _blackwell("compacts its list", (2700, 600), (1, 1, 1)),
-            _blackwell("two keys", (1500,), (1, 2, 1), values="two"),
-            _blackwell("one key", (1300,), (1, 2, 1), values="equal"),
-            _blackwell("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
-            _blackwell("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
-            _blackwell("fills the list again", (4000,), (1, 1, 1)),
-            _blackwell("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
-        ),
-    ),
+    "prefill-heads16-sm_90a": Row("prefill", (
+        prefill("one segment", 9, 400, 100, 16),
+        prefill("three segments, a full log", 9, 2500, 300, 16),
+        prefill("plateaus", 9, 3000, 100, 16, plateaus=True),
+        prefill("no keys for a warpgroup", 5, 60, 20, 16),
+        prefill("more candidates than fit", 5, 1500, 300, 16, wide=4096),
+        prefill("a ring of tiles goes round", 33, 60, 20, 16),
+        prefill("segments", 20, 12400, 300, 16, short=False),
+    ), mutated=6),
+    "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
+        Order(40), Order(300, "close"), Order(300),
+    ), mutated=2, lanes_apart=True),
+    "attention-target-sm_90a": Row("attention_target", (
+        _target("a CTA", 2, 150, 128),
+        _target("70 heads", 3, 330, 70),
+        _target("three CTAs", 2, 330, 128, sms=3),
+        _target("a consumer has nothing", 7, 60, 128),
+    )),
+    "indexer-scores-sm_90a": Row("indexer_scores", (
+        _scores("a CTA", 2, 150, index_heads=64),
+        _scores("40 heads", 3, 330, index_heads=40),
+        _scores("three CTAs", 2, 330, index_heads=64, sms=3),
+        _scores("seven queries", 7, 60, index_heads=64),
+    )),
+    # A CTA has two groups, each with more tiles than there are stages.
+    "indexer-bwd-sm_90a": Row("indexer_bwd", (
+        _index_backward("seven queries", 7, 100, index_heads=64, sms=3),
+        _index_backward("900 keys", 8, 400, index_heads=64, sms=3, keys=900),
+        _index_backward("16 heads", 33, 60, index_heads=16, sms=3),
+    ), mutated=2),
+    "indexer-bwd-large-sm_90a": Row("indexer_bwd", (
+        _index_backward("alike", 12, 100, index_heads=64, plant=alike),
+        _index_backward("900 keys", 8, 500, index_heads=64, keys=900, plant=alike),
+    )),
+    "indexer-bwd-ordered-sm_90a": Row("indexer_bwd", (
+        _index_backward("in order", 5, 100, index_heads=64, ordered=True),
+        _index_backward("900 keys", 4, 400, index_heads=64, ordered=True, keys=900),
+        _index_backward("32 heads", 7, 60, index_heads=32, ordered=True, sms=3),
+    ), mutated=2),
+    "indexer-bwd-lists-sm_90a": Row("indexer_bwd", tuple(
+        _index_backward(
+            name, S, topk, index_heads=64, ordered=True, keys=keys, duplicates=keys == 260
+        )
+        for name, S, topk, keys in (
+            ("repeated keys", 5, 100, 260),
+            ("three queries", 3, 170, 261),
+            ("two ranges of keys", 2, 64, 132_000),
+            ("two ranges of places", 2, 14_000, 40_000),
+        )
+    ), "lists_kernel"),
+    "indexer-bwd-sum-sm_90a": Row("indexer_bwd_sum", (
+        _index_backward("in order", 5, 100, index_heads=64, ordered=True),
+    ), mutated=0),
+    "indexer-sm_90a": Row("indexer", (
+        _tight("two rows", (1300, 900), (1, 1, 1)),
+        _tight("two CTAs of a row", (1500,), (1, 2, 1)),
+        _tight("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
+        _tight("compacts its list", (2700, 600), (1, 1, 1)),
+        _tight("two keys", (1500,), (1, 2, 1), values="two"),
+        _tight("one key", (1300,), (1, 2, 1), values="equal"),
+        _tight("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
+        _tight("bad pages", (900,), (1, 1, 1), bad_pages=True),
+        _tight("rows that are split", (2500, 513, 2600), (5, 1, 1)),
+        _tight("CTAs that wait for counts", (6000, 513), (4, 1, 1)),
+        _tight("each compacts its part", (9000, 513), (3, 1, 1)),
+        _tight("one key, split", (3200, 513), (4, 1, 1), values="equal"),
+        _tight("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
+        _tight("candidates of one key", (900,), (1, 1, 1), values="two"),
+        _tight("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
+        Ranked("clusters of 16", (9000,), (1, 16, 1)),
+        Ranked("clusters of 2", (2100, 9000, 3000), (2, 2, 1), _ragged),
+        Ranked("clusters of 1", (2100, 4000), (2, 1, 1)),
+        Ranked("halved clusters", (1300,) * 5, (1, 4, 1), {**_OF_16, **_ragged}),
+        Ranked("row splits", (66_000,), (2, 16, 2), {"splits": True}),
+        Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2, 1), _ragged),
+        Ranked("requests", (2100, 2101, 9000, 9001), (2, 2, 1), _ragged, next_n=2),
+        Ranked("compaction", (9000,), (1, 1, 1)),
+        Ranked("sorted", (3000, 100), (1, 2, 1), {"sorted": True, "scheduled": True}),
+        Ranked("16 heads", (1400, 600), (1, 2, 1), {**_OF_16, **_ragged}),
+        Ranked("plateau", (2500,), (1, 3, 1), values="two"),
+        Ranked("pages outside", (4000, 300), (1, 2, 1), _ragged, bad_pages=True),
+        Ranked("shared row", (700,), (1, 2, 1), _OF_16),
+        Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
+        *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
+    ), mutated=15, scratch=("argument 7",)),
+    "indexer-pairs-sm_90a": Row("indexer", (
+        _pairs("a pair", (1300, 1301), (1, 1, 1)),
+        _pairs("two keys", (1500, 1400), (1, 2, 1), values="two"),
+        _pairs("six pairs", (0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1, 1)),
+        # Few pages are left for the last time, and another tile comes.
+        _pairs("compacts its lists", (2240, 2230, 600, 601), (1, 1, 1)),
+        _pairs("one key", (1300, 5), (1, 2, 1), values="equal"),
+        _pairs("bad pages", (700, 690), (1, 1, 1), bad_pages=True),
+        _pairs("a pair that is split", (530, 529, 6000, 5999), (4, 1, 1)),
+        _pairs("a row that needs no scores", (3200, 5, 513, 514), (3, 2, 1), values="equal"),
+        _pairs("candidates of two CTAs", (1500, 1499), (1, 2, 1)),
+        _pairs("candidates of one key", (513, 514), (1, 1, 1), values="two"),
+        # CTAs that compact their parts, wait for each other's counts, and find the row's floor.
+        _pairs("the row's floor", (9000, 8999, 513, 512), (3, 1, 1), values="two"),
+        # The last CTA cuts down what the others have published.
+        _pairs("cut down", (4400, 4399), (6, 1, 1), values="equal"),
+        _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
+        Ranked("long rows", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2,
+               pairs=True),
+    ), mutated=13, scratch=("argument 7",)),
+    "indexer-sm_100a": Row("indexer", (
+        _blackwell("two rows", (1300, 900), (1, 1, 1)),
+        _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
+        _blackwell("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
+        _blackwell("compacts its list", (2700, 600), (1, 1, 1)),
+        _blackwell("two keys", (1500,), (1, 2, 1), values="two"),
+        _blackwell("one key", (1300,), (1, 2, 1), values="equal"),
+        _blackwell("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
+        _blackwell("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
+        _blackwell("fills the list again", (4000,), (1, 1, 1)),
+        _blackwell("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
+    )),
     "indexer-logits-sm_90a": Row(
-        "indexer_logits", checked("indexer_logits", "page edges"), mutated=0
-    ),
-    "topk-indices-sm_90a": Row(
-        "topk_indices",
-        checked("topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"),
-        mutated=0,
-    ),
+        "indexer_logits", checked("indexer_logits", "page edges"), mutated=0),
+    "topk-indices-sm_90a": Row("topk_indices", checked(
+        "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
+    ), mutated=0),
     "prefill-logits-sm_90a": Row(
-        "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0
-    ),
+        "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
     "prefill-scores-sm_90a": Row(
-        "prefill", checked("dsa_topk_prefill", "packed sequences, sorted"), mutated=0
-    ),
-    "quantize-index-sm_90a": Row(
-        "quantize_index",
-        (
-            *checked("quantize_index_k", "1000 keys", "1000 keys, fp32"),
-            *checked("quantize_index_q", "8 x 64 heads"),
-        ),
-        mutated=0,
-    ),
-    "write-index-k-cache-sm_90a": Row(
-        "write_index_k_cache",
-        checked(
-            "write_index_k_cache", "1000 slots, some padding", "1000 slots, some padding, fp32"
-        ),
-        mutated=0,
-    ),
-    "indexer-kl-sm_90a": Row(
-        "indexer_kl",
-        (
-            *checked("indexer_kl", "invalid slots over NaN keys"),
-            *checked("indexer_kl_bwd", "128 heads"),
-        ),
-        mutated=0,
-    ),
+        "prefill", checked("dsa_topk_prefill", "packed sequences, sorted"), mutated=0),
+    "quantize-index-sm_90a": Row("quantize_index", (
+        *checked("quantize_index_k", "1000 keys", "1000 keys, fp32"),
+        *checked("quantize_index_q", "8 x 64 heads"),
+    ), mutated=0),
+    "write-index-k-cache-sm_90a": Row("write_index_k_cache", checked(
+        "write_index_k_cache", "1000 slots, some padding", "1000 slots, some padding, fp32"
+    ), mutated=0),
+    "indexer-kl-sm_90a": Row("indexer_kl", (
+        *checked("indexer_kl", "invalid slots over NaN keys"),
+        *checked("indexer_kl_bwd", "128 heads"),
+    ), mutated=0),
 }
 # fmt: on
 """By the name that results and `equivalent/` have."""
