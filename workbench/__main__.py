@@ -10,8 +10,11 @@ from flashdsa.cli.main import FlashDsaGroup
 from workbench.cli.bench import bench
 from workbench.cli.export import export
 from workbench.cli.lab import lab
+from workbench.cli.launch import launch
 from workbench.cli.model import model
+from workbench.cli.mutate import mutate
 from workbench.cli.overlap import overlap
+from workbench.cli.sanitize import sanitize
 
 
 @click.group(
@@ -26,6 +29,9 @@ def cli() -> None:
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
+      launch    small calls of a kernel, emulated, judged, saved
+      sanitize  compute-sanitizer over those calls, on a GPU
+      mutate    kernels with one synchronisation broken: is it noticed?
       export    solutions for FlashInfer-Bench
 
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
@@ -34,7 +40,7 @@ def cli() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (bench, lab, model, overlap, export):
+for command in (bench, lab, launch, sanitize, mutate, model, overlap, export):
     cli.add_command(command)
 
 

@@ -22,6 +22,10 @@ OUTPUTS = {
     "model context-parallel --chart": "x.png",
     "lab forms --picture": "forms",
     "export flashinfer-bench --output": "solutions",
+    "launch --save": "launches",
+    "sanitize --build-controls": "controls",
+    "sanitize --out": "x.json",
+    "mutate --rows": "rows",
 }
 
 

@@ -1,32 +1,31 @@
-"""workbench/sanitizers/run.py: which sanitizer, what its output means, and that the mutants still exist."""
+"""`python -m workbench sanitize`: which sanitizer, what its output means, that mutants exist."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner, Result
 
+from workbench.__main__ import cli
+from workbench.cli.sanitize import calls_with, is_as_demanded, mutants_with
 from workbench.sanitizers import run
+from workbench.sanitizers.controls import CONTROLS, build, traced
+from workbench.small_calls.table import TABLE
 
 RACES = "========= RACECHECK SUMMARY: 4 hazards displayed (3 errors, 1 warning)\n"
 NO_RACES = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
 NO_ERRORS = "========= ERROR SUMMARY: 0 errors\n"
-DONE = "sanitized case: done"
+DONE = "right index-kl: some call (1.0 s)"
 NOT_STARTED = "========= Error: Target application terminated before first instrumented API call\n"
 
 
-@pytest.fixture(scope="module")
-def sanitize() -> ModuleType:
-    """The program."""
-    return run
-
-
-def test_the_newest_that_tells_its_version_is_taken(sanitize: ModuleType) -> None:
+def test_the_newest_that_tells_its_version_is_taken() -> None:
     said = {
         "/usr/bin/a": "Copyright\nVersion 2025.3.1.0 (build 36498837) (public-release)\n",
         "/pip/b": "NVIDIA (R) Compute Sanitizer\nVersion 2026.4.0.0 (build 39022338)\n",
@@ -35,11 +34,11 @@ def test_the_newest_that_tells_its_version_is_taken(sanitize: ModuleType) -> Non
     }
 
     def ask(path: str) -> tuple[int, ...]:
-        return sanitize.version_in(said[path])
+        return run.version_in(said[path])
 
-    assert sanitize.newest(list(said)[:3], ask).name == "2026.4.0.0"
-    assert sanitize.newest(said, ask).path == "/usr/bin/d"
-    assert sanitize.newest(["/broken/c"], ask) is None
+    assert run.newest(list(said)[:3], ask).name == "2026.4.0.0"
+    assert run.newest(said, ask).path == "/usr/bin/d"
+    assert run.newest(["/broken/c"], ask) is None
 
 
 @pytest.mark.parametrize(
@@ -53,49 +52,40 @@ def test_the_newest_that_tells_its_version_is_taken(sanitize: ModuleType) -> Non
         ("some line\n", None),
     ],
 )
-def test_summaries_are_read(
-    sanitize: ModuleType, output: str, counts: tuple[int, int] | None
-) -> None:
-    assert sys.modules["workbench.sanitizers.results"].counts_in(output) == counts
+def test_summaries_are_read(output: str, counts: tuple[int, int] | None) -> None:
+    assert run.counts_in(output) == counts
 
 
-def judged(sanitize: ModuleType, output: str, exit_code: int | None = 0) -> tuple[str, bool, bool]:
+def judged(output: str, exit_code: int | None = 0) -> tuple[str, bool, bool]:
     """(cell, whether a case is clean, whether a mutant's control is right)."""
-    case = sanitize.judge("candidates", "racecheck", output, exit_code, 8.4, 60)
-    return case.cell, case.clean, sanitize.control_is_right(case)
+    case = run.judge("candidates", "racecheck", output, exit_code, 8.4, 60)
+    return case.cell, case.clean, is_as_demanded(CONTROLS["candidates"], case)
 
 
-def test_silence_is_no_success(sanitize: ModuleType) -> None:
+def test_silence_is_no_success() -> None:
     done = DONE + "\n"
-    assert judged(sanitize, done + NO_RACES) == ("0 (8 s)", True, False)
-    assert judged(sanitize, done + RACES) == ("3 + 1 warnings (8 s)", False, True)
-    assert judged(sanitize, NO_RACES) == ("failed", False, False)
-    assert judged(sanitize, "ids: not the CPU backend's\n" + NO_RACES, 1)[0] == "failed"
-    assert judged(sanitize, done) == ("did not start", False, False)
-    assert judged(sanitize, "No module named x\n" + NOT_STARTED, 1)[:2] == ("did not start", False)
-    assert judged(sanitize, "", None) == ("did not end in 60 s", False, False)
+    assert judged(done + NO_RACES) == ("0 (8 s)", True, False)
+    assert judged(done + RACES) == ("3 + 1 warnings (8 s)", False, True)
+    assert judged(NO_RACES) == ("failed", False, False)
+    assert judged("WRONG row: some call\n" + NO_RACES, 1)[0] == "failed"
+    assert judged(done) == ("did not start", False, False)
+    assert judged("No module named x\n" + NOT_STARTED, 1)[:2] == ("did not start", False)
+    assert judged("", None) == ("did not end in 60 s", False, False)
 
 
-def test_the_right_kernel_must_be_clean(sanitize: ModuleType) -> None:
-    for output, right in ((NO_RACES, True), (RACES, False)):
-        text = DONE + output
-        result = sanitize.judge("right", "racecheck", text, 0, 1.0, 60)
-        assert sanitize.control_is_right(result) == right
+def test_what_racecheck_cannot_see_must_end() -> None:
+    unseen = [name for name, control in CONTROLS.items() if control.unseen]
+    assert len(unseen) < len(CONTROLS) / 2
+    for output, exit_code, right in ((f"ended x\n{NO_RACES}", 0, True), ("", None, False)):
+        result = run.judge(unseen[0], "racecheck", output, exit_code, 1.0, 60)
+        assert is_as_demanded(CONTROLS[unseen[0]], result) == right
 
 
-def test_what_racecheck_cannot_see_must_end(sanitize: ModuleType) -> None:
-    unseen = [name for name, control in sanitize.CONTROLS.items() if control.unseen]
-    assert len(unseen) < len(sanitize.CONTROLS) / 2
-    for output, exit_code, right in ((DONE + NO_RACES, 0, True), ("", None, False)):
-        result = sanitize.judge(unseen[0], "racecheck", output, exit_code, 1.0, 60)
-        assert sanitize.control_is_right(result) == right
-
-
-def test_the_program_s_own_words_are_quoted(sanitize: ModuleType) -> None:
+def test_the_program_s_own_words_are_quoted() -> None:
     race = "========= Error: Race reported between Write access and Read access\n"
-    result = sanitize.judge("case", "racecheck", f"x\n{race}{DONE}\n{RACES}", 0, 1.0, 60)
+    result = run.judge("case", "racecheck", f"x\n{race}{DONE}\n{RACES}", 0, 1.0, 60)
     assert result.quote[0] == "Error: Race reported between Write access and Read access"
-    result = sanitize.judge("case", "memcheck", f"ImportError: y\n{NOT_STARTED}", 1, 1.0, 60)
+    result = run.judge("case", "memcheck", f"ImportError: y\n{NOT_STARTED}", 1, 1.0, 60)
     assert result.trouble == "did not start: ImportError: y"
 
 
@@ -109,67 +99,88 @@ def pretend(folder: Path, version: str, does: str) -> str:
     return str(path)
 
 
+def sanitize(*arguments: str) -> Result:
+    """The command, on what calls itself a GPU."""
+    with patch("torch.cuda.get_device_name", return_value="a GPU"):
+        return CliRunner().invoke(cli, ["sanitize", *arguments])
+
+
 @pytest.mark.parametrize(
     ("version", "summary", "code"), [("2025.3.1", RACES, 1), ("2026.4.0", NO_RACES, 0)]
 )
 def test_old_versions_are_warned_of_and_hazards_fail(
-    sanitize: ModuleType,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    version: str,
-    summary: str,
-    code: int,
+    tmp_path: Path, version: str, summary: str, code: int
 ) -> None:
     program = pretend(tmp_path, version, f"printf '{DONE}\\n{summary}'")
-    arguments = ["--sanitizer", program, "--tool", "racecheck", "--only", "plateau"]
-    assert sanitize.main(arguments) == code
-    assert ("WARNING: racecheck 2025.3.1" in capsys.readouterr().out) == (code == 1)
+    done = sanitize("--sanitizer", program, "--tool", "racecheck", "--only", "plateau")
+    assert done.exit_code == code, done.output
+    assert ("WARNING: racecheck 2025.3.1" in done.stderr) == (code == 1)
 
 
-def test_a_slow_case_hides_no_other(
-    sanitize: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    does = f'case "$*" in *"bad pages"*) sleep 60;; esac; printf \'{DONE}\\n{NO_ERRORS}\''
+def test_a_slow_case_hides_no_other_and_results_are_written(tmp_path: Path) -> None:
+    does = f'case "$*" in *"16 heads"*) sleep 60;; esac; printf \'{DONE}\\n{NO_ERRORS}\''
     program = pretend(tmp_path, "2026.4.0", does)
-    arguments = ["--sanitizer", program, "--tool", "memcheck", "--timeout", "1", "--jobs", "1"]
-    assert sanitize.main(arguments) == 1
-    last = capsys.readouterr().out.split("NOT clean")[0].splitlines()[-len(sanitize.CASES) :]
-    assert [line.split("  ")[0] for line in last] == list(sanitize.CASES)
-    (slow,) = [line for line in last if "0 (0 s)" not in line]
-    assert " ".join(slow.split()) == "bad pages did not end in 1 s"
+    out = tmp_path / "out.json"
+    only = ["--only", "indexer-sm_90a", "--tool", "memcheck", "--timeout", "1", "--jobs", "1"]
+    done = sanitize("--sanitizer", program, *only, "--out", str(out), "--json")
+    assert done.exit_code == 1, done.output
+    document = json.loads(out.read_text())
+    assert json.loads(done.stdout) == document
+    assert [case["case"] for case in document["cases"]] == calls_with("indexer-sm_90a")
+    assert document["sanitizer"] == {"version": "2026.4.0", "path": program}
+    slow = {case["trouble"] for case in document["cases"] if "16 heads" in case["case"]}
+    assert slow == {"did not end in 1 s"}
+    others = [case for case in document["cases"] if "16 heads" not in case["case"]]
+    assert others and all(case["reports"] == 0 and not case["trouble"] for case in others)
 
 
-def test_controls_are_chosen_by_what_is_said_of_them(sanitize: ModuleType, tmp_path: Path) -> None:
-    """Without a folder for them a text that no case has is a mistake: nothing would run."""
-    options = sanitize.parsed(["--only", "slots: the warps", "--build-controls", str(tmp_path)])
-    assert sanitize.controls_with(options.only) == ["places"]
+def test_mutants_are_chosen_by_what_is_said_of_them(tmp_path: Path) -> None:
+    """Without a folder for them a text that no call has is a mistake: nothing would run."""
+    assert mutants_with("slots: the warps") == ["places"]
     for wrong in (["--only", "slots: the warps"], ["--only", "none", "--controls", str(tmp_path)]):
-        with pytest.raises(SystemExit):
-            sanitize.parsed(wrong)
+        done = sanitize(*wrong)
+        assert done.exit_code == 2 and "no call has" in done.output
+    program = pretend(tmp_path, "2026.4.0", "")
+    chosen = "--only", "slots: the warps", "--sanitizer", program
+    done = sanitize(*chosen, "--controls", str(tmp_path))
+    assert done.exit_code == 2 and "lacks places; make it with --build-controls" in done.output
 
 
-def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType) -> None:
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_mutant_s_call_is_in_the_table(name: str) -> None:
+    control = CONTROLS[name]
+    assert not control.small_call.emulated_only
+    assert f"{control.row}: {control.call}" in calls_with("")
+
+
+def test_a_mutant_is_built_and_asked(tmp_path: Path) -> None:
+    """The quickest of them; a plan that the kernel is compiled ahead for."""
+    pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+    assert build("order", tmp_path) == {}  # ptxemu takes a warp as one agent
+    plan = json.loads((tmp_path / "order.json").read_text())["plan"]
+    assert plan in {variant.name for variant in TABLE["prefill-order-sm_90a"].spec.variants}
+    assert (tmp_path / "order.so").exists()
+
+
+def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel() -> None:
     """Else `--build-controls` fails, on a day when the GPU waits for it."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
-    from unittest.mock import patch
-
     from cutlass import cute
 
     from flashdsa.jit.loader import compile_plan
     from flashdsa.kernels.catalog import INDEXER
 
-    controls = importlib.import_module("workbench.sanitizers.controls")
     real, found = cute.arch.barrier, {}
 
     def barrier(*args: object, **kwargs: object) -> object:
-        owner, line = controls.traced(sys._getframe(1))
+        owner, line = traced(sys._getframe(1))
         found.setdefault(owner, set()).add(line)
         return real(*args, **kwargs)
 
     with patch.object(cute.arch, "barrier", barrier):
-        compile_plan(INDEXER, sanitize.CONTROLS["right"].plan)
-    fused = [c for c in sanitize.CONTROLS.values() if isinstance(c.case, controls.Fused)]
-    lacking = [control.barrier for control in fused if control.barrier]
+        compile_plan(INDEXER, CONTROLS["warp sums"].small_call.kernel_plan)
+    mutants = [c.mutate for c in CONTROLS.values() if c.row == "indexer-sm_90a"]
+    lacking = [one.args for one in mutants if one.func.__name__ == "without_barrier"]
     assert len(lacking) >= 5
     assert [one for one in lacking if one[1] >= len(found.get(one[0], ()))] == []
 
@@ -177,31 +188,16 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType
 @pytest.mark.parametrize(
     "name", ["left P", "right P", "sums", "decode P", "decode O", "few heads O"]
 )
-def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(sanitize: ModuleType, name: str) -> None:
+def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(name: str) -> None:
     """By its source: compiling them takes as long as all tests of this file."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, of which the kernel's sources are")
-    from flashdsa.kernels.sparse_mla.sm90 import decode, few_heads, fwd
-    from flashdsa.kernels.sparse_mla.sm90.decode import combine  # noqa: F401
-    from flashdsa.kernels.sparse_mla.sm90.decode import right as _  # noqa: F401
-    from flashdsa.kernels.sparse_mla.sm90.few_heads import merge  # noqa: F401
-    from flashdsa.kernels.sparse_mla.sm90.fwd import epilogue, left, right  # noqa: F401
-
-    control = sanitize.CONTROLS[name]
-    function, barrier = control.wait
-    kernel = {"right decode": decode, "right few heads": few_heads}.get(control.right, fwd)
-    names = "combine", "epilogue", "left", "merge", "right"
-    parts = [getattr(kernel, part, None) for part in names]
+    control = CONTROLS[name]
+    function, barrier = control.mutate.args
+    spec = TABLE[control.row].spec
+    folder = spec.build.partition(":")[0].rpartition(".")[0]
+    package = Path(import_module(folder).__path__[0])
+    parts = [import_module(f"{folder}.{path.stem}") for path in package.glob("*.py")]
     owner = next(m for m in parts if hasattr(m, function))
     source = inspect.getsource(getattr(owner, function))
     assert f'"{barrier}")' in source or "other_sums).wait" in source
-    assert barrier in {one.name for one in control.case.plan.barriers}
-
-
-def test_results_are_written(sanitize: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a GPU")
-    sanitizer = sanitize.Sanitizer((2026, 4, 0), "/x")
-    result = sanitize.judge("case", "memcheck", DONE + NO_ERRORS, 0, 1.0, 60)
-    document = json.loads(json.dumps(sanitize.document(sanitizer, [result], [], None)))
-    assert document["sanitizer"] == {"version": "2026.4.0", "path": "/x"}
-    assert document["schema"] == "flashdsa-sanitizers/1"
-    assert (document["gpu"], document["cases"][0]["reports"]) == ("a GPU", 0)
+    assert barrier in {one.name for one in spec.plans[0].barriers}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from flashdsa.backends.emulated.runner import POISON, Emulator
-from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, TOPK_INDICES
+from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.kernels.catalog import TOPK_INDICES
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.operands import TopkIndexerOperands
@@ -19,8 +17,7 @@ from flashdsa.ops.table import DSA_TOPK_INDEXER
 from ptxemu import Policy
 from tests.kernels.findings import RISING_BOUND
 from tests.kernels.indexer.exact_inputs import Inputs
-
-SPECS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
+from workbench.small_calls.direct import launch_indexer
 
 
 def assert_as_the_cpu(
@@ -62,21 +59,11 @@ def emulate_indexer(
         ptxemu.HazardError: the check found an error.
     """
     runner = Emulator(policy=Policy(seed=seed))
-    number, size, splits = clusters
-    assert splits == 1 or plan.splits
-    how: tuple[Any, ...] = (number, size)
-    sizes = plan.split_workspace(number * size)
-    arrivals = torch.zeros(sizes.counters).int()
-    if plan.splits:
-        slots = runner.empty(*sizes.slots, dtype=torch.int32)
-        assert (slots.view(torch.uint8) == POISON).all()
-        how = (arrivals, slots, *clusters)
-        runner.workspaces[0] = (arrivals, slots)
-    q, cache, *others = operands
-    function = runner.function(SPECS[plan.arch.name], plan)
-    with runner.launching():
-        function(q, cache.view(torch.uint8), *others, *how)
-    assert not arrivals.any(), "the counters of the next launch are not 0"
+    assert clusters[2] == 1 or plan.splits
+    workspace = launch_indexer(runner, plan, operands, clusters)
+    if workspace:
+        runner.workspaces[0] = workspace
+        assert not workspace[0].any(), "the counters of the next launch are not 0"
     return runner
 
 

@@ -1,1 +1,0 @@
-"""One small launch of a kernel, for traces."""

@@ -1,0 +1,225 @@
+"""Break a kernel's synchronisation, one instruction at a time, over its saved small calls.
+
+A mutant that is done is written down at once, to ROWS/NAME.jsonl, whose first line says what it is
+of. Where all are done, one line with their number is at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flashdsa.errors import ArgumentValueError
+from ptxemu.mutate import (
+    Equivalents,
+    Mutation,
+    Replay,
+    Report,
+    Result,
+    fingerprint,
+    mutate,
+    mutations_of,
+)
+from ptxemu.mutate.report import facts_of
+from ptxemu.mutate.runner import (
+    CAUGHT,
+    EQUIVALENT,
+    NOT_REACHED,
+    NOTED,
+    POLICIES,
+    REDUNDANT,
+    SURVIVED,
+)
+from ptxemu.saved_launch import load_launch
+from ptxemu.sched.policy import Policy
+from workbench.mutation.peers import PEERS, Peer
+from workbench.mutation.table import RESULTS, counts_of, read_rows
+from workbench.small_calls.record import path_of_launch, record
+from workbench.small_calls.table import Row, rows_of
+
+SCHEDULES = (
+    *POLICIES,
+    Policy(asynchronous="slow", warps="random", seed=0, timeouts=0.5),
+    Policy(asynchronous="late", warps="random", seed=1, timeouts=1.0),
+)
+"""In the last two warps have to wait and give up again and again, and reach what comes then."""
+APART = (*POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
+"""For a kernel whose order is that of a warp's lanes."""
+
+Known = dict[tuple[str, str], Result]
+"""By names of site and mutation."""
+
+
+def chosen(names: tuple[str, ...]) -> dict[str, Row | Peer]:
+    """The rows of these names whose kernels synchronise; none: all of this library.
+
+    Raises:
+        ArgumentValueError: there is none of a name.
+    """
+    peers: dict[str, Row | Peer] = {name: PEERS[name] for name in names if name in PEERS}
+    ours = tuple(name for name in names if name not in peers)
+    rows = rows_of(ours) if ours or not peers else {}
+    return {**{name: row for name, row in rows.items() if row.repeated}, **peers}
+
+
+def calls_of(row: Row | Peer) -> list[str]:
+    """Names of the launches that are repeated."""
+    return list(row.calls) if isinstance(row, Peer) else [call.name for call in row.repeated]
+
+
+def save(name: str, row: Row | Peer, folder: Path, *, first: bool = False) -> None:
+    """Write the launches that are repeated with each mutant, or the first."""
+    for number in range(1 if first else len(calls_of(row))):
+        path = path_of_launch(folder, name, number)
+        if isinstance(row, Peer):
+            row.record(number, path)
+        else:
+            record(row.repeated[number], row.entry, path)
+
+
+def argued(name: str) -> Equivalents:
+    """Mutants that are harmless, with the reason of each."""
+    path = RESULTS / "equivalent" / f"{name}.txt"
+    return Equivalents.parse(path.read_text() if path.exists() else "")
+
+
+class Campaign:
+    """The mutants of one kernel, and what is known of them already.
+
+    Attributes:
+        name: of the row. mutations: all, in program order. ptx: the kernel's fingerprint.
+        rows: the file of the mutants.
+    """
+
+    def __init__(self, name: str, row: Row | Peer, launches: Path, rows: Path) -> None:
+        """Read its launches from a folder."""
+        self.name, self.rows = name, rows / f"{name}.jsonl"
+        self._calls = calls_of(row)
+        paths = [path_of_launch(launches, name, number) for number in range(len(self._calls))]
+        replays = [Replay(load_launch(path), row.scratch, row.ignored) for path in paths]
+        self._first, *self._others = replays
+        function = self._first.module.syntax.functions[self._first.kernel]
+        self._lanes_apart = row.lanes_apart
+        self.mutations = mutations_of(function, warp_syncs=row.lanes_apart)
+        self.ptx = fingerprint(function)
+        self._equivalents = argued(name)
+
+    def try_all(self, jobs: int, again: bool, limit: int | None = None) -> tuple[Report, list[str]]:
+        """Every mutant; the report, and arguments that are about none.
+
+        Args:
+            again: of those that a whole run has tried only what was not caught is tried.
+            limit: at most so many mutants, spread over the kernel; they are not written down.
+        """
+        strangers = self._equivalents.strangers(self.mutations)
+        for stranger in strangers:
+            click.echo(f"equivalent/{self.name}.txt: there is no mutant {stranger!r}", err=True)
+        known = {} if limit else self._tried(again)
+        self.rows.parent.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        with (Path("/dev/null") if limit else self.rows).open("w") as tried:
+
+            def write(document: Mapping[str, Any]) -> None:
+                tried.write(json.dumps(document) + "\n")
+                tried.flush()
+
+            def on_result(done: int, total: int, result: Result) -> None:
+                what = f"{result.mutation.site.name} {result.mutation.name}: {result.verdict}"
+                click.echo(f"{self.name} {done}/{total} {what}, {result.seconds:.0f} s", err=True)
+                write(facts_of(result))
+
+            write({"ptx": self.ptx, "calls": self._calls})
+            for result in known.values():
+                write(facts_of(result))
+            baseline, results = mutate(
+                self._first,
+                also=self._others,
+                limit=limit,
+                jobs=jobs,
+                policies=APART if self._lanes_apart else SCHEDULES,
+                notes=True,
+                equivalents=self._equivalents,
+                known=known,
+                on_result=on_result,
+            )
+            write({"mutants": len(results)})
+        click.echo(f"{self.name}: {time.monotonic() - started:.0f} s", err=True)
+        return Report(self._first.kernel, baseline, results), strangers
+
+    def counted(self, report: Report) -> dict[str, Any]:
+        """The row of the table."""
+        return {
+            "name": self.name,
+            "arch": self.name.rpartition("-")[2],
+            "ptx": self.ptx,
+            **counts_of(Counter(result.verdict for result in report.results)),
+        }
+
+    def _tried(self, again: bool) -> Known:
+        """What a run that was stopped has tried, or what stands of a whole one.
+
+        Raises:
+            ArgumentValueError: it is of another kernel.
+        """
+        if not self.rows.exists():
+            return {}
+        head, *facts = map(json.loads, self.rows.read_text().splitlines())
+        whole = bool(facts) and "mutants" in facts[-1]
+        if head["ptx"] != self.ptx:
+            if again:
+                raise ArgumentValueError(f"{self.rows}: of another kernel; run without --again")
+            return {}
+        if whole and not again:
+            return {}
+        same_calls = head["calls"] == self._calls
+        stands = {CAUGHT, REDUNDANT, EQUIVALENT} if same_calls else {CAUGHT}
+        by_names = {(m.site.name, m.name): m for m in self.mutations}
+        known = {
+            names: self._argued_anew(result_of(by_names[names], fact))
+            for fact in facts[: -1 if whole else None]
+            for names in [(f"{fact['category']}#{fact['number']}", fact["mutation"])]
+        }
+        stopped = not whole and same_calls
+        return {n: r for n, r in known.items() if stopped or r.verdict in stands}
+
+    def _argued_anew(self, result: Result) -> Result:
+        """With the argument that the file has now."""
+        if result.verdict in (CAUGHT, REDUNDANT, NOT_REACHED):
+            return result
+        reason = self._equivalents.reason(result.mutation)
+        if reason is None and result.verdict != EQUIVALENT:
+            return result
+        verdict = SURVIVED if reason is None else EQUIVALENT
+        return replace(result, verdict=verdict, how=reason or "")
+
+
+def staleness(name: str, launches: Path) -> tuple[str | None, str]:
+    """The fingerprint that a kernel's counts are of, and that of its first launch in a folder."""
+    setup = load_launch(path_of_launch(launches, name, 0))
+    now = fingerprint(setup.module.syntax.functions[setup.kernel])
+    return next((row["ptx"] for row in read_rows() if row["name"] == name), None), now
+
+
+def survivors_of(report: Report) -> Iterator[str]:
+    """What is neither caught nor explained, by name."""
+    for result in report.results:
+        if result.verdict in (SURVIVED, NOTED, NOT_REACHED):
+            site, name = result.mutation.site, result.mutation.name
+            yield f"{site.name} {name}: {result.verdict}"
+
+
+def result_of(mutation: Mutation, fact: Mapping[str, Any]) -> Result:
+    """A result as it was written down."""
+    policy = None
+    if fact.get("policy") is not None:
+        asynchronous, warps, seed = fact["policy"].split("/")
+        policy = Policy(asynchronous=asynchronous, warps=warps, seed=int(seed))
+    said = fact["verdict"], fact["how"], fact["message"]
+    return Result(mutation, *said, policy, fact["seconds"], fact["launch"])

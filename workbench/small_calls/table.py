@@ -1,0 +1,491 @@
+"""Every kernel with small calls of it, as data: what tests, sanitizers, mutation and traces read.
+
+A call of Hopper that takes no plan of its own runs on a GPU too. Sizes are such that rings go
+round, CTAs have several work items, and rows have parts without work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
+from flashdsa.errors import ArgumentValueError
+from flashdsa.kernels.catalog import KERNELS
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
+from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
+from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.verify import check_cases
+from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
+from flashdsa.verify.prefill_cases import PrefillCase, causal
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
+from workbench.small_calls.direct import Order, Ranked
+
+KEYS = 90
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel, or a form of it that has instructions of its own, and its small calls.
+
+    Attributes:
+        kernel: its name in the catalog.
+        helper: the entry in the place of the kernel's own: what is launched before it, say.
+        mutated: how many calls, from the first on, are repeated with each mutant; 0: it has no
+            synchronisation, or another row is of the same instructions.
+        scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
+            them.
+        ignored: codes of findings that come and go with the schedule in the original, too.
+        lanes_apart: a warp's lanes go apart, and bar.warp.sync is broken, too.
+    """
+
+    kernel: str
+    calls: tuple[Small, ...]
+    helper: str = ""
+    mutated: int | None = None
+    scratch: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ("unordered-float-additions",)
+    lanes_apart: bool = False
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The kernel's entry in the catalog."""
+        names = self.kernel, self.calls[0].backend
+        return next(spec for spec in KERNELS if (spec.name, spec.backend) == names)
+
+    @property
+    def entry(self) -> str:
+        """In the name of the PTX function."""
+        return self.helper or self.spec.entry
+
+    @property
+    def repeated(self) -> tuple[Small, ...]:
+        """The calls that are repeated with each mutant."""
+        return self.calls[: self.mutated]
+
+
+def attention(
+    name: str, S: int, keys: int, heads: int, topk: int, *, sms: int = 1, **features: Any
+) -> SmallCall:
+    """A forward; features of the case."""
+    given = {"duplicates": True, "invalid": True, **features}
+    return SmallCall("sparse_mla_fwd", SparseMlaCase(name, S, keys, heads, topk, **given), sms)
+
+
+def growing(heads: int, topk: int, packed: str = "", **how: Any) -> SmallCall:
+    """A forward whose logits grow from tile to tile, so that every tile scales O."""
+    case = SparseMlaCase("growing logits", 1, topk, heads, topk, packed=packed)
+    return SmallCall("sparse_mla_fwd", case, plant=let_logits_grow, **how)
+
+
+def let_logits_grow(x: Any) -> None:
+    """Slots name the keys in their order; each 64 keys are twice as large as those before."""
+    sizes = 2.0 ** (torch.arange(x.case.num_keys)[:, None] // 64)
+    x.indices.copy_(torch.arange(x.case.topk, dtype=torch.int32).expand_as(x.indices))
+    x.indices[:, ::7] = -1
+    if x.case.packed:  # the scales of a row's four tiles, and its bf16 rope
+        x.kv[:, 512:528].view(torch.float32).mul_(sizes)
+        x.kv[:, 528:].view(torch.bfloat16).mul_(sizes)
+    else:
+        x.kv.mul_(sizes)
+
+
+def backward(
+    name: str, heads: int, S: int, topk: int, *plants: Callable[[Any], None], sms: int = 1,
+    ordered: bool = False, keys: int = 260, settings: dict[str, Any] | None = None,
+    backend: str = HOPPER, **features: Any,
+) -> SmallCall:  # fmt: skip
+    """A backward; what is planted comes in this order."""
+    case = SparseMlaCase(name, S, keys, heads, topk, invalid=True, **features)
+    options = {"deterministic": True} if ordered else {}
+    plant = partial(plant_all, plants)
+    return SmallCall("mla_bwd", case, sms, options, plant, settings or {}, backend)
+
+
+def plant_all(plants: Iterable[Callable[[Any], None]], x: Any) -> None:
+    """One after the other."""
+    for plant in plants:
+        plant(x)
+
+
+def alike(x: Any) -> None:
+    """All queries name the same keys, so that large groups are chosen."""
+    x.indices.copy_(x.indices[:1].expand_as(x.indices).clone())
+
+
+def shorter(slots: int) -> Callable[[Any], None]:
+    """The second half of the queries names so many keys fewer."""
+
+    def plant(x: Any) -> None:
+        x.indices[len(x.indices) // 2 :, -slots:] = -1
+
+    return plant
+
+
+def repeated(x: Any) -> None:
+    """Four slots of each query name its first key again."""
+    x.indices[:, 1:5] = x.indices[:, :1].clone()
+
+
+def gap(x: Any) -> None:
+    """The second two queries, a group, name the first and the last 64 keys only."""
+    keys = x.indices[2][x.indices[2] >= 0].unique()
+    x.indices[2:4].masked_fill_(torch.isin(x.indices[2:4], keys[64:-64]), -1)
+
+
+def prefill(
+    name: str, queries: int, keys: int, topk: int, heads: int = 64, *, dtype: str = "float8_e4m3fn",
+    wide: int = 0, short: bool = True, **features: Any,
+) -> SmallCall:  # fmt: skip
+    """Queries in a causal row of keys.
+
+    Args:
+        wide: not 0: the first 128 keys' scores are so many times as large, so that all others fall
+            into fewer bins of the window, of 4,096 into a few.
+        short: 1,024 keys are ranked at a time and 350 scores of earlier ones are kept, so that
+            short rows have several segments and fill the log.
+    """
+    case = PrefillCase(name, causal(queries, keys), topk, heads, getattr(torch, dtype), **features)
+
+    def widen(x: Any) -> None:
+        (x.k_index if x.k_scale is None else x.k_scale)[:128] *= wide
+
+    settings = {"flashdsa.backends.sm90.prefill:_plan": short_segments} if short else {}
+    sms, plant = int(short), widen if wide else None
+    return SmallCall("dsa_topk_prefill", case, sms, plant=plant, settings=settings)
+
+
+def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
+    """The plan that a user's call has, but for segments and log."""
+    how = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
+    return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores, **how)
+
+
+def training(
+    operation: str, name: str, S: int, topk: int, heads: int, index_heads: int = 16, *, sms: int = 1,
+    keys: int = KEYS, ordered: bool = False, plant: Callable[[Any], None] | None = None,
+    **features: Any,
+) -> SmallCall:  # fmt: skip
+    """An operation that trains the indexer."""
+    case = SparseMlaCase(name, S, keys, heads, topk, invalid=True, **features)
+    options = {"deterministic": True} if ordered else {}
+    inputs = IndexerTrainingCase(case, index_heads=index_heads)
+    return SmallCall(operation, inputs, sms, options, plant)
+
+
+def checked(operation: str, *names: str) -> tuple[SmallCall, ...]:
+    """Cases of `flashdsa check`, on all multiprocessors."""
+    cases = {case.name: case for case in _CHECKED.get(operation, ())}
+    return tuple(SmallCall(operation, cases.get(name, name), sms=0) for name in names)
+
+
+_CHECKED: dict[str, Sequence[Any]] = {
+    "sparse_mla_fwd": check_cases.FORWARD,
+    "dsa_topk_indexer": check_cases.INDEXER,
+    "indexer_logits": check_cases.INDEXER,
+    "dsa_topk_prefill": check_cases.PREFILL,
+    "prefill_logits": check_cases.PREFILL,
+}
+"""Cases whose results are judged on the CPU; the others' where they are."""
+
+
+_index_backward = partial(training, "indexer_bwd", heads=8, keys=260)
+_target = partial(training, "attention_target", topk_length=True)
+_scores = partial(training, "indexer_scores", heads=8, topk_length=True)
+_LARGE = (
+    backward("two tiles and one", 128, 4, 130, alike, shorter(70)),
+    backward("three tiles, two CTAs", 128, 6, 200, alike, sms=2),
+)
+"""A CTA with a group of two tiles and one of one, and two with three of three tiles."""
+_SMALL = (
+    backward("a CTA", 128, 2, 100, topk_length=True),
+    backward("three CTAs", 128, 2, 170, sms=3, topk_length=True),
+    backward("16 heads", 16, 9, 100, sms=2, topk_length=True),
+    backward("8 heads", 8, 17, 70, sms=2, topk_length=True),
+)
+_slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
+_CHAIN = {
+    "flashdsa.backends.sm90.mla_bwd_spool:MOST_BUFFERS": 1,
+    # Else lists with rows out of order are not taken, unless there are hundreds.
+    "flashdsa.kernels.sparse_mla.sm90.choice:UNORDERED_GROUPS": 0,
+}
+"""Groups in order are one chain."""
+_chain = partial(backward, ordered=True, settings=_CHAIN)
+_decode = partial(attention, keys=KEYS, logit_scale=20.0, rounded_dots=True)
+
+
+def _of_few_heads(heads: int) -> tuple[SmallCall, ...]:
+    """Decodes: rings that go round, clusters, scales that are no powers of two."""
+    return (
+        _decode("a CTA", 1, heads=heads, topk=330, packed="ue8m0"),
+        _decode("two CTAs", 2, heads=heads - 7, topk=200, packed="ue8m0", sms=2),
+        _decode("any scale", 1, heads=heads, topk=600, packed="fp32", sms=2),
+        _decode("four CTAs", 1, heads=heads, topk=900, packed="ue8m0", sms=4),
+        growing(heads, 256, "ue8m0"),
+    )
+
+
+def _prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
+    return (
+        prefill("one segment", 5, 400, 100, dtype=dtype),
+        prefill("three segments, a full log", 9, 2500, 300, dtype=dtype),
+        prefill("plateaus", 5, 3000, 100, dtype=dtype, plateaus=True),
+        prefill("no keys for a warpgroup", 5, 60, 20, dtype=dtype),
+        prefill("more candidates than fit", 5, 1500, 300, dtype=dtype, wide=4096),
+        prefill("warps read places of others", 5, 1000, 300, dtype=dtype),
+        prefill("candidates of many warps", 5, 1000, 300, dtype=dtype, wide=128),
+        prefill("700 keys", 20, 700, 300, dtype=dtype, short=False),
+        prefill("700 keys, plateaus", 20, 700, 300, dtype=dtype, short=False, plateaus=True),
+    )
+
+
+_TIGHT = {
+    "num_heads": 16, "topk": 512, "list_capacity": 2048, "first_fill_pages": 10,
+    "fill_step_pages": 2, "select_pages": 1, "merge_pages": 3, "settling_ctas": 2,
+    "settling_pages": 15, "count_polls": 100_000,
+}  # fmt: skip
+"""Lists so small that short rows compact them; selecting counts for so little that rows of this
+length are split."""
+_tight = partial(Ranked, plan={**_TIGHT, "splits": True, "scheduled": True})
+_pairs = partial(Ranked, plan=_TIGHT, next_n=2, pairs=True)
+_blackwell = partial(
+    Ranked,
+    plan={
+        "num_heads": 16, "topk": 512, "scheduled": True, "stages": 8, "pages_per_stage": 2,
+        "list_capacity": 2048, "first_fill_pages": 8, "fill_step_pages": 1,
+    },
+    backend=BLACKWELL,
+)  # fmt: skip
+_SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
+_OF_16 = {"num_heads": 16, "topk": 512}
+_ragged = {"splits": True, "scheduled": True}
+
+# fmt: off
+TABLE: dict[str, Row] = {
+    "mla-bwd-sm_100a": Row("mla_bwd", tuple(
+        # A pair of CTAs takes all queries; the second call goes round the ring of indices.
+        backward(f"{S} queries of {topk}", 128, S, topk, sms=2, keys=40, duplicates=True,
+                 backend=BLACKWELL, settings={"flashdsa.backends.sm100.mla_bwd:PLANS": {
+                     **sm100_bwd.PLANS, (128, False): BwdPlan(index_stages=4)}})
+        for S, topk in ((2, 64), (3, 96))
+    )),
+    "mla-bwd-groups-sm_100a": Row("mla_bwd", tuple(
+        backward(f"{S} queries of {topk}", 64, S, topk, sms=4, keys=KEYS, duplicates=True,
+                 backend=BLACKWELL)
+        for S, topk in ((5, 40), (2, 110))
+    )),
+    "mla-fwd-sm_90a": Row("mla_fwd", (
+        attention("three items of a CTA", 3, KEYS, 64, 128, max_logits=True),
+        attention("two CTAs", 5, KEYS, 64, 200, sms=2),
+        *checked("sparse_mla_fwd", "133 queries, lengths", "135 queries in groups of 2",
+                 "399 queries in groups of 4", "926 queries in groups of 8"),
+        *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
+                    max_logits=True) for group in (2, 4, 8)),
+    ), mutated=1),
+    # Seven tiles: every ring goes round.
+    "mla-fwd-sm_100a": Row("mla_fwd", (growing(128, 448, backend=BLACKWELL, sms=2),)),
+    "mla-fwd-groups-sm_100a": Row(
+        "mla_fwd",
+        (SmallCall("sparse_mla_fwd", SparseMlaCase(
+            "two queries", 2, 448, 64, 300, invalid=True, logit_scale=20.0, rounded_dots=True,
+        ), 4, backend=BLACKWELL),),
+    ),
+    "mla-bwd-scores-sm_90a": Row("mla_bwd_scores", _LARGE),
+    "mla-bwd-dq-sm_90a": Row("mla_bwd_dq", _LARGE),
+    "mla-bwd-dkv-sm_90a": Row("mla_bwd_dkv", _LARGE),
+    # Additions come in one order; a bound that is read may be old, as it only rises.
+    "mla-bwd-dkv-ordered-sm_90a": Row("mla_bwd_dkv", (
+        _chain("two CTAs", 128, 4, 130, alike, shorter(70), sms=2),
+        _chain("repeated keys", 128, 4, 110, alike, repeated, sms=3),
+        _chain("a warpgroup has no tile", 128, 4, 60, alike),
+        _chain("all items at a time", 128, 4, 130, alike, sms=6),
+        _chain("out of order only", 128, 4, 50, alike, repeated, sms=3),
+        # The third of three groups adds to keys that the second passes over.
+        _chain("a gap", 128, 6, 200, alike, gap, sms=6),
+        _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
+    ), mutated=6, ignored=("stale-read",)),
+    "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _SMALL, mutated=2),
+    "mla-bwd-slots-sm_90a": Row("mla_bwd_fused", (
+        _slots("a CTA", 128, 2, 100),
+        _slots("three CTAs", 128, 2, 170, sms=3),
+        _slots("16 heads", 16, 41, 20, sms=2),
+        _slots("five queries", 128, 5, 100, sms=2),
+    ), mutated=2),
+    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_SMALL[:2], *_LARGE), "union_kernel"),
+    "mla-decode-sm_90a": Row("mla_decode", (
+        _decode("a CTA", 1, heads=20, topk=330),
+        _decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
+        _decode("two CTAs", 1, heads=40, topk=600, sms=2),
+        _decode("four CTAs", 1, heads=20, topk=900, sms=4),
+        growing(20, 256),
+    )),
+    "mla-decode-packed-sm_90a": Row("mla_decode", (
+        _decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
+        _decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
+        _decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
+        _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
+        growing(40, 256, "ue8m0"),
+    )),
+    "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
+    "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
+    "prefill-sm_90a": Row("prefill", _prefill_of_64("float8_e4m3fn"), mutated=7),
+    "prefill-bf16-sm_90a": Row("prefill", _prefill_of_64("bfloat16"), mutated=7),
+    "prefill-heads16-sm_90a": Row("prefill", (
+        prefill("one segment", 9, 400, 100, 16),
+        prefill("three segments, a full log", 9, 2500, 300, 16),
+        prefill("plateaus", 9, 3000, 100, 16, plateaus=True),
+        prefill("no keys for a warpgroup", 5, 60, 20, 16),
+        prefill("more candidates than fit", 5, 1500, 300, 16, wide=4096),
+        prefill("a ring of tiles goes round", 33, 60, 20, 16),
+        prefill("segments", 20, 12400, 300, 16, short=False),
+    ), mutated=6),
+    "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
+        Order(40), Order(300, "close"), Order(300),
+    ), mutated=2, lanes_apart=True),
+    "attention-target-sm_90a": Row("attention_target", (
+        _target("a CTA", 2, 150, 128),
+        _target("70 heads", 3, 330, 70),
+        _target("three CTAs", 2, 330, 128, sms=3),
+        _target("a consumer has nothing", 7, 60, 128),
+    )),
+    "indexer-scores-sm_90a": Row("indexer_scores", (
+        _scores("a CTA", 2, 150, index_heads=64),
+        _scores("40 heads", 3, 330, index_heads=40),
+        _scores("three CTAs", 2, 330, index_heads=64, sms=3),
+        _scores("seven queries", 7, 60, index_heads=64),
+    )),
+    # A CTA has two groups, each with more tiles than there are stages.
+    "indexer-bwd-sm_90a": Row("indexer_bwd", (
+        _index_backward("seven queries", 7, 100, index_heads=64, sms=3),
+        _index_backward("900 keys", 8, 400, index_heads=64, sms=3, keys=900),
+        _index_backward("16 heads", 33, 60, index_heads=16, sms=3),
+    ), mutated=2),
+    "indexer-bwd-large-sm_90a": Row("indexer_bwd", (
+        _index_backward("alike", 12, 100, index_heads=64, plant=alike),
+        _index_backward("900 keys", 8, 500, index_heads=64, keys=900, plant=alike),
+    )),
+    "indexer-bwd-ordered-sm_90a": Row("indexer_bwd", (
+        _index_backward("in order", 5, 100, index_heads=64, ordered=True),
+        _index_backward("900 keys", 4, 400, index_heads=64, ordered=True, keys=900),
+        _index_backward("32 heads", 7, 60, index_heads=32, ordered=True, sms=3),
+    ), mutated=2),
+    "indexer-bwd-lists-sm_90a": Row("indexer_bwd", tuple(
+        _index_backward(
+            name, S, topk, index_heads=64, ordered=True, keys=keys, duplicates=keys == 260
+        )
+        for name, S, topk, keys in (
+            ("repeated keys", 5, 100, 260),
+            ("three queries", 3, 170, 261),
+            ("two ranges of keys", 2, 64, 132_000),
+            ("two ranges of places", 2, 14_000, 40_000),
+        )
+    ), "lists_kernel"),
+    "indexer-bwd-sum-sm_90a": Row("indexer_bwd_sum", (
+        _index_backward("in order", 5, 100, index_heads=64, ordered=True),
+    ), mutated=0),
+    "indexer-sm_90a": Row("indexer", (
+        _tight("two rows", (1300, 900), (1, 1, 1)),
+        _tight("two CTAs of a row", (1500,), (1, 2, 1)),
+        _tight("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
+        _tight("compacts its list", (2700, 600), (1, 1, 1)),
+        _tight("two keys", (1500,), (1, 2, 1), values="two"),
+        _tight("one key", (1300,), (1, 2, 1), values="equal"),
+        _tight("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
+        _tight("bad pages", (900,), (1, 1, 1), bad_pages=True),
+        _tight("rows that are split", (2500, 513, 2600), (5, 1, 1)),
+        _tight("CTAs that wait for counts", (6000, 513), (4, 1, 1)),
+        _tight("each compacts its part", (9000, 513), (3, 1, 1)),
+        _tight("one key, split", (3200, 513), (4, 1, 1), values="equal"),
+        _tight("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
+        _tight("candidates of one key", (900,), (1, 1, 1), values="two"),
+        _tight("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
+        Ranked("clusters of 16", (9000,), (1, 16, 1)),
+        Ranked("clusters of 2", (2100, 9000, 3000), (2, 2, 1), _ragged),
+        Ranked("clusters of 1", (2100, 4000), (2, 1, 1)),
+        Ranked("halved clusters", (1300,) * 5, (1, 4, 1), {**_OF_16, **_ragged}),
+        Ranked("row splits", (66_000,), (2, 16, 2), {"splits": True}),
+        Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2, 1), _ragged),
+        Ranked("requests", (2100, 2101, 9000, 9001), (2, 2, 1), _ragged, next_n=2),
+        Ranked("compaction", (9000,), (1, 1, 1)),
+        Ranked("sorted", (3000, 100), (1, 2, 1), {"sorted": True, "scheduled": True}),
+        Ranked("16 heads", (1400, 600), (1, 2, 1), {**_OF_16, **_ragged}),
+        Ranked("plateau", (2500,), (1, 3, 1), values="two"),
+        Ranked("pages outside", (4000, 300), (1, 2, 1), _ragged, bad_pages=True),
+        Ranked("shared row", (700,), (1, 2, 1), _OF_16),
+        Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
+        *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
+    ), mutated=15, scratch=("argument 7",)),
+    "indexer-pairs-sm_90a": Row("indexer", (
+        _pairs("a pair", (1300, 1301), (1, 1, 1)),
+        _pairs("two keys", (1500, 1400), (1, 2, 1), values="two"),
+        _pairs("six pairs", (0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1, 1)),
+        # Few pages are left for the last time, and another tile comes.
+        _pairs("compacts its lists", (2240, 2230, 600, 601), (1, 1, 1)),
+        _pairs("one key", (1300, 5), (1, 2, 1), values="equal"),
+        _pairs("bad pages", (700, 690), (1, 1, 1), bad_pages=True),
+        _pairs("a pair that is split", (530, 529, 6000, 5999), (4, 1, 1)),
+        _pairs("a row that needs no scores", (3200, 5, 513, 514), (3, 2, 1), values="equal"),
+        _pairs("candidates of two CTAs", (1500, 1499), (1, 2, 1)),
+        _pairs("candidates of one key", (513, 514), (1, 1, 1), values="two"),
+        # CTAs that compact their parts, wait for each other's counts, and find the row's floor.
+        _pairs("the row's floor", (9000, 8999, 513, 512), (3, 1, 1), values="two"),
+        # The last CTA cuts down what the others have published.
+        _pairs("cut down", (4400, 4399), (6, 1, 1), values="equal"),
+        _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
+        Ranked("long rows", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2,
+               pairs=True),
+    ), mutated=13, scratch=("argument 7",)),
+    "indexer-sm_100a": Row("indexer", (
+        _blackwell("two rows", (1300, 900), (1, 1, 1)),
+        _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
+        _blackwell("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
+        _blackwell("compacts its list", (2700, 600), (1, 1, 1)),
+        _blackwell("two keys", (1500,), (1, 2, 1), values="two"),
+        _blackwell("one key", (1300,), (1, 2, 1), values="equal"),
+        _blackwell("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
+        _blackwell("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
+        _blackwell("fills the list again", (4000,), (1, 1, 1)),
+        _blackwell("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
+    )),
+    "indexer-logits-sm_90a": Row(
+        "indexer_logits", checked("indexer_logits", "page edges"), mutated=0),
+    "topk-indices-sm_90a": Row("topk_indices", checked(
+        "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
+    ), mutated=0),
+    "prefill-logits-sm_90a": Row(
+        "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
+    "prefill-scores-sm_90a": Row(
+        "prefill", checked("dsa_topk_prefill", "packed sequences, sorted"), mutated=0),
+    "quantize-index-sm_90a": Row("quantize_index", (
+        *checked("quantize_index_k", "1000 keys", "1000 keys, fp32"),
+        *checked("quantize_index_q", "8 x 64 heads"),
+    ), mutated=0),
+    "write-index-k-cache-sm_90a": Row("write_index_k_cache", checked(
+        "write_index_k_cache", "1000 slots, some padding", "1000 slots, some padding, fp32"
+    ), mutated=0),
+    "indexer-kl-sm_90a": Row("indexer_kl", (
+        *checked("indexer_kl", "invalid slots over NaN keys"),
+        *checked("indexer_kl_bwd", "128 heads"),
+    ), mutated=0),
+}
+# fmt: on
+"""By the name that results and `equivalent/` have."""
+
+
+def rows_of(names: Iterable[str]) -> dict[str, Row]:
+    """The rows of these names, of a kernel's name in the catalog all; none: the whole table.
+
+    Raises:
+        ArgumentValueError: there is none of a name.
+    """
+    names = tuple(names)
+    found = {n: row for n, row in TABLE.items() if not names or n in names or row.kernel in names}
+    for name in names:
+        if name not in found and all(row.kernel != name for row in found.values()):
+            raise ArgumentValueError(f"{name}: no such kernel; there are {', '.join(TABLE)}")
+    return found
