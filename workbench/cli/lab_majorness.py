@@ -1,4 +1,4 @@
-"""`python -m workbench lab majorness`: one table for each of its questions."""
+"""`python -m workbench lab majorness`: a table for each of its questions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ARCHS = ("sm_90a", "sm_100a")
 """The options' choices are here, and not taken from workbench.lab, so that --help is quick."""
-DTYPES = ("bf16", "f16", "e4m3", "e5m2", "tf32")
+DTYPES = ("bf16", "f16", "e4m3", "e5m2")
 SWIZZLES = ("0", "32", "64", "128")
 SOURCES = ("smem", "tmem", "registers")
 
@@ -38,14 +38,14 @@ def _choice(*names: str) -> click.Choice[str]:
     type=_choice("both", "k", "mn"),
     default="both",
     show_default=True,
-    help="How dO^T lies in shared memory; wgmma takes 8-bit types and tf32 K-major only.",
+    help="Layout of dO^T in shared memory; wgmma takes 8-bit types K-major only.",
 )
 @click.option(
     "--a-source",
     type=_choice(*SOURCES),
     default="smem",
     show_default=True,
-    help="Where S^T is: tmem with tcgen05 (TS), registers with wgmma (RS).",
+    help="Position of S^T: tmem with tcgen05 (TS), registers with wgmma (RS).",
 )
 @click.option(
     "--a-major", type=_choice("k", "mn"), default="k", show_default=True, help="S^T in smem."
@@ -79,12 +79,22 @@ def _choice(*names: str) -> click.Choice[str]:
 )
 @click.option("--schedule-seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
+    "--compile-to",
+    type=OutputFile(".so"),
+    help="Only compile these kernels, into this file; needs no GPU.",
+)
+@click.option(
+    "--compiled",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="On a GPU without CuTe DSL: the file of --compile-to, made with the same options.",
+)
+@click.option(
     "--picture",
     type=OutputFile(*PICTURES),
     help="Draw B's tile in shared memory, coloured by logical row, into this PNG.",
 )
 @json_option
-def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
+def majorness(as_json: bool, picture: Path | None, compile_to: Path | None, **options: Any) -> None:
     """Compute dV = S^T dO in two parts with B K-major and MN-major, and show every step.
 
     Part 0 of the heads clears the accumulator, part 1 adds to it. The kernel itself writes out the
@@ -115,27 +125,25 @@ def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
       python -m workbench lab majorness --a-source tmem --swizzle 64 --no-boundary
       python -m workbench lab majorness --dtype e4m3 --b-major mn --arch sm_90a
       python -m workbench lab majorness --picture tile.png
+      python -m workbench lab majorness --arch sm_90a --compile-to k.so
     """
+    from ptxemu import Policy
+    from workbench.lab import runs
     from workbench.lab.majorness import PLANS, Study, run_study
-    from workbench.lab.runners import runner_for
-    from workbench.lab.runners import schedule as emulator_schedule
 
-    plan = PLANS[options["arch"]](
-        m=options["m"],
-        n=options["n"],
-        k=options["k"],
-        dtype=options["dtype"],
-        swizzle=int(options["swizzle"]),
-        a_source=options["a_source"],
-        a_major=options["a_major"],
-        b_major="mn" if options["b_major"] == "mn" else "k",
-        cut=options["cut"],
-        boundary=options["boundary"],
-    )
+    names = ("m", "n", "k", "dtype", "a_source", "a_major", "cut", "boundary")
+    sizes = {name: options[name] for name in names} | {"swizzle": int(options["swizzle"])}
     majors = ("k", "mn") if options["b_major"] == "both" else (options["b_major"],)
-    study = Study(options["arch"], plan, majors, options["data"], options["seed"])
-    policy = emulator_schedule(options["schedule"], options["schedule_seed"])
-    report, recordings = run_study(study, runner_for(options["place"], study.arch, policy))
+    arch = options["arch"]
+    plan = PLANS[arch](b_major=majors[0], **sizes)
+    study = Study(arch, plan, majors, options["data"], options["seed"])
+    if compile_to is not None:
+        runs.compile_to(compile_to, arch, list(study.plans().values()))
+        click.echo(f"{len(majors)} kernels: {compile_to}")
+        return
+    policy = Policy(asynchronous=options["schedule"], seed=options["schedule_seed"])
+    runner = runs.runner_for(options["place"], arch, policy, options["compiled"])
+    report, recordings = run_study(study, runner)
     if picture is not None:
         from workbench.lab.tile_picture import draw_tiles
 

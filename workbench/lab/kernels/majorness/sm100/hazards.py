@@ -12,10 +12,10 @@ from workbench.lab.kernels.majorness.operands import (
     CARRIERS,
     THREADS,
     descriptors_of_tile,
+    erase_b,
     tile_a,
     tile_b,
 )
-from workbench.lab.kernels.majorness.sm100.hazard_plan import HazardPlan
 from workbench.lab.kernels.majorness.sm100.kernel import (
     UNWRITTEN,
     build_descriptor,
@@ -23,6 +23,7 @@ from workbench.lab.kernels.majorness.sm100.kernel import (
     instruction_descriptor,
     read_out,
 )
+from workbench.lab.kernels.majorness.sm100.plan import HazardPlan
 
 
 def _mma(plan: HazardPlan, part: int, operands: tuple[Any, ...], accumulate: bool) -> None:
@@ -106,15 +107,6 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
     if warp == 0:
         prims.tcgen05_fence("after_thread_sync")
         prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), SM100.tmem_columns, group="cta_1")
-
-
-@cute.jit
-def _erase_b(arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
-    """Zeros over B, by all threads."""
-    tid, _, _ = cute.arch.thread_idx()
-    s_b = tile_b(arena, plan)
-    for i in cutlass.range(tid, plan.n * plan.k, THREADS):
-        s_b[i % plan.n, i // plan.n] = CARRIERS[plan.element_bytes](0)  # HAZARD: still being read
 
 
 @cute.jit
@@ -209,7 +201,7 @@ def _run_variant(
             read_out(d[1, None, None], tid, lanes, plan.d_columns, Float32)
         if cutlass.const_expr(plan.variant == "overwrite"):
             cute.arch.barrier()
-            _erase_b(arena, plan)
+            erase_b(arena, plan)
         if cutlass.const_expr(plan.variant == "late-operand"):
             if tid >= 32:
                 _write_part_1(do, arena, plan)

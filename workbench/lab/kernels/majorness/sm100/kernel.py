@@ -29,14 +29,12 @@ OPERAND_TYPES = {
     "f16": cutlass.Float16,
     "e4m3": cutlass.Float8E4M3FN,
     "e5m2": cutlass.Float8E5M2,
-    "tf32": Float32,
 }
 UNWRITTEN = 1e30
 """What D's columns hold before part 0, in every lane: whoever does not clear keeps it."""
 _LD_COLUMNS = 8
 _SWIZZLE_CODES = {
     "INTER": prims.Tcgen05SmemSwizzle(0),
-    "SW128_32B": prims.Tcgen05SmemSwizzle(1),
     "SW128": prims.Tcgen05SmemSwizzle(2),
     "SW64": prims.Tcgen05SmemSwizzle(4),
     "SW32": prims.Tcgen05SmemSwizzle(6),
