@@ -19,7 +19,6 @@ ARCHS = ("sm_90a", "sm_100a")
 """The options' choices are here, and not taken from workbench.lab, so that --help is quick."""
 DTYPES = ("bf16", "f16", "e4m3", "e5m2")
 SWIZZLES = ("0", "32", "64", "128")
-SOURCES = ("smem", "tmem", "registers")
 
 
 def _choice(*names: str) -> click.Choice[str]:
@@ -41,14 +40,7 @@ def _choice(*names: str) -> click.Choice[str]:
     help="Layout of dO^T in shared memory; wgmma takes 8-bit types K-major only.",
 )
 @click.option(
-    "--a-source",
-    type=_choice(*SOURCES),
-    default="smem",
-    show_default=True,
-    help="Position of S^T: tmem with tcgen05 (TS), registers with wgmma (RS).",
-)
-@click.option(
-    "--a-major", type=_choice("k", "mn"), default="k", show_default=True, help="S^T in smem."
+    "--a-major", type=_choice("k", "mn"), default="k", show_default=True, help="Layout of S^T."
 )
 @click.option(
     "--cut",
@@ -121,8 +113,8 @@ def majorness(as_json: bool, picture: Path | None, compile_to: Path | None, **op
     \b
     Examples
       python -m workbench lab majorness
-      python -m workbench lab majorness --arch sm_90a --a-source registers
-      python -m workbench lab majorness --a-source tmem --swizzle 64 --no-boundary
+      python -m workbench lab majorness --arch sm_90a --a-major mn
+      python -m workbench lab majorness --swizzle 64 --no-boundary
       python -m workbench lab majorness --dtype e4m3 --b-major mn --arch sm_90a
       python -m workbench lab majorness --picture tile.png
       python -m workbench lab majorness --arch sm_90a --compile-to k.so
@@ -131,7 +123,7 @@ def majorness(as_json: bool, picture: Path | None, compile_to: Path | None, **op
     from workbench.lab import runs
     from workbench.lab.majorness import PLANS, Study, run_study
 
-    names = ("m", "n", "k", "dtype", "a_source", "a_major", "cut", "boundary")
+    names = ("m", "n", "k", "dtype", "a_major", "cut", "boundary")
     sizes = {name: options[name] for name in names} | {"swizzle": int(options["swizzle"])}
     majors = ("k", "mn") if options["b_major"] == "both" else (options["b_major"],)
     arch = options["arch"]
@@ -162,15 +154,12 @@ def _print_report(report: MajornessReport) -> None:
     console = new_console()
     plan = report.plan
     where = " and ".join(dict.fromkeys(result.where for result in report.results.values()))
-    a_form = f"{plan['a_major'].upper()}-major in smem"
-    if plan["a_source"] != "smem":
-        a_form = f"in {plan['a_source']}"
     console.print(
         f"dV[{plan['m']} keys, {plan['n']} dims] = S^T dO over {plan['k']} heads in two parts, "
         f"{plan['dtype']}, {report.arch}, on {where}"
     )
     console.print(
-        f"A = S^T {a_form}; B = dO^T in smem; swizzle {plan['swizzle']}; cut by {plan['cut']}; "
+        f"A = S^T {plan['a_major'].upper()}-major; swizzle {plan['swizzle']}; cut by {plan['cut']}; "
         f"{'with' if plan['boundary'] else 'without'} the stage boundary"
     )
     console.print(f"data: {report.distribution}; seed {report.seed}\n")
@@ -192,14 +181,11 @@ def _print_descriptors(console: Console, result: MajorResult) -> None:
     for view in result.steps:
         seen = "[green]= logical[/]" if view.difference is None else f"[red]{view.difference}[/]"
         fields = view.fields
-        if fields is None:
-            cells = ["none", "", "", "", "", ""]
-        else:
-            cells = [str(view.bits), hex(fields["start_address"])]
-            cells += [str(fields[f"{name}_byte_offset"]) for name in ("leading", "stride")]
-            cells += [str(fields["base_offset"]), fields["swizzle"]]
-        major = view.major.upper()
-        table.add_row(str(view.part), str(view.step), view.operand, *cells, major, seen)
+        cells = [str(view.part), str(view.step), view.operand, view.bits]
+        cells.append(hex(fields["start_address"]))
+        cells += [str(fields[f"{name}_byte_offset"]) for name in ("leading", "stride")]
+        cells += [str(fields["base_offset"]), fields["swizzle"], view.major.upper()]
+        table.add_row(*cells, seen)
     title = f"B {result.b_major.upper()}-major: shared memory descriptors of each MMA"
     print_table(console, title, table)
 

@@ -191,12 +191,10 @@ def _instruction(plan: MajornessPlan, recording: Recording) -> tuple[str, dict[s
         assert isinstance(fields, InstructionDescriptor)
         return f"0x{recording.instruction:08x}", asdict(fields)
     assert isinstance(plan, Sm90Plan)
-    transposes = {}
-    if plan.element_bytes == 2:
-        if plan.a_source == "smem":
-            transposes["transpose_a"] = plan.a_major == "mn"
-        transposes["transpose_b"] = plan.b_major == "mn"
-    return plan.opcode, transposes
+    if plan.element_bytes == 1:
+        return plan.opcode, {}
+    majors = {"transpose_a": plan.a_major, "transpose_b": plan.b_major}
+    return plan.opcode, {name: major == "mn" for name, major in majors.items()}
 
 
 def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -40,7 +40,6 @@ class Recording:
     instruction: int
     image_address: int
     image: NDArray[np.uint8]
-    a_words: NDArray[np.uint32]
     accumulators: NDArray[np.float32]
     """(2 parts, m, n); NaN after part 0 where it was not read back."""
 
@@ -54,8 +53,7 @@ class Recording:
             int(arrays[1][0]) & 0xFFFFFFFF,
             int(arrays[1][1]),
             arrays[2].view(np.uint8),
-            arrays[3],
-            arrays[4][:, rows],
+            arrays[3][:, rows],
         )
 
     @property
@@ -69,7 +67,7 @@ class StepView:
     """One operand of one MMA.
 
     Attributes:
-        bits, fields: of the descriptor; None where the operand is not in shared memory.
+        bits, fields: of the descriptor.
         seen, logical: the first CORNER rows and columns: as gathered, as they should be.
         difference: None, or the first element that differs, in words.
     """
@@ -78,8 +76,8 @@ class StepView:
     part: int
     step: int
     major: str
-    bits: str | None
-    fields: dict[str, Any] | None
+    bits: str
+    fields: dict[str, Any]
     seen: list[list[float]]
     logical: list[list[float]]
     difference: str | None
@@ -115,10 +113,6 @@ def step_views(
         for number, (operand, source, major) in enumerate(operands):
             logical = np.ascontiguousarray(source[first : first + plan.step_k].T)
             rows, columns = logical.shape
-            if operand == "A" and plan.a_source != "smem":
-                seen = _a_elsewhere(plan, recording, part * plan.steps + step)
-                views.append(_view(plan, operand, (part, step), ("k", None, None), seen, logical))
-                continue
             bits = int(recording.descriptors[CUTS.index(plan.cut), part, step, number])
             descriptor = decode_matrix(arch, bits)
             found: NDArray[np.uint8] | str
@@ -138,26 +132,11 @@ def step_views(
     return views
 
 
-def _a_elsewhere(plan: MajornessPlan, recording: Recording, number: int) -> NDArray[np.uint8]:
-    """Take the bytes (m, 32) of A of a k-step from TMEM or the registers of wgmma's fragment."""
-    if plan.a_source == "tmem":
-        lanes = [plan.row_of_d(row) for row in range(plan.m)]
-        words = recording.a_words[lanes, 8 * number : 8 * number + 8]
-        return np.ascontiguousarray(words).view(np.uint8)
-    words = recording.a_words[:, 4 * number : 4 * number + 4]
-    found = np.zeros((plan.m, 8), dtype=np.uint32)
-    for thread in range(words.shape[0]):
-        warp, lane = divmod(thread, 32)
-        for r in range(4):
-            found[16 * warp + lane // 4 + 8 * (r % 2), lane % 4 + 4 * (r // 2)] = words[thread, r]
-    return found.view(np.uint8)
-
-
 def _view(
     plan: MajornessPlan,
     operand: str,
     number: tuple[int, int],
-    shown: tuple[str, str | None, dict[str, Any] | None],
+    shown: tuple[str, str, dict[str, Any]],
     seen: NDArray[np.uint8] | str,
     logical: NDArray[Any],
 ) -> StepView:

@@ -71,7 +71,6 @@ def empty_arguments(plan: MajornessPlan) -> list[torch.Tensor]:
         torch.zeros(2, 2, plan.steps, 2, dtype=torch.int64),
         torch.zeros(2, dtype=torch.int32),
         torch.zeros(plan.smem_bytes // 4, dtype=torch.uint32),
-        torch.zeros(128, plan.num_a_words, dtype=torch.uint32),
         torch.full((2, plan.num_d_rows, plan.n), float("nan")),
     ]
 

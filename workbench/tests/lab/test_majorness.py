@@ -45,7 +45,7 @@ def study() -> Result:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_the_study_s_numbers(arch: str, study: Result) -> None:
-    _, report, _ = study if arch == "sm_100a" else run(arch, a_source="registers")
+    _, report, _ = study if arch == "sm_100a" else run(arch)
     assert report.plan["m"], report.plan["n"] == (64, 256)
     assert report.max_reference > 8  # values large enough for the limit to mean something
     assert report.limit == REFERENCE_MAX_ABS == pytest.approx(7.629395e-06, rel=1e-7)
@@ -61,11 +61,11 @@ def test_the_study_s_numbers(arch: str, study: Result) -> None:
 @pytest.mark.parametrize(
     ("arch", "plan"),
     [
-        ("sm_100a", {"a_source": "tmem", "boundary": False, "swizzle": 64}),
+        ("sm_100a", {"boundary": False, "swizzle": 64}),
         ("sm_100a", {"a_major": "mn", "m": 128, "swizzle": 0, "cut": "shape"}),
-        ("sm_100a", {"dtype": "e4m3", "a_source": "tmem", "n": 128, "k": 128, "boundary": False}),
+        ("sm_100a", {"dtype": "e4m3", "n": 128, "k": 128, "boundary": False}),
         ("sm_90a", {"a_major": "mn", "boundary": False, "swizzle": 32, "cut": "shape"}),
-        ("sm_90a", {"dtype": "f16", "a_source": "registers", "swizzle": 0, "boundary": False}),
+        ("sm_90a", {"dtype": "f16", "swizzle": 0, "boundary": False}),
     ],
 )
 def test_integers_are_exact_in_every_form(arch: str, plan: dict) -> None:
@@ -74,9 +74,7 @@ def test_integers_are_exact_in_every_form(arch: str, plan: dict) -> None:
 
 
 def test_wgmma_takes_narrow_types_k_major() -> None:
-    _, report, _ = run(
-        "sm_90a", majors=("k",), data="integer", dtype="e5m2", a_source="registers", n=64
-    )
+    _, report, _ = run("sm_90a", majors=("k",), data="integer", dtype="e5m2", n=64)
     assert report.failures == [] and report.k_vs_mn is None
 
 
@@ -146,7 +144,7 @@ def test_the_picture_is_drawn(study: Result, tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_tables_and_json() -> None:
-    arguments = ["--n", "64", "--k", "64", "--no-boundary", "--a-source", "tmem", "--swizzle", "64"]
+    arguments = ["--n", "64", "--k", "64", "--no-boundary", "--swizzle", "64"]
     shown = CliRunner().invoke(majorness, arguments)
     assert shown.exit_code == 0 and "Result: PASS" in shown.output
     assert "K vs MN" in shown.output and "identical descriptors" in shown.output

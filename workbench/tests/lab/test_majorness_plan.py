@@ -14,16 +14,11 @@ LIMITS = [
     (Sm90Plan, {"dtype": "e5m2", "a_major": "mn"}, "K-major only", "Shared Memory Layout"),
     (Sm90Plan, {"m": 128}, "M = 64; got 128", "Matrix Shape"),
     (Sm90Plan, {"n": 260}, "N from 8 to 256 in steps of 8; got 260", "Matrix Shape"),
-    (Sm90Plan, {"a_source": "tmem"}, "expected smem or registers; got 'tmem'", "wgmma.mma_async"),
-    (Sm90Plan, {"a_source": "registers", "a_major": "mn"}, "cannot be transposed", "imm-trans-a"),
     (Sm90Plan, {"k": 48}, "multiple of 32; got 48", "Shared Memory Layout"),
     (Sm90Plan, {"n": 32, "b_major": "mn"}, "rows to be a multiple of 64", "Shared Memory Layout"),
     (Sm100Plan, {"m": 32}, "M = 64 or 128; got 32", "Matrix Shape"),
     (Sm100Plan, {"m": 128, "n": 72}, "from 16 to 256 in steps of 16; got 72", "Matrix Shape"),
-    (Sm100Plan, {"a_source": "registers"}, "expected smem or tmem", "tcgen05.mma"),
-    (Sm100Plan, {"a_source": "tmem", "a_major": "mn"}, "cannot be transposed", "Transpose"),
     (Sm100Plan, {"dtype": "e5m2", "b_major": "mn", "n": 24, "swizzle": 0}, "of 16", "Transpose"),
-    (Sm100Plan, {"k": 1024, "n": 8, "a_source": "tmem"}, "need 520 TMEM columns", "Tensor Memory"),
     (HazardPlan, {"ws": True, "n": 32, "k": 64}, "N = 64, 128 or 256; got 32", "Matrix Shape"),
     (HazardPlan, {"ws": True, "m": 16, "k": 64}, "M = 32, 64 or 128; got 16", "Matrix Shape"),
 ]
@@ -49,9 +44,9 @@ def test_other_wrong_options_are_refused() -> None:
 
 
 def test_a_plan_knows_its_tiles() -> None:
-    plan = Sm100Plan(dtype="e4m3", b_major="mn", a_source="tmem")
+    plan = Sm100Plan(dtype="e4m3", b_major="mn")
     assert (plan.step_k, plan.part_k, plan.steps) == (32, 64, 2)
-    assert (plan.b_offset, plan.smem_bytes, plan.a_columns) == (0, 256 * 128, 32)
+    assert (plan.b_offset, plan.smem_bytes) == (64 * 128, 320 * 128)
     assert Sm100Plan(n=64).swizzle_name("mn") == "MN_SW128"
     assert Sm90Plan(swizzle=0).swizzle_name("k") == "K_INTER"
 

@@ -15,7 +15,7 @@ CARRIERS = {1: Uint8, 2: Uint16}
 BuildDescriptor = Callable[[Any, Strides, str], Any]
 """From a shared address, strides and a swizzle ("INTER", "SW128"...) to the 64 bits."""
 Descriptors = dict[str, Any]
-"""By cut: [part][step]; None for an A that is not in shared memory."""
+"""By cut: [part][step]."""
 
 
 def tile_a(arena: Any, plan: MajornessPlan) -> Any:
@@ -39,19 +39,18 @@ def fill_operands(
     s_b = tile_b(arena, plan)
     for i in cutlass.range(tid, plan.n * plan.k, THREADS):
         s_b[i % plan.n, i // plan.n] = do[i // plan.n, i % plan.n]
-    if cutlass.const_expr(plan.a_source == "smem"):
-        s_a = tile_a(arena, plan)
-        for i in cutlass.range(tid, plan.m * plan.k, THREADS):
-            s_a[i % plan.m, i // plan.m] = s[i // plan.m, i % plan.m]
+    s_a = tile_a(arena, plan)
+    for i in cutlass.range(tid, plan.m * plan.k, THREADS):
+        s_a[i % plan.m, i // plan.m] = s[i // plan.m, i % plan.m]
 
 
 @cute.jit
-def erase_b(arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
-    """Write zeros over B, by all threads."""
+def erase_b(arena: cute.Pointer, plan: cutlass.Constexpr, first: cutlass.Constexpr) -> None:
+    """Write zeros over B from head `first` on, by all threads."""
     tid, _, _ = cute.arch.thread_idx()
     s_b = tile_b(arena, plan)
-    for i in cutlass.range(tid, plan.n * plan.k, THREADS):
-        s_b[i % plan.n, i // plan.n] = CARRIERS[plan.element_bytes](0)  # HAZARD: still being read
+    for i in cutlass.range(tid, plan.n * (plan.k - first), THREADS):
+        s_b[i % plan.n, first + i // plan.n] = CARRIERS[plan.element_bytes](0)
 
 
 @cute.jit
@@ -69,13 +68,11 @@ def step_descriptors(
     arena: Any, plan: MajornessPlan, build: BuildDescriptor
 ) -> tuple[Descriptors, Descriptors]:
     """Make those of A and of B for every cut, part and k-step, each from its own piece."""
-    a: Descriptors = dict.fromkeys(CUTS)
-    b: Descriptors = dict.fromkeys(CUTS)
+    a: Descriptors = {}
+    b: Descriptors = {}
     for cut in CUTS:
         b[cut] = descriptors_of_tile(tile_b(arena, plan), plan.n, plan, plan.b_major, cut, build)
-        if plan.a_source == "smem":
-            tile = tile_a(arena, plan)
-            a[cut] = descriptors_of_tile(tile, plan.m, plan, plan.a_major, cut, build)
+        a[cut] = descriptors_of_tile(tile_a(arena, plan), plan.m, plan, plan.a_major, cut, build)
     return a, b
 
 
@@ -97,20 +94,9 @@ def descriptors_of_tile(
 
 
 def write_descriptors(out: Any, plan: MajornessPlan, a: Descriptors, b: Descriptors) -> None:
-    """Write all of them to out (2 cuts, 2 parts, steps, 2: A and B); 0 for none."""
+    """Write all of them to out (2 cuts, 2 parts, steps, 2: A and B)."""
     for number, cut in enumerate(CUTS):
         for part in range(NUM_PARTS):
             for step in range(plan.steps):
-                of_a = 0 if a[cut] is None else a[cut][part][step]
-                out[number, part, step, 0] = Int64(of_a)
+                out[number, part, step, 0] = Int64(a[cut][part][step])
                 out[number, part, step, 1] = Int64(b[cut][part][step])
-
-
-def packed_word(s: Any, row: Any, word: Any, plan: MajornessPlan) -> Any:
-    """Pack 32 bits of a row of A along K, from row-major s (k, m)."""
-    per_word = 4 // plan.element_bytes
-    packed = Uint32(0)
-    for e in range(per_word):
-        element = Uint32(s[word * per_word + e, row])
-        packed = packed | (element << Uint32(8 * plan.element_bytes * e))
-    return packed

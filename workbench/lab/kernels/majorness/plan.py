@@ -33,10 +33,8 @@ class MajornessPlan:
     Attributes:
         dtype: of A and B, a key of ELEMENT_BYTES.
         swizzle: span in bytes of the swizzle of both operands, 0 for none.
-        a_source: "smem", "tmem" (tcgen05) or "registers" (wgmma).
-        a_major, b_major: "k" or "mn": along which dimension neighbours lie next to each other in
-            shared memory. Elsewhere than in shared memory A is K-major.
-        cut: how part and k-step are cut out of the tile: by a Tile (a tuple of layouts) or a Shape.
+        a_major, b_major: "k" or "mn": the dimension along which neighbours lie next to each other.
+        cut: the way part and k-step are cut out of the tile: a Tile (a tuple of layouts) or a Shape.
         boundary: part 0 is committed, waited for and read back before part 1 is issued.
     """
 
@@ -45,16 +43,11 @@ class MajornessPlan:
     k: int = 128
     dtype: str = "bf16"
     swizzle: int = 128
-    a_source: str = "smem"
     a_major: str = "k"
     b_major: str = "k"
     cut: str = "tile"
     boundary: bool = True
 
-    SOURCES: ClassVar[tuple[str, ...]] = ()
-    """Positions of A that the instruction takes."""
-    SECTION: ClassVar[str] = ""
-    """The ISA's section that says so."""
     LAYOUTS: ClassVar[str] = ""
     """The ISA's section on canonical layouts."""
 
@@ -71,11 +64,6 @@ class MajornessPlan:
             if value not in choices:
                 expected = ", ".join(map(str, choices))
                 raise ArgumentValueError(f"{name}: expected one of {expected}; got {value!r}")
-        self.limit(
-            self.a_source in self.SOURCES,
-            f"a_source: expected {' or '.join(self.SOURCES)}; got {self.a_source!r}",
-            self.SECTION,
-        )
         self.check_instruction()
         step = NUM_PARTS * self.step_k
         self.limit(
@@ -84,8 +72,7 @@ class MajornessPlan:
             f"of {step}; got {self.k}",
             self.LAYOUTS,
         )
-        if self.a_source == "smem":
-            self._check_tile("A", self.m, self.a_major)
+        self._check_tile("A", self.m, self.a_major)
         self._check_tile("B", self.n, self.b_major)
         if self.smem_bytes + OTHER_SHARED_BYTES > SM100.smem_bytes:
             raise ArgumentValueError(
@@ -124,11 +111,6 @@ class MajornessPlan:
         return self.m
 
     @property
-    def num_a_words(self) -> int:
-        """32-bit words of A that a thread writes out where A is not in shared memory."""
-        raise NotImplementedError
-
-    @property
     def element_bytes(self) -> int:
         """Bytes of an element of A and B."""
         return ELEMENT_BYTES[self.dtype]
@@ -151,8 +133,7 @@ class MajornessPlan:
     @property
     def b_offset(self) -> int:
         """First byte of B in the operands' shared memory: after A, on a swizzle's period."""
-        a_bytes = self.m * self.k * self.element_bytes
-        return -(-a_bytes // 1024) * 1024 if self.a_source == "smem" else 0
+        return -(-self.m * self.k * self.element_bytes // 1024) * 1024
 
     @property
     def b_bytes(self) -> int:

@@ -5,21 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.hw import SM100, TMEM_LANES
+from flashdsa.hw import TMEM_LANES
 from workbench.lab.kernels.majorness.plan import MajornessPlan
 
 SHAPES = 'PTX ISA, "tcgen05.mma", "Matrix Shape"'
 TRANSPOSES = 'PTX ISA, "tcgen05.mma", "Transpose and Negate operations"'
-TMEM = 'PTX ISA, "Tensor Memory Addressing"'
-VARIANTS = (
-    "pair",
-    "threads",
-    "shapes",
-    "early-read",
-    "overwrite",
-    "late-operand",
-    "fence-only",
-)
+VARIANTS = ("pair", "threads", "shapes", "early-read", "overwrite", "late-operand", "fence-only")
 """The treatment of part 0 (clears) and part 1 (accumulates):
 
 pair: one thread issues both, back to back. threads: one thread of warp 0 issues part 0, one of
@@ -32,10 +23,8 @@ fence-only: between the parts a barrier, tcgen05.fence and D read back, no commi
 
 @dataclass(frozen=True)
 class Sm100Plan(MajornessPlan):
-    """The study with tcgen05.mma: A from shared memory (SS) or TMEM (TS)."""
+    """The study with tcgen05.mma."""
 
-    SOURCES = ("smem", "tmem")
-    SECTION = 'PTX ISA, "tcgen05.mma": A from a descriptor or TMEM'
     LAYOUTS = 'PTX ISA, "tcgen05", "Canonical Layouts"'
 
     def check_instruction(self) -> None:
@@ -53,26 +42,10 @@ class Sm100Plan(MajornessPlan):
             SHAPES,
         )
         self.limit(
-            self.a_source == "smem" or self.a_major == "k",
-            f"a_major: A in TMEM cannot be transposed; got {self.a_major}",
-            TRANSPOSES,
-        )
-        self.limit(
             self.element_bytes == 2 or self.b_major == "k" or self.n % 16 == 0,
             f"n: an MN-major 8-bit B needs a multiple of 16; got {self.n}",
             TRANSPOSES,
         )
-        columns = self.n + self.a_columns
-        self.limit(
-            columns <= SM100.tmem_columns,
-            f"n, k: D and A need {columns} TMEM columns; there are {SM100.tmem_columns}",
-            TMEM,
-        )
-
-    @property
-    def a_columns(self) -> int:
-        """TMEM columns of A, after those of D; 0 where A is in shared memory."""
-        return self.k * self.element_bytes // 4 if self.a_source == "tmem" else 0
 
     @property
     def kind(self) -> str:
@@ -84,13 +57,8 @@ class Sm100Plan(MajornessPlan):
         """Rows of `accumulators`: TMEM lanes."""
         return TMEM_LANES
 
-    @property
-    def num_a_words(self) -> int:
-        """Words of A in a lane; one that nobody writes where A is in shared memory."""
-        return self.a_columns or 1
-
     def row_of_d(self, row: int) -> int:
-        """The TMEM lane of a row of D, and of A there (ISA, "Data Path Layout Organization").
+        """The TMEM lane of a row of D (ISA, "Data Path Layout Organization").
 
         M = 128 is layout D, M = 64 layout F: 16 rows in the lower half of each group of 32 lanes.
         """

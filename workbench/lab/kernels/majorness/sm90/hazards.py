@@ -39,7 +39,7 @@ def _run_variant(d: Any, arena: Any, tid: Any, plan: WgmmaHazardPlan) -> None:
     if plan.variant == "early-read":
         write_d(d[1, None, None], products, tid)  # HAZARD: the registers are still the MMA's
     if plan.variant == "overwrite":
-        erase_b(arena, plan)
+        erase_b(arena, plan, 0)  # HAZARD: still being read
     warpgroup.wait_group(0)
     if plan.variant != "early-read":
         write_d(d[1, None, None], products, tid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.errors import ArgumentValueError
-from workbench.lab.kernels.majorness.plan import NUM_PARTS, MajornessPlan
+from workbench.lab.kernels.majorness.plan import MajornessPlan
 
 SHAPES = 'PTX ISA, "Asynchronous Warpgroup Level Matrix Shape"'
 TRANSPOSES = 'PTX ISA, "wgmma.mma_async", imm-trans-a and imm-trans-b'
@@ -19,10 +19,8 @@ overwrite: B is overwritten before it. no-fence: no wgmma.fence before the first
 
 @dataclass(frozen=True)
 class Sm90Plan(MajornessPlan):
-    """The study with wgmma: A from shared memory (SS) or registers (RS)."""
+    """The study with wgmma."""
 
-    SOURCES = ("smem", "registers")
-    SECTION = 'PTX ISA, "wgmma.mma_async": A from a descriptor or registers'
     LAYOUTS = 'PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"'
 
     def check_instruction(self) -> None:
@@ -33,11 +31,6 @@ class Sm90Plan(MajornessPlan):
             f"n: wgmma has N from 8 to 256 in steps of 8; got {self.n}",
             SHAPES,
         )
-        self.limit(
-            self.a_source == "smem" or self.a_major == "k",
-            f"a_major: A in registers cannot be transposed; got {self.a_major}",
-            TRANSPOSES,
-        )
         for name in ("a_major", "b_major"):
             self.limit(
                 self.element_bytes == 2 or getattr(self, name) == "k",
@@ -45,11 +38,6 @@ class Sm90Plan(MajornessPlan):
                 f"got mn",
                 f"{TRANSPOSES}; {self.LAYOUTS}",
             )
-
-    @property
-    def num_a_words(self) -> int:
-        """A thread's registers of A: four for every k-step."""
-        return 4 * NUM_PARTS * self.steps
 
     @property
     def opcode(self) -> str:
