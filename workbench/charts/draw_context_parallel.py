@@ -1,9 +1,9 @@
-"""The chart of context parallelism: the model's line and what was measured, efficiency over ranks.
+"""The chart of context parallelism: measured efficiency of a step over ranks.
 
     python -m workbench.charts.draw_context_parallel RESULT.json ... --out CHART.png
 
 A step is indexer, forward and backward; its efficiency is one GPU's time over the ranks times
-theirs. The model gets the kernels' rates from the results, so that only communication is judged.
+theirs.
 """
 
 from __future__ import annotations
@@ -13,36 +13,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.model.context_parallel import Layer, Rates, rank_work, step, sweep
-from workbench.model.context_parallel_chart import draw
+from matplotlib.figure import Figure
 
 FORWARD, BACKWARD = "forward, correlated", "backward, correlated, grad_wire fp32"
 
 
 def measured_step(found: dict[str, Any]) -> tuple[float, float]:
-    """Milliseconds of a step on the ranks of a result, and of one GPU with all of the work."""
+    """Add up milliseconds of a step on the ranks of a result, and of one GPU with all the work."""
     forward, backward = found["attention"][FORWARD], found["attention"][BACKWARD]
     indexer = found["indexer"]
     spread = max(indexer["zigzag"]["ms of each rank"]) + forward["ms"] + backward["ms"]
     alone = indexer["one GPU, all queries, ms"] + forward["one GPU, ms"]
     return spread, alone + sum(backward["kernel alone, ms"])
-
-
-def rates_of(found: dict[str, Any], layer: Layer) -> Rates:
-    """With the kernels' TFLOPS as measured on one GPU; links as the model has them."""
-    work = rank_work(layer, 1, 0)
-    seconds = {
-        "indexer": found["indexer"]["one GPU, all queries, ms"] / 1e3,
-        "forward": found["attention"][FORWARD]["one GPU, ms"] / 1e3,
-        "backward": sum(found["attention"][BACKWARD]["kernel alone, ms"]) / 1e3,
-    }
-    flop = {
-        "indexer": work.scored * 64 * 128 * 2,
-        "forward": work.attended * layer.heads * 2 * (576 + 512),
-        "backward": work.attended * layer.heads * 2 * (3 * 576 + 2 * 512),
-    }
-    tflops = {f"{name}_tflops": flop[name] / seconds[name] / 1e12 for name in flop}
-    return Rates(**tflops)
 
 
 def main() -> None:
@@ -51,26 +33,25 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    results = sorted((json.loads(path.read_text()) for path in chosen.results), key=_ranks)
-    sizes = results[-1]["sizes"]
-    layer = Layer(**sizes, overlap=False)
-    rates = rates_of(results[-1], layer)
-    print(rates)
-    measured = {}
-    for found in results:
+    measured = {1: 100.0}
+    for found in (json.loads(path.read_text()) for path in chosen.results):
         spread, alone = measured_step(found)
-        predicted = step(layer, found["ranks"], rates)
-        measured[found["ranks"]] = alone / found["ranks"] / spread
-        print(
-            f"{found['ranks']} ranks: {spread:.1f} ms, efficiency "
-            f"{measured[found['ranks']]:.3f}; model {1e3 * predicted.seconds:.1f} ms, "
-            f"{predicted.efficiency:.3f}"
-        )
-    draw(layer, sweep(layer, rates), chosen.out, measured)
-
-
-def _ranks(found: dict[str, Any]) -> int:
-    return int(found["ranks"])
+        ranks = int(found["ranks"])
+        measured[ranks] = 100 * alone / ranks / spread
+        print(f"{ranks} ranks: {spread:.1f} ms, efficiency {measured[ranks]:.1f} %")
+    figure = Figure(figsize=(5, 3.8), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    ranks_shown = sorted(measured)
+    axes.plot(ranks_shown, [measured[one] for one in ranks_shown], "o-", color="#c8612c")
+    axes.set_ylim(0, 105)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks_shown, [str(one) for one in ranks_shown])
+    axes.minorticks_off()
+    axes.set_xlabel("ranks")
+    axes.set_title("Efficiency of a step, percent, measured", fontsize=9, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(chosen.out)
 
 
 if __name__ == "__main__":

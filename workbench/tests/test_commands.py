@@ -19,7 +19,6 @@ OUTPUTS = {
     "overlap held.npy --picture": "x.svg",
     "lab majorness --compile-to": "x.so",
     "lab majorness --picture": "x.png",
-    "model context-parallel --chart": "x.png",
     "export flashinfer-bench --output": "solutions",
 }
 
