@@ -35,7 +35,6 @@ from workbench.model.indexer_sm100 import predict_all
 from workbench.model.machine import B200
 from workbench.model.unknowns import PAIRS_AT_ONCE, attention_ranges
 from workbench.probes.sm100_copy_rates import KINDS, clocks_an_operation
-from workbench.probes.sm100_rates import PROBES, run_probe
 
 SCHEMA = "flashdsa-first-hour/1"
 LENGTHS = ([0, 1, 64, 65, 2048, 2049], [5800], [9000, 600, 2500], [700] * 300)
@@ -206,9 +205,8 @@ def main() -> int:
         "cases": cases,
     }
     if all(cases.values()):
-        document["rates"] = {name: run_probe(name, options.emulate) for name in PROBES}
-        issue = {kind: clocks_an_operation(kind, options.emulate) for kind in KINDS}
-        document["clocks_of_a_warp"] = issue
+        clocks = {kind: clocks_an_operation(kind, options.emulate) for kind in KINDS}
+        document["clocks_of_a_warp"] = clocks
         if not options.emulate:
             document |= {"constants": constants(), "shapes": shapes()}
             document["attention"] = attention_times()

@@ -16,7 +16,6 @@ from flashdsa.cli.output_options import OutputFile, OutputFolder
 from workbench.__main__ import cli
 
 OUTPUTS = {
-    "overlap held.npy --picture": "x.svg",
     "lab majorness --compile-to": "x.so",
     "lab majorness --picture": "x.png",
     "export flashinfer-bench --output": "solutions",
