@@ -128,7 +128,6 @@ def test_import_does_not_load_torch(module: str) -> None:
 OWN_PHASES: set[str] = {
     "workbench/lab/kernels/majorness/sm100/hazards.py",
     "workbench/lab/kernels/majorness/sm100/kernel.py",
-    "workbench/lab/kernels/operand_forms/sm100/kernel.py",
 }
 
 

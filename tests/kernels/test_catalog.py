@@ -13,10 +13,8 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.jit.sources import source_files
 from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
 from flashdsa.plan.kernel_spec import KernelSpec, find_kernel
-from workbench.lab.kernels.catalog import LAB_KERNELS
 
-EVERY = (*KERNELS, *LAB_KERNELS)
-ids = [f"{spec.name}-{spec.arch}" for spec in EVERY]
+ids = [f"{spec.name}-{spec.arch}" for spec in KERNELS]
 
 
 def test_every_plan_has_one_exported_name() -> None:
@@ -25,7 +23,7 @@ def test_every_plan_has_one_exported_name() -> None:
     assert len(names) == len(set(names)) == len(plans)
 
 
-@pytest.mark.parametrize("spec", EVERY, ids=ids)
+@pytest.mark.parametrize("spec", KERNELS, ids=ids)
 def test_rows_name_what_is_there(spec: KernelSpec) -> None:
     module, _, function = spec.build.partition(":")
     found = find_spec(module)
@@ -64,4 +62,4 @@ def test_kernels_are_found_by_their_name_and_by_exported_names() -> None:
         (("indexer",), "--arch is needed, one of sm_90a, sm_100a"),
     ):
         with pytest.raises(ArgumentValueError, match=message):
-            find_kernel(EVERY, *arguments)
+            find_kernel(KERNELS, *arguments)

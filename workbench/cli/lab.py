@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from workbench.cli.lab_forms import forms
 from workbench.cli.lab_hazards import hazards
 from workbench.cli.lab_majorness import majorness
 from workbench.cli.lab_precision import precision
@@ -16,8 +15,7 @@ def lab() -> None:
 
     \b
       python -m workbench lab majorness   dV = S^T dO with B K-major and MN-major, by steps
-      python -m workbench lab hazards     what nobody orders, and a schedule that shows it
-      python -m workbench lab forms       operand forms of the Blackwell backward, proven
+      python -m workbench lab hazards     missing waits, and a schedule that shows each
       python -m workbench lab precision   errors of bf16, fp16 and e4m3 products, by order
 
     Kernels run on ptxemu, or on a GPU of the architecture. Exit code 1 if something is not as it
@@ -25,5 +23,5 @@ def lab() -> None:
     """
 
 
-for command in (majorness, hazards, forms, precision):
+for command in (majorness, hazards, precision):
     lab.add_command(command)

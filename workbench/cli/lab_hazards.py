@@ -1,7 +1,8 @@
-"""`python -m workbench lab hazards`: pairs of MMAs that nothing orders, and those that the ISA orders."""
+"""`python -m workbench lab hazards`: pairs of MMAs that nothing orders, or that the ISA orders."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -19,18 +20,8 @@ if TYPE_CHECKING:
     from workbench.lab.hazards import HazardRow
 
 NAMES = (
-    "pair",
-    "pair-ws",
-    "threads",
-    "shapes",
-    "early-read",
-    "overwrite",
-    "late-operand",
-    "fence-only",
-    "wgmma-pair",
-    "wgmma-early-read",
-    "wgmma-overwrite",
-    "wgmma-no-fence",
+    *("pair", "pair-ws", "threads", "shapes", "early-read", "overwrite", "late-operand"),
+    *("fence-only", "wgmma-pair", "wgmma-early-read", "wgmma-overwrite", "wgmma-no-fence"),
 )
 """Those of workbench.lab.hazards, kept here so that --help is quick."""
 SHOWN_COLUMNS = 3
@@ -102,20 +93,19 @@ def hazards(
       python -m workbench lab hazards --only threads --only pair
       python -m workbench lab hazards --only threads --schedule late
     """
+    from ptxemu import Policy
     from workbench.lab.hazards import run_hazards, schedules_of
-    from workbench.lab.runners import schedule as emulator_schedule
 
     policies = schedules_of(range(seeds))
     if schedule is not None:
-        policies = [emulator_schedule(schedule, schedule_seed)]
+        policies = [Policy(asynchronous=schedule, seed=schedule_seed)]
     with progress_bar() as on_progress:
         rows = run_hazards(
             names or NAMES, b_major=b_major, policies=policies, on_progress=on_progress
         )
     failed = sum(not row.passed for row in rows)
     if as_json:
-        documents = [row.to_json_dict() for row in rows]
-        print_json({"b_major": b_major, "failed": failed, "rows": documents})
+        print_json({"b_major": b_major, "failed": failed, "rows": [asdict(row) for row in rows]})
     else:
         _print_rows(rows)
     # NOTE: one schedule need not be the one that gives wrong numbers, so it proves no failure.
@@ -139,11 +129,7 @@ def _print_rows(rows: list[HazardRow]) -> None:
             "[green]ok[/]" if row.passed else "[bold red]FAILED[/]",
         )
     print_table(console, "Two MMAs on one accumulator, on ptxemu (sm_100a; wgmma: sm_90a)", table)
-    shown = set()
-    for row in rows:
-        if row.name in shown:
-            continue
-        shown.add(row.name)
+    for row in reversed({row.name: row for row in reversed(rows)}.values()):
         click.echo(f"{row.name}: {row.what}")
         click.echo(f"  ISA: {row.isa}")
         for finding in row.findings[:1]:

@@ -1,4 +1,4 @@
-"""`python -m workbench lab majorness`: one table for each of its questions."""
+"""`python -m workbench lab majorness`: a table for each of its questions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 ARCHS = ("sm_90a", "sm_100a")
 """The options' choices are here, and not taken from workbench.lab, so that --help is quick."""
-DTYPES = ("bf16", "f16", "e4m3", "e5m2", "tf32")
+DTYPES = ("bf16", "f16", "e4m3", "e5m2")
 SWIZZLES = ("0", "32", "64", "128")
-SOURCES = ("smem", "tmem", "registers")
 
 
 def _choice(*names: str) -> click.Choice[str]:
@@ -38,17 +37,10 @@ def _choice(*names: str) -> click.Choice[str]:
     type=_choice("both", "k", "mn"),
     default="both",
     show_default=True,
-    help="How dO^T lies in shared memory; wgmma takes 8-bit types and tf32 K-major only.",
+    help="Layout of dO^T in shared memory; wgmma takes 8-bit types K-major only.",
 )
 @click.option(
-    "--a-source",
-    type=_choice(*SOURCES),
-    default="smem",
-    show_default=True,
-    help="Where S^T is: tmem with tcgen05 (TS), registers with wgmma (RS).",
-)
-@click.option(
-    "--a-major", type=_choice("k", "mn"), default="k", show_default=True, help="S^T in smem."
+    "--a-major", type=_choice("k", "mn"), default="k", show_default=True, help="Layout of S^T."
 )
 @click.option(
     "--cut",
@@ -79,12 +71,22 @@ def _choice(*names: str) -> click.Choice[str]:
 )
 @click.option("--schedule-seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
+    "--compile-to",
+    type=OutputFile(".so"),
+    help="Only compile these kernels, into this file; needs no GPU.",
+)
+@click.option(
+    "--compiled",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="On a GPU without CuTe DSL: the file of --compile-to, made with the same options.",
+)
+@click.option(
     "--picture",
     type=OutputFile(*PICTURES),
     help="Draw B's tile in shared memory, coloured by logical row, into this PNG.",
 )
 @json_option
-def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
+def majorness(as_json: bool, picture: Path | None, compile_to: Path | None, **options: Any) -> None:
     """Compute dV = S^T dO in two parts with B K-major and MN-major, and show every step.
 
     Part 0 of the heads clears the accumulator, part 1 adds to it. The kernel itself writes out the
@@ -111,31 +113,29 @@ def majorness(as_json: bool, picture: Path | None, **options: Any) -> None:
     \b
     Examples
       python -m workbench lab majorness
-      python -m workbench lab majorness --arch sm_90a --a-source registers
-      python -m workbench lab majorness --a-source tmem --swizzle 64 --no-boundary
+      python -m workbench lab majorness --arch sm_90a --a-major mn
+      python -m workbench lab majorness --swizzle 64 --no-boundary
       python -m workbench lab majorness --dtype e4m3 --b-major mn --arch sm_90a
       python -m workbench lab majorness --picture tile.png
+      python -m workbench lab majorness --arch sm_90a --compile-to k.so
     """
+    from ptxemu import Policy
+    from workbench.lab import runs
     from workbench.lab.majorness import PLANS, Study, run_study
-    from workbench.lab.runners import runner_for
-    from workbench.lab.runners import schedule as emulator_schedule
 
-    plan = PLANS[options["arch"]](
-        m=options["m"],
-        n=options["n"],
-        k=options["k"],
-        dtype=options["dtype"],
-        swizzle=int(options["swizzle"]),
-        a_source=options["a_source"],
-        a_major=options["a_major"],
-        b_major="mn" if options["b_major"] == "mn" else "k",
-        cut=options["cut"],
-        boundary=options["boundary"],
-    )
+    names = ("m", "n", "k", "dtype", "a_major", "cut", "boundary")
+    sizes = {name: options[name] for name in names} | {"swizzle": int(options["swizzle"])}
     majors = ("k", "mn") if options["b_major"] == "both" else (options["b_major"],)
-    study = Study(options["arch"], plan, majors, options["data"], options["seed"])
-    policy = emulator_schedule(options["schedule"], options["schedule_seed"])
-    report, recordings = run_study(study, runner_for(options["place"], study.arch, policy))
+    arch = options["arch"]
+    plan = PLANS[arch](b_major=majors[0], **sizes)
+    study = Study(arch, plan, majors, options["data"], options["seed"])
+    if compile_to is not None:
+        runs.compile_to(compile_to, arch, list(study.plans().values()))
+        click.echo(f"{len(majors)} kernels: {compile_to}")
+        return
+    policy = Policy(asynchronous=options["schedule"], seed=options["schedule_seed"])
+    runner = runs.runner_for(options["place"], arch, policy, options["compiled"])
+    report, recordings = run_study(study, runner)
     if picture is not None:
         from workbench.lab.tile_picture import draw_tiles
 
@@ -154,15 +154,12 @@ def _print_report(report: MajornessReport) -> None:
     console = new_console()
     plan = report.plan
     where = " and ".join(dict.fromkeys(result.where for result in report.results.values()))
-    a_form = f"{plan['a_major'].upper()}-major in smem"
-    if plan["a_source"] != "smem":
-        a_form = f"in {plan['a_source']}"
     console.print(
         f"dV[{plan['m']} keys, {plan['n']} dims] = S^T dO over {plan['k']} heads in two parts, "
         f"{plan['dtype']}, {report.arch}, on {where}"
     )
     console.print(
-        f"A = S^T {a_form}; B = dO^T in smem; swizzle {plan['swizzle']}; cut by {plan['cut']}; "
+        f"A = S^T {plan['a_major'].upper()}-major; swizzle {plan['swizzle']}; cut by {plan['cut']}; "
         f"{'with' if plan['boundary'] else 'without'} the stage boundary"
     )
     console.print(f"data: {report.distribution}; seed {report.seed}\n")
@@ -184,14 +181,11 @@ def _print_descriptors(console: Console, result: MajorResult) -> None:
     for view in result.steps:
         seen = "[green]= logical[/]" if view.difference is None else f"[red]{view.difference}[/]"
         fields = view.fields
-        if fields is None:
-            cells = ["none", "", "", "", "", ""]
-        else:
-            cells = [str(view.bits), hex(fields["start_address"])]
-            cells += [str(fields[f"{name}_byte_offset"]) for name in ("leading", "stride")]
-            cells += [str(fields["base_offset"]), fields["swizzle"]]
-        major = view.major.upper()
-        table.add_row(str(view.part), str(view.step), view.operand, *cells, major, seen)
+        cells = [str(view.part), str(view.step), view.operand, view.bits]
+        cells.append(hex(fields["start_address"]))
+        cells += [str(fields[f"{name}_byte_offset"]) for name in ("leading", "stride")]
+        cells += [str(fields["base_offset"]), fields["swizzle"], view.major.upper()]
+        table.add_row(*cells, seen)
     title = f"B {result.b_major.upper()}-major: shared memory descriptors of each MMA"
     print_table(console, title, table)
 

@@ -1,30 +1,19 @@
-"""`python -m workbench lab precision`: errors of low-precision products as K grows, by order of addition."""
+"""`python -m workbench lab precision`: errors of low-precision products as K grows."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from flashdsa.cli.console import (
-    json_option,
-    new_console,
-    new_table,
-    print_json,
-    print_table,
-    progress_bar,
-)
-from flashdsa.cli.output_options import PICTURES, OutputFile
+from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 
 if TYPE_CHECKING:
     from workbench.lab.precision import PrecisionRow
 
 DTYPES = ("bf16", "fp16", "e4m3")
 """Those of workbench.lab.precision, kept here so that --help needs no NumPy."""
-PICTURE = Path("out/precision.png")
 
 
 @click.command("precision")
@@ -35,17 +24,9 @@ PICTURE = Path("out/precision.png")
     type=click.Choice(DTYPES),
     help="Only this type of operands; may be repeated.  [default: all]",
 )
-@click.option(
-    "--out",
-    type=OutputFile(*PICTURES),
-    default=PICTURE,
-    show_default=True,
-    metavar="FILE.png",
-    help="Where the plot goes.",
-)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @json_option
-def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> None:
+def precision(dtypes: tuple[str, ...], seed: int, as_json: bool) -> None:
     """Errors of bf16, fp16 and e4m3 products against float64 for K from 16 to 8192.
 
     Standard normal numbers, (32, K) by (K, 32). Errors are relative: Frobenius norm of the
@@ -76,26 +57,20 @@ def precision(dtypes: tuple[str, ...], out: Path, seed: int, as_json: bool) -> N
     \b
     Examples
       python -m workbench lab precision
-      python -m workbench lab precision --dtype e4m3 --out e4m3.png
+      python -m workbench lab precision --dtype e4m3
       python -m workbench lab precision --json
     """
     from workbench.lab.precision import measure
-    from workbench.lab.precision_picture import draw_precision
 
-    start = time.monotonic()
-    with progress_bar() as on_progress:
-        rows = measure(dtypes or DTYPES, seed=seed, on_progress=on_progress)
-    draw_precision(rows, out)
+    rows = measure(dtypes or DTYPES, seed=seed)
     if as_json:
-        document = {"seed": seed, "picture": str(out), "rows": [asdict(row) for row in rows]}
-        print_json(document)
-        return
-    print_rows(rows)
-    click.echo(f"plot: {out} ({time.monotonic() - start:.0f} s)")
+        print_json({"seed": seed, "rows": [asdict(row) for row in rows]})
+    else:
+        print_rows(rows)
 
 
 def print_rows(rows: tuple[PrecisionRow, ...]) -> None:
-    """A table for each type."""
+    """Print a table for each type."""
     console = new_console()
     names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma\n+fp32")
     for dtype in dict.fromkeys(row.dtype for row in rows):
@@ -108,5 +83,5 @@ def print_rows(rows: tuple[PrecisionRow, ...]) -> None:
 
 
 def _short(error: float) -> str:
-    """Two digits: eight columns of them fit a terminal of 80."""
+    """Write two digits: eight columns of them fit a terminal of 80."""
     return f"{error:.1e}".replace("e-0", "e-") if error else "0"

@@ -1,4 +1,4 @@
-"""`python -m workbench overlap`: how much neighbouring queries of an index tensor have in common."""
+"""`python -m workbench overlap`: the rows that neighbouring queries of an index tensor share."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
-from flashdsa.cli.output_options import PICTURES, OutputFile
 from flashdsa.errors import ArgumentValueError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from workbench.overlap.measure import Overlap
-
-SUFFIXES = (".pt", ".npy")
 
 
 @click.command()
@@ -31,29 +28,18 @@ SUFFIXES = (".pt", ".npy")
     multiple=True,
     help="Queries of a group; may be repeated.  [default: 1, 2, 4, 8]",
 )
-@click.option(
-    "--picture",
-    type=OutputFile(*PICTURES),
-    default=Path("out/overlap.png"),
-    show_default=True,
-    help="Where the picture goes.",
-)
 @json_option
-def overlap(
-    path: Path, key: str | None, sizes: tuple[int, ...], picture: Path, as_json: bool
-) -> None:
-    """How much neighbouring queries have in common, in an index tensor of your own.
+def overlap(path: Path, key: str | None, sizes: tuple[int, ...], as_json: bool) -> None:
+    """Measure how much neighbouring queries have in common, in an index tensor of your own.
+
+    The Hopper backward, and its forward with few heads, put neighbouring queries into groups. A
+    group reads the union of the rows that its queries select once, and adds to dKV once for all of
+    them. mla_bwd looks at that ratio on the device and takes the faster kind; nothing is to be set.
 
     \b
-    The Hopper backward, and its forward with few heads, put neighbouring
-    queries into groups. A group reads the union of the rows that its queries
-    select once, and adds to dKV once for all of them. What that gives depends
-    on your indexer: a trained one selects nearly the same rows for neighbours.
-
-    \b
-    FILE is a tensor of integers, saved by torch.save (.pt) or numpy.save
-    (.npy), of shape [S, topk], [batch, S, topk] or [S, 1, topk]. Negative
-    slots name no row. The order of a query's slots does not matter.
+    FILE is a tensor of integers, saved by torch.save (.pt) or numpy.save (.npy),
+    of shape [S, topk], [batch, S, topk] or [S, 1, topk]. Negative slots name no
+    row. The order of a query's slots does not matter.
 
     \b
     Columns
@@ -64,48 +50,31 @@ def overlap(
       left     rows read and added to, of those without groups: lower is better
 
     \b
-    How to read the ratio
-      mla_bwd on Hopper looks at the ratio of its groups on the device, in
-      every launch, and takes the faster kind; nothing is to be set. A ratio
-      of 2 near 1 means that training is faster than with other indices. The
-      page "The Hopper backward of sparse MLA" has times by overlap.
-
-    \b
     Examples
       flashdsa demo --indices out/indices.pt
       python -m workbench overlap out/indices.pt
       python -m workbench overlap layer30.pt --groups 2 --groups 16 --json
-      python -c "import torch; torch.save(my_indices, 'indices.pt')"
-
-    As a function: workbench.overlap.measure.measure_overlap(indices).
     """
     indices = _read(path, key)
     from workbench.overlap.measure import GROUPS, measure_overlap
-    from workbench.overlap.picture import draw_overlap
 
     queries = indices.shape[0] if indices.dim() == 2 else max(indices.shape[-3:-1], default=1)
-    fitting = tuple(size for size in GROUPS if size <= queries)
-    found = measure_overlap(indices, sizes or fitting)
-    draw_overlap(found, f"{path.name}: {_shape(found)}", picture)
+    found = measure_overlap(indices, sizes or tuple(size for size in GROUPS if size <= queries))
     if as_json:
-        print_json({"file": str(path), "picture": str(picture), **asdict(found)})
+        print_json({"file": str(path), **asdict(found)})
     else:
-        _print(found, path, picture)
+        _print(found, path)
 
 
 def _read(path: Path, key: str | None) -> Tensor:
-    """The file's tensor.
-
-    Raises:
-        ArgumentValueError: says what the file holds and what was expected.
-    """
+    """Read the file's tensor, or raise an ArgumentValueError that says what the file holds."""
     import numpy as np
     import torch
 
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in (".pt", ".npy"):
         raise ArgumentValueError(
-            f"{path}: expected a name ending in {' or '.join(SUFFIXES)}: a tensor saved by "
-            "torch.save or numpy.save"
+            f"{path}: expected a name ending in .pt or .npy: a tensor saved by torch.save or "
+            "numpy.save"
         )
     try:
         if path.suffix == ".npy":
@@ -129,18 +98,14 @@ def _read(path: Path, key: str | None) -> Tensor:
     return held
 
 
-def _shape(found: Overlap) -> str:
+def _print(found: Overlap, path: Path) -> None:
     many = f"{found.sequences} sequences of " if found.sequences > 1 else ""
-    return f"{many}{found.queries:,} queries, {found.topk:,} slots each"
-
-
-def _print(found: Overlap, path: Path, picture: Path) -> None:
-    console = new_console()
-    click.echo(f"{path}: {_shape(found)}")
+    click.echo(f"{path}: {many}{found.queries:,} queries, {found.topk:,} slots each")
     click.echo(
         f"slots that name a row: {found.valid:.1%}; of those distinct: {found.distinct:.1%}; "
         f"a query\nshares {found.shared:.1%} of its rows with the query before\n"
     )
+    console = new_console()
     table = new_table(
         [(name, "right") for name in ("group of", "groups", "union", "ratio", "5-95 %", "left")]
     )
@@ -154,4 +119,3 @@ def _print(found: Overlap, path: Path, picture: Path) -> None:
             f"{group.left:.1%}",
         )
     print_table(console, "unions of neighbouring queries", table)
-    click.echo(f"picture: {picture}")

@@ -1,10 +1,10 @@
-"""Hazards between two MMAs on one accumulator: what ptxemu says, what the ISA says, and a schedule
+"""Hazards between two MMAs on one accumulator: ptxemu's finding, the ISA's rule, and a schedule
 that gives wrong numbers where nothing orders them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -13,11 +13,10 @@ import torch
 
 from ptxemu import Policy
 from ptxemu.check import Finding
-from workbench.lab.inputs import Inputs, make_inputs
-from workbench.lab.kernels.majorness.sm90.hazard_plan import WgmmaHazardPlan
-from workbench.lab.kernels.majorness.sm100.hazard_plan import HazardPlan
+from workbench.lab.kernels.majorness.sm90.plan import WgmmaHazardPlan
+from workbench.lab.kernels.majorness.sm100.plan import HazardPlan
 from workbench.lab.majorness import one_line
-from workbench.lab.runners import dsl_tensors, require_dsl
+from workbench.lab.runs import Inputs, dsl_tensors, make_inputs, require_dsl
 
 SECTION = 'PTX ISA, "TensorCore 5th Generation Memory Consistency Model"'
 PIPELINED = f'{SECTION}, "Pipelined tcgen05 Instructions"'
@@ -27,35 +26,34 @@ _COMPLETION = f'{SECTION}, "mbarrier based completion mechanism"'
 
 @dataclass(frozen=True)
 class Hazard:
-    """A variant, and what must be seen.
+    """A variant, and its expected outcome.
 
     Attributes:
-        what: in words. isa: what the ISA says about it.
-        code: of ptxemu's finding, one of these; None where the ISA orders.
-        wrong: what an adversarial schedule makes wrong: "D", "readback" or None.
-        ws, arch: which MMA: tcgen05.mma, tcgen05.mma.ws, wgmma (sm_90a).
+        what: in words. isa: the ISA's rule.
+        code: of ptxemu's finding, one of these; () where the ISA orders.
+        wrong: the result that an adversarial schedule makes wrong: "D", "readback" or None.
         shapes: (m, n) of the MMAs to run.
     """
 
     name: str
     what: str
     isa: str
-    code: tuple[str, ...] | None
-    wrong: str | None
-    ws: bool = False
+    code: tuple[str, ...] = ()
+    wrong: str | None = None
     shapes: tuple[tuple[int, int], ...] = ((64, 64),)
-    arch: str = "sm_100a"
 
     @property
-    def variant(self) -> str:
-        """The kernel's."""
-        return self.name.removesuffix("-ws").removeprefix("wgmma-")
+    def arch(self) -> str:
+        """The architecture whose MMA it is."""
+        return "sm_90a" if self.name.startswith("wgmma-") else "sm_100a"
 
     def plan(self, m: int, n: int, b_major: str) -> AnyPlan:
-        """The kernel for one of the shapes."""
+        """Make the kernel's plan for one of the shapes."""
+        variant = self.name.removesuffix("-ws").removeprefix("wgmma-")
         if self.arch == "sm_90a":
-            return WgmmaHazardPlan(m=m, n=n, k=64, b_major=b_major, variant=self.variant)
-        return HazardPlan(m=m, n=n, k=64, b_major=b_major, variant=self.variant, ws=self.ws)
+            return WgmmaHazardPlan(m=m, n=n, k=64, b_major=b_major, variant=variant)
+        ws = self.name.endswith("-ws")
+        return HazardPlan(m=m, n=n, k=64, b_major=b_major, variant=variant, ws=ws)
 
 
 _SAME_THREAD = (
@@ -67,17 +65,12 @@ HAZARDS = (
         "pair",
         "one thread, same shape, back to back: the reference kernel's pair",
         _SAME_THREAD,
-        None,
-        None,
         shapes=((64, 64), (128, 128)),
     ),
     Hazard(
         "pair-ws",
         "the reference kernel's pair as tcgen05.mma.ws",
         f"{_SAME_THREAD}; no pair of the list names .ws, and none excludes it",
-        None,
-        None,
-        ws=True,
         shapes=((32, 64), (32, 256), (64, 64), (64, 128), (64, 256)),
     ),
     Hazard(
@@ -100,7 +93,7 @@ HAZARDS = (
     ),
     Hazard(
         "early-read",
-        "tcgen05.ld behind a barrier, no wait for the commit",
+        "tcgen05.ld after a barrier, no wait for the commit",
         "mma to ld is no pipelined pair: needs tcgen05.commit, a wait on its mbarrier and "
         f"tcgen05.fence::after_thread_sync ({_COMPLETION})",
         ("missing-wait",),
@@ -108,7 +101,7 @@ HAZARDS = (
     ),
     Hazard(
         "overwrite",
-        "B overwritten behind a barrier, no wait for the commit",
+        "B overwritten after a barrier, no wait for the commit",
         f"that an MMA has read its operands is known once its commit has arrived ({_COMPLETION})",
         ("missing-wait",),
         "D",
@@ -124,8 +117,8 @@ HAZARDS = (
     Hazard(
         "fence-only",
         "between the parts a fence, a barrier and D read back, but no commit",
-        "the MMAs of both parts stay a pipelined pair; the read between them is ordered behind "
-        f"part 0 by nothing ({_COMPLETION})",
+        "the MMAs of both parts stay a pipelined pair; nothing orders the read between them "
+        f"after part 0 ({_COMPLETION})",
         ("missing-wait", "race"),
         "readback",
     ),
@@ -134,9 +127,6 @@ HAZARDS = (
         "both parts in one commit group, waited for before D is read",
         "wgmmas on the same accumulator registers with the same shape execute in order "
         '(PTX ISA, "wgmma.fence")',
-        None,
-        None,
-        arch="sm_90a",
     ),
     Hazard(
         "wgmma-early-read",
@@ -145,7 +135,6 @@ HAZARDS = (
         '(PTX ISA, "wgmma.mma_async", "wgmma.wait_group")',
         ("wgmma-register-in-flight",),
         "D",
-        arch="sm_90a",
     ),
     Hazard(
         "wgmma-overwrite",
@@ -154,15 +143,12 @@ HAZARDS = (
         '(PTX ISA, "wgmma.wait_group", "Async proxy")',
         ("missing-wait",),
         "D",
-        arch="sm_90a",
     ),
     Hazard(
         "wgmma-no-fence",
         "no wgmma.fence before the first wgmma, whose registers were written",
         'needed before the first wgmma and after registers were written (PTX ISA, "wgmma.fence")',
         ("wgmma-fence-missing",),
-        None,
-        arch="sm_90a",
     ),
 )
 NAMES = tuple(hazard.name for hazard in HAZARDS)
@@ -170,14 +156,14 @@ NAMES = tuple(hazard.name for hazard in HAZARDS)
 
 @dataclass(frozen=True)
 class HazardRow:
-    """What one hazard with one shape did under all schedules tried.
+    """The outcome of one hazard with one shape under all schedules tried.
 
     Attributes:
         findings: ptxemu's, one line for each code, the expected code first.
         wrong_schedule: of the first wrong result, "late, seed 1"; None if there was none.
         wrong_max_abs: its largest error.
-        wrong_columns: which columns of D were wrong, as often as it differed.
-        wrong_schedules: how many gave wrong numbers; schedules: how many were tried.
+        wrong_columns: the wrong columns of D, as often as they differed.
+        wrong_schedules: the number of schedules with wrong numbers; schedules: of those tried.
     """
 
     name: str
@@ -194,13 +180,9 @@ class HazardRow:
     schedules: int
     passed: bool
 
-    def to_json_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return asdict(self)
-
 
 def schedules_of(seeds: Sequence[int]) -> list[Policy]:
-    """Schedules to try: work as late and as early as may be, then at random."""
+    """List schedules to try: work as late and as early as may be, then at random."""
     kinds = ("late", "eager", "random")
     return [Policy(asynchronous=kind, seed=seed) for seed in seeds for kind in kinds]
 
@@ -211,13 +193,9 @@ def run_hazards(
     b_major: str = "mn",
     policies: Sequence[Policy],
     all_shapes: bool = True,
-    on_progress: Callable[[int, int, str], None] | None = None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> list[HazardRow]:
-    """Run hazards under schedules.
-
-    Args:
-        all_shapes: all of a hazard's shapes, or the first only.
-    """
+    """Run hazards under schedules, with all of a hazard's shapes or the first only."""
     require_dsl()
     cases = [
         (hazard, shape)
@@ -227,14 +205,13 @@ def run_hazards(
     ]
     rows = []
     for done, (hazard, (m, n)) in enumerate(cases):
-        if on_progress is not None:
-            on_progress(done, len(cases), f"{hazard.name} {m}x{n}")
+        on_progress(done, len(cases), f"{hazard.name} {m}x{n}")
         rows.append(_row(hazard, hazard.plan(m, n, b_major), policies))
     return rows
 
 
 def _row(hazard: Hazard, plan: AnyPlan, policies: Sequence[Policy]) -> HazardRow:
-    inputs = make_inputs(plan.k, plan.m, plan.n, dtype="bf16", data="integer", seed=0)
+    inputs = make_inputs(plan, "integer", 0)
     expected = {
         "readback": inputs.reference(slice(plan.part_k)).numpy(),
         "D": inputs.reference().numpy(),
@@ -245,30 +222,28 @@ def _row(hazard: Hazard, plan: AnyPlan, policies: Sequence[Policy]) -> HazardRow
     for policy in policies:
         found, products = _run(hazard.arch, plan, inputs, policy)
         for finding in found:
-            findings.setdefault(finding.code, finding)
+            if finding.level in ("error", "warning"):
+                findings.setdefault(finding.code, finding)
         for name, product in products.items():
             error = np.abs(product - expected[name])
             if (name == "readback" and hazard.wrong != "readback") or error.max() == 0:
                 continue
-            if name != hazard.wrong:
-                other_wrong = True
+            other_wrong |= name != hazard.wrong
             schedule = f"{policy.asynchronous}, seed {policy.seed}"
             wrong.append((schedule, float(error.max()), _columns(error)))
-    relevant = {code: f for code, f in findings.items() if f.level in ("error", "warning")}
-    if hazard.code is None:
-        passed = not relevant and not other_wrong
+    if hazard.code:
+        seen = not findings.keys().isdisjoint(hazard.code)
+        passed = seen and (bool(wrong) or hazard.wrong is None) and not other_wrong
     else:
-        found_one = bool(set(relevant) & set(hazard.code))
-        passed = found_one and (bool(wrong) or hazard.wrong is None) and not other_wrong
-    first = hazard.code or ()
-    ordered = sorted(relevant.values(), key=lambda finding: finding.code not in first)
+        passed = not findings and not other_wrong
+    ordered = sorted(findings.values(), key=lambda finding: finding.code not in hazard.code)
     return HazardRow(
         hazard.name,
         plan.m,
         plan.n,
         hazard.what,
         hazard.isa,
-        "silence" if hazard.code is None else " or ".join(hazard.code),
+        " or ".join(hazard.code) or "silence",
         [one_line(finding) for finding in ordered],
         wrong[0][0] if wrong else None,
         wrong[0][1] if wrong else None,
@@ -285,14 +260,10 @@ def _run(
     from ptxemu.cutedsl import emulate
 
     raw = torch.full((2, plan.num_d_rows, plan.d_columns), float("nan"))
-    tensors = [*inputs.bits(), raw]
     with emulate(arch=arch, on_finding="collect", policy=policy) as emulation:
-        _compiled(arch, plan)(*dsl_tensors(tensors))
-    rows, columns = np.indices((plan.m, plan.n))
-    places = np.array(
-        [plan.place_of_d(int(r), int(c)) for r, c in zip(rows.flat, columns.flat, strict=True)]
-    )
-    values = raw.numpy()[:, places[:, 0], places[:, 1]].reshape(2, plan.m, plan.n)
+        _compiled(arch, plan)(*dsl_tensors([*inputs.bits(), raw]))
+    cells = np.array([plan.cell_of_d(*index) for index in np.ndindex(plan.m, plan.n)])
+    values = raw.numpy()[:, cells[:, 0], cells[:, 1]].reshape(2, plan.m, plan.n)
     return emulation.findings, {"readback": values[0], "D": values[1]}
 
 
@@ -311,7 +282,7 @@ def _compiled(arch: str, plan: AnyPlan) -> Any:
 
 
 def _columns(error: np.ndarray[Any, Any]) -> str:
-    """Which columns are wrong: "all", "128-255", or how many between the first and the last."""
+    """Name the wrong columns: "all", "128-255", or their number between the first and the last."""
     wrong = np.flatnonzero(error.max(axis=0) > 0)
     first, last = int(wrong[0]), int(wrong[-1])
     if len(wrong) == error.shape[1]:

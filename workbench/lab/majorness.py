@@ -1,9 +1,8 @@
-"""The majorness study: dV = S^T dO with B K-major and MN-major, and everything in between."""
+"""The majorness study: dV = S^T dO with B K-major and MN-major, and every step of the way."""
 
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,16 +10,15 @@ import torch
 
 from ptxemu.check import Finding
 from ptxemu.descriptors import InstructionDescriptor, decode
-from workbench.lab.inputs import DISTRIBUTIONS, Inputs, make_inputs
 from workbench.lab.kernels.majorness.plan import MajornessPlan
 from workbench.lab.kernels.majorness.sm90.plan import Sm90Plan
 from workbench.lab.kernels.majorness.sm100.plan import Sm100Plan
 from workbench.lab.operand_view import CORNER, Recording, StepView, step_views
-from workbench.lab.runners import Runner, empty_arguments
+from workbench.lab.runs import DISTRIBUTIONS, Inputs, Runner, empty_arguments, make_inputs
 
 PLANS: dict[str, type[MajornessPlan]] = {"sm_90a": Sm90Plan, "sm_100a": Sm100Plan}
 REFERENCE_MAX_ABS = 2.0**-17
-"""7.629395e-06, what the reference kernel's authors measured when it was right."""
+"""7.629395e-06, the error of the reference kernel when it was right."""
 STUDY_MAGNITUDE = 16.0
 """Largest |dV| for which REFERENCE_MAX_ABS is the limit: larger ones have larger ulps."""
 STUDY_K = 128
@@ -51,17 +49,11 @@ class MajorResult:
     corners: dict[str, list[list[float]]]
     findings: list[str]
     where: str
-    seconds: float
-
-    @property
-    def operands_equal(self) -> bool:
-        """Whether the tensor core saw what it should have in every k-step."""
-        return all(step.difference is None for step in self.steps)
 
 
 @dataclass(frozen=True)
 class MajornessReport:
-    """Both majors of one plan."""
+    """Both majors of one plan; k_vs_mn: max_abs between the two results, None if one was run."""
 
     arch: str
     plan: dict[str, Any]
@@ -72,11 +64,10 @@ class MajornessReport:
     limit: float
     results: dict[str, MajorResult]
     k_vs_mn: float | None
-    """max_abs between the two results; None if one major was asked for."""
 
     @property
     def failures(self) -> list[str]:
-        """What is wrong, in words; nothing if all is well."""
+        """Every wrong thing in words; nothing if all is well."""
         found = []
         for name, result in self.results.items():
             label = name.upper()
@@ -84,7 +75,7 @@ class MajornessReport:
                 found.append(f"{label} vs reference: {result.max_abs:.6e} > {self.limit:.6e}")
             if not result.cuts_identical:
                 found.append(f"{label}: Tile and Shape give different descriptors")
-            if not result.operands_equal:
+            if any(step.difference is not None for step in result.steps):
                 found.append(f"{label}: an operand is not what the tensor core should see")
             found += [f"{label}: {finding}" for finding in result.findings]
         if self.k_vs_mn is not None and self.k_vs_mn != 0:
@@ -92,18 +83,13 @@ class MajornessReport:
         return found
 
     def to_json_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Convert for --json."""
         return asdict(self) | {"failures": self.failures, "passed": not self.failures}
 
 
 @dataclass(frozen=True)
 class Study:
-    """What to run.
-
-    Attributes:
-        plan: of the runs; b_major is replaced. majors: which b_majors to run.
-        data: a key of DISTRIBUTIONS. seed: of the data.
-    """
+    """A plan to run, with each of the majors as b_major, on the data of a seed."""
 
     arch: str
     plan: MajornessPlan
@@ -111,29 +97,30 @@ class Study:
     data: str = "random"
     seed: int = 0
 
+    def plans(self) -> dict[str, MajornessPlan]:
+        """Make the plan of each major.
+
+        Raises:
+            InstructionLimitError: the instruction does not take one of the majors.
+        """
+        return {major: replace(self.plan, b_major=major) for major in self.majors}
+
     def inputs(self) -> Inputs:
-        """S and dO."""
-        plan = self.plan
-        return make_inputs(plan.k, plan.m, plan.n, dtype=plan.dtype, data=self.data, seed=self.seed)
+        """Draw S and dO."""
+        return make_inputs(self.plan, self.data, self.seed)
 
 
 def run_study(study: Study, runner: Runner) -> tuple[MajornessReport, dict[str, Recording]]:
-    """Run the kernel once for each major and compare.
-
-    Raises:
-        InstructionLimitError: the instruction does not take one of the majors.
-    """
-    plans = {major: replace(study.plan, b_major=major) for major in study.majors}
+    """Run the kernel once for each major and compare."""
     inputs = study.inputs()
-    reference = inputs.reference()
     results, recordings = {}, {}
-    for major, plan in plans.items():
-        results[major], recordings[major] = run_major(study.arch, plan, inputs, runner)
+    for major, plan in study.plans().items():
+        results[major], recordings[major] = _run_major(study.arch, plan, inputs, runner)
     k_vs_mn = None
     if set(study.majors) == {"k", "mn"}:
         both = [torch.from_numpy(recordings[major].accumulators[1]) for major in ("k", "mn")]
         k_vs_mn = _max_abs(both[0], both[1])
-    largest = float(reference.abs().max())
+    largest = float(inputs.reference().abs().max())
     on_hardware = not all(result.where.startswith("ptxemu") for result in results.values())
     report = MajornessReport(
         study.arch,
@@ -150,8 +137,8 @@ def run_study(study: Study, runner: Runner) -> tuple[MajornessReport, dict[str, 
 
 
 def limit_of(study: Study, largest: float, *, on_hardware: bool) -> float:
-    """The largest max_abs against the fp32 reference: 0 for integers, the study's 2^-17 for values
-    and K of its size, in proportion for larger ones."""
+    """Set the largest max_abs against the fp32 reference: 0 for integers, the study's 2^-17 for
+    values and K of its size, in proportion for larger ones."""
     if study.data == "integer":
         return 0.0
     if on_hardware and study.arch == "sm_90a" and study.plan.element_bytes == 1:
@@ -160,16 +147,13 @@ def limit_of(study: Study, largest: float, *, on_hardware: bool) -> float:
     return REFERENCE_MAX_ABS * scale
 
 
-def run_major(
+def _run_major(
     arch: str, plan: MajornessPlan, inputs: Inputs, runner: Runner
 ) -> tuple[MajorResult, Recording]:
-    """One run."""
     tensors = empty_arguments(plan)
     for tensor, bits in zip(tensors, inputs.bits(), strict=False):
         tensor.copy_(bits)
-    start = time.perf_counter()
     run = runner(arch, plan, tensors)
-    seconds = time.perf_counter() - start
     recording = Recording.of(plan, tensors)
     references = [inputs.reference(slice(plan.part_k)), inputs.reference()]
     products = [torch.from_numpy(part) for part in recording.accumulators]
@@ -181,11 +165,9 @@ def run_major(
     }
     if not plan.boundary:
         del corners["after part 0"]
-    instruction, fields = _instruction(arch, plan, recording)
     result = MajorResult(
         plan.b_major,
-        instruction,
-        fields,
+        *_instruction(plan, recording),
         step_views(arch, plan, inputs, recording),
         recording.cuts_identical,
         _max_abs(products[0], references[0]) if plan.boundary else None,
@@ -193,33 +175,28 @@ def run_major(
         {name: value[:CORNER, :CORNER].tolist() for name, value in corners.items()},
         [one_line(finding) for finding in run.findings],
         run.where,
-        seconds,
     )
     return result, recording
 
 
 def one_line(finding: Finding) -> str:
-    """A finding without the kernel's name, which CuTe DSL makes long."""
+    """Write a finding without the kernel's name, which CuTe DSL makes long."""
     text = re.sub(r"kernel \S+: ", "", finding.message, count=1)
     return f"{finding.level}: {text}"
 
 
-def _instruction(
-    arch: str, plan: MajornessPlan, recording: Recording
-) -> tuple[str, dict[str, Any]]:
+def _instruction(plan: MajornessPlan, recording: Recording) -> tuple[str, dict[str, Any]]:
     if isinstance(plan, Sm100Plan):
         fields = decode(recording.instruction, "instruction", kind=plan.kind)
         assert isinstance(fields, InstructionDescriptor)
         return f"0x{recording.instruction:08x}", asdict(fields)
     assert isinstance(plan, Sm90Plan)
-    transposes = {}
-    if plan.element_bytes == 2:
-        if plan.a_source == "smem":
-            transposes["transpose_a"] = plan.a_major == "mn"
-        transposes["transpose_b"] = plan.b_major == "mn"
-    return plan.opcode, transposes
+    if plan.element_bytes == 1:
+        return plan.opcode, {}
+    majors = {"transpose_a": plan.a_major, "transpose_b": plan.b_major}
+    return plan.opcode, {name: major == "mn" for name, major in majors.items()}
 
 
 def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference; NaN if there is one."""
+    """Find the largest difference; NaN if there is one."""
     return float((a - b).abs().max())

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor, decode, operand_addresses
+from ptxemu.descriptors import operand_addresses
 from workbench.lab.kernels.majorness.plan import CUTS
+from workbench.lab.operand_view import decode_matrix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,14 +25,10 @@ CHUNK = 16
 ROW = 128
 SHOWN_ROWS = 32
 """128-byte rows of shared memory in the picture, from the start of B."""
-_GREY = "#666666"
-_MARK = "#222222"
-_FAMILY = {"sm_90a": "wgmma", "sm_100a": "tcgen05"}
 
 
 def draw_tiles(study: Study, recordings: dict[str, Recording], path: Path) -> None:
-    """One panel for each major; the frames are what the first MMA reads through its
-    descriptor."""
+    """Draw a panel for each major; the first MMA reads the frames through its descriptor."""
     figure = Figure(figsize=(5.2 * len(recordings) + 0.6, 8.6), dpi=110, layout="constrained")
     panels = figure.subplots(1, len(recordings), squeeze=False)[0]
     for axes, (major, recording) in zip(panels, recordings.items(), strict=True):
@@ -45,67 +43,45 @@ def draw_tiles(study: Study, recordings: dict[str, Recording], path: Path) -> No
     figure.savefig(path)
 
 
-def _chunk_owners(study: Study, major: str, recording: Recording) -> NDArray[np.int64]:
-    """For each 16-byte chunk of B: the logical row n (K-major) or k (MN-major) it belongs to, and
-    the first element along the other dimension; (chunks, 2), -1 where none."""
-    plan = study.plan
-    size = plan.b_bytes // CHUNK
-    owners = np.full((size, 2), -1, dtype=np.int64)
-    base = recording.image_address + plan.b_offset
-    for part in range(2):
-        for step in range(plan.steps):
-            found = _addresses(study, major, recording, part, step) - base
-            first = part * plan.part_k + step * plan.step_k
-            for mn, k in np.ndindex(*found.shape):
-                if found[mn, k] % CHUNK == 0:
-                    line, along = (mn, k + first) if major == "k" else (k + first, mn)
-                    owners[found[mn, k] // CHUNK] = line, along
-    return owners
-
-
-def _addresses(
+def _offsets(
     study: Study, major: str, recording: Recording, part: int, step: int
 ) -> NDArray[np.int64]:
+    """Find each element (n, k) of an MMA's B, in bytes from the start of B."""
     plan = study.plan
     bits = int(recording.descriptors[CUTS.index(plan.cut), part, step, 1])
-    descriptor = decode(bits, _FAMILY[study.arch])
-    assert isinstance(descriptor, WgmmaDescriptor | Tcgen05Descriptor)
-    return operand_addresses(
-        descriptor,
+    found = operand_addresses(
+        decode_matrix(study.arch, bits),
         major=major.upper(),
         shape=(plan.n, plan.step_k),
         element_bytes=plan.element_bytes,
     )
+    return found - recording.image_address - plan.b_offset
 
 
 def _draw(axes: Axes, study: Study, major: str, recording: Recording) -> None:
-    from matplotlib import colormaps
-
-    plan = study.plan
-    owners = _chunk_owners(study, major, recording)
-    per_row = ROW // CHUNK
+    plan, per_row = study.plan, ROW // CHUNK
+    name, other = ("n", "k") if major == "k" else ("k", "n")
     rows = min(SHOWN_ROWS, plan.b_bytes // ROW)
-    read = _addresses(study, major, recording, 0, 0) - recording.image_address - plan.b_offset
-    first_chunks = set((read // CHUNK).ravel().tolist())
-    palette = colormaps["tab20"]
-    name = "n" if major == "k" else "k"
-    for number in range(rows * per_row):
-        line, along = (int(x) for x in owners[number])
-        row, column = divmod(number, per_row)
-        colour = (1.0, 1.0, 1.0)
-        if line >= 0:  # light, so that text and frames stand out
-            red, green, blue, _ = palette(line % 16 / 20 + 0.01)
-            colour = (0.5 + red / 2, 0.5 + green / 2, 0.5 + blue / 2)
-        axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", lw=0.6))
-        if line >= 0:
-            text = f"{name}{line}"
-            axes.text(column + 0.5, row + 0.36, text, ha="center", va="center", fontsize=5.6)
-            other = "k" if major == "k" else "n"
-            text = f"{other}{along}+"
-            axes.text(column + 0.5, row + 0.74, text, ha="center", va="center", fontsize=4.4)
-        if number in first_chunks:
-            corner = column + 0.05, row + 0.07
-            axes.add_patch(Rectangle(corner, 0.9, 0.86, fill=False, edgecolor=_MARK, lw=1.4))
+    first_read = set((_offsets(study, major, recording, 0, 0) // CHUNK).ravel().tolist())
+    for part, step in np.ndindex(2, plan.steps):
+        found = _offsets(study, major, recording, part, step)
+        first = part * plan.part_k + step * plan.step_k
+        for mn, k in np.argwhere(found % CHUNK == 0):
+            number = int(found[mn, k]) // CHUNK
+            row, column = divmod(number, per_row)
+            if row >= rows:
+                continue
+            line, along = (mn, k + first) if major == "k" else (k + first, mn)
+            red, green, blue, _ = colormaps["tab20"](int(line) % 16 / 20 + 0.01)
+            colour = (0.5 + red / 2, 0.5 + green / 2, 0.5 + blue / 2)  # light: text stands out
+            box = Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="white", lw=0.6)
+            axes.add_patch(box)
+            for text, y, size in ((f"{name}{line}", 0.36, 5.6), (f"{other}{along}+", 0.74, 4.4)):
+                axes.text(column + 0.5, row + y, text, ha="center", va="center", fontsize=size)
+            if number in first_read:
+                corner = column + 0.05, row + 0.07
+                frame = Rectangle(corner, 0.9, 0.86, fill=False, edgecolor="#222222", lw=1.4)
+                axes.add_patch(frame)
     axes.set_xlim(0, per_row)
     axes.set_ylim(rows, 0)
     axes.set_xticks([c + 0.5 for c in range(per_row)], [str(CHUNK * c) for c in range(per_row)])
@@ -113,14 +89,11 @@ def _draw(axes: Axes, study: Study, major: str, recording: Recording) -> None:
         [r + 0.5 for r in range(0, rows, 4)], [f"+{ROW * r}" for r in range(0, rows, 4)]
     )
     axes.tick_params(labelsize=7, length=0)
-    axes.set_xlabel("byte in a row of 128", fontsize=8, color=_GREY)
-    axes.set_ylabel("bytes from the start of B", fontsize=8, color=_GREY)
-    meaning = {
-        "k": "K-major: a logical row n is 16-byte pieces along k",
-        "mn": "MN-major: a logical row k is 16-byte pieces along n",
-    }
+    axes.set_xlabel("byte in a row of 128", fontsize=8, color="#666666")
+    axes.set_ylabel("bytes from the start of B", fontsize=8, color="#666666")
     axes.set_title(
-        f"{meaning[major]}\ncolour: logical row {name}; framed: read by part 0, step 0",
+        f"{major.upper()}-major: a logical row {name} is 16-byte pieces along {other}\n"
+        f"colour: logical row {name}; framed: read by part 0, step 0",
         fontsize=8.5,
         loc="left",
     )

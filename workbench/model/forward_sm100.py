@@ -1,14 +1,13 @@
 """Our Blackwell forward: a unit is a tile of 64 keys in one CTA of the pair.
 
-Matrix products come from the plan. What threads move, and their instructions, were counted in an
-emulated run (`COUNTED`); tests hold the two against each other.
+Matrix products come from the plan. The bytes of threads, and their instructions, were counted in an
+emulated run (`MOVED`, `INSTRUCTIONS`); tests hold the two against each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashdsa.dsl.umma import UmmaProduct
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import (
     BOX_BYTES,
@@ -22,15 +21,23 @@ from flashdsa.kernels.sparse_mla.sm100.fwd.plan import (
 from flashdsa.kernels.sparse_mla.sm100.fwd.products import products_of
 from workbench.model.machine import GpuModel
 from workbench.model.predict import Work
-from workbench.model.shapes import FORWARD_DIMS, QUERIES, ROW_BYTES, TOPK, l2_cycles
 from workbench.model.timeline import Step, mma_step
-from workbench.model.traffic import Footprint, Matmul, Source, Traffic
+from workbench.model.traffic import (
+    FORWARD_DIMS,
+    QUERIES,
+    ROW_BYTES,
+    S_KV,
+    TOPK,
+    Footprint,
+    Matmul,
+    Traffic,
+    l2_cycles,
+    matmul_of,
+)
 
-FORWARD_PLAN: FwdPlan = SPARSE_MLA_FWD_SM100.plans[0]
+PLAN: FwdPlan = SPARSE_MLA_FWD_SM100.plans[0]
 """The plan of the kernel that ships, for 128 heads."""
-
-S_KV = 8192
-COUNTED = {
+MOVED = {
     "MMA shared read": 86_016,
     "global -> shared (TMA load)": 36_864,
     "shared ld": 17_408,
@@ -38,33 +45,21 @@ COUNTED = {
     "tmem ld": 32_768,
 }
 """Bytes of a tile and CTA by ptxemu's paths: a run of 512 keys less one of 128, by twelve tiles."""
-COUNTED_INSTRUCTIONS = {"softmax": 2096, "load": 295, "mma": 103}
+INSTRUCTIONS = {"softmax": 2096, "load": 295, "mma": 103}
 """PTX instructions of a tile and CTA, all warps of the role."""
 THREADS = 128
 """Of the softmax role."""
 
 
 def matmuls(plan: FwdPlan) -> tuple[Matmul, ...]:
-    """Of a tile: a CTA's rows, and the columns of B that it reads."""
+    """List those of a tile: a CTA's rows, and the columns of B that it reads."""
     products = products_of(plan)
-    values = ((f"PV {part}", product) for part, product in enumerate(products.pv))
-    named = (("S", products.qk), ("S RoPE", products.qk_rope), *values)
-    return tuple(_matmul(name, product) for name, product in named)
+    values = (matmul_of("PV", product) for product in products.pv)
+    return (matmul_of("S", products.qk), matmul_of("S RoPE", products.qk_rope), *values)
 
 
-def _matmul(name: str, product: UmmaProduct) -> Matmul:
-    return Matmul(
-        name,
-        count=product.k // product.element.step_k,
-        m=product.rows,
-        n=product.n,
-        a=Source.TMEM if product.a_in_tmem else Source.SHARED,
-        shared_n=product.b.extent,
-    )
-
-
-def traffic(plan: FwdPlan) -> Traffic:
-    """Of one tile and CTA."""
+def traffic(plan: FwdPlan = PLAN) -> Traffic:
+    """Count one tile and CTA."""
     exchange = 2 * THREADS * HALF_KEYS * FP32
     return Traffic(
         useful_flop=2.0 * ROWS * TILE_KEYS * FORWARD_DIMS,
@@ -73,28 +68,28 @@ def traffic(plan: FwdPlan) -> Traffic:
         tmem_bytes=THREADS * TILE_KEYS * FP32,
         read_bytes=plan.kv_bytes,
         exps=ROWS * TILE_KEYS,
-        instructions=float(sum(COUNTED_INSTRUCTIONS.values())),
+        instructions=float(sum(INSTRUCTIONS.values())),
     )
 
 
-def steps(plan: FwdPlan, machine: GpuModel) -> Iterator[Step]:
-    """The roles' order of mma.py, softmax.py and load.py; P V of tile i runs in unit i + 1."""
+def steps(machine: GpuModel, plan: FwdPlan = PLAN) -> Iterator[Step]:
+    """Order the roles' steps as the kernel does; P V of tile i runs in unit i + 1."""
     found = matmuls(plan)
-    bar = machine.barrier_latency.value
-    to_leader = machine.dsmem_latency.value + bar
+    bar = machine["barrier_latency"]
+    to_leader = machine["dsmem_latency"] + bar
 
-    yield mma_step(machine, "mma", "S", found[:2], ("scores read", 1), ("gather", 0), wait=False)
-    yield mma_step(machine, "mma", "PV", found[2:], ("P ready", 1), wait=False)
+    yield mma_step(machine, "mma", "S", found[:2], ("scores read", 1), ("gather", 0))
+    yield mma_step(machine, "mma", "PV", found[2:], ("P ready", 1))
 
     gather = l2_cycles(machine, plan.kv_bytes)
-    arrives = machine.l2_latency.value + bar
+    arrives = machine["l2_latency"] + bar
     freed = (("PV", plan.kv_stages - 1),)
     yield Step("load", "gather", gather, "gather", 0, freed, arrives, wait=False)
 
     # A warp of each scheduler: clocks are instructions, or exponentials where those take longer.
-    issue = COUNTED_INSTRUCTIONS["softmax"] / 4
-    exps = HALF_KEYS * THREADS / machine.exp_rate.value
-    met = machine.shared_latency.value + bar
+    issue = INSTRUCTIONS["softmax"] / 4
+    exps = HALF_KEYS * THREADS / machine["exp_rate"]
+    met = machine["shared_latency"] + bar
 
     def softmax(
         name: str, share: float, *after: tuple[str, int], latency: float = 0, wait: bool = True
@@ -108,20 +103,12 @@ def steps(plan: FwdPlan, machine: GpuModel) -> Iterator[Step]:
     yield softmax("P ready", 0.1, latency=to_leader, wait=False)
 
 
-def work(
-    machine: GpuModel,
-    plan: FwdPlan | None = None,
-    *,
-    queries: int = QUERIES,
-    topk: int = TOPK,
-    s_kv: int = S_KV,
-) -> Work:
-    """The kernel on a shape of 128 heads."""
-    plan = plan or FORWARD_PLAN
+def work(machine: GpuModel, *, queries: int = QUERIES, topk: int = TOPK, s_kv: int = S_KV) -> Work:
+    """Take the kernel on a shape of 128 heads."""
     return Work(
         name="mla_fwd sm_100a",
-        traffic=traffic(plan),
+        traffic=traffic(),
         units=float(queries * -(-topk // TILE_KEYS) * CLUSTER),
-        steps=tuple(steps(plan, machine)),
+        steps=tuple(steps(machine)),
         footprint=Footprint(read=s_kv * ROW_BYTES),
     )

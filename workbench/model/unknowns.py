@@ -1,10 +1,9 @@
-"""What the model does not know of a B200, and the range of times that follows.
+"""The constants of a B200 that nobody here measured, and the range of times that follows.
 
-Every number here has two ends, and nobody here measured it: `workbench/probes/first_hour_b200.py` does,
-where it has a probe. A query of our attention kernels takes its blocks' time and, besides, what
-nothing overlaps: in the forward its CTAs' start, Q on its way in, the results on their way out; in
-the backward, whose pairs stay for several queries, what the timeline says lies between two of them.
-Pairs of CTAs run in whole waves.
+`workbench/probes/first_hour_b200.py` measures those that it has a probe for. A query of our
+attention kernels takes its blocks' time and, besides, the time that nothing overlaps: in the
+forward its CTAs' start, Q on its way in, the results on their way out; in the backward, whose pairs
+stay for several queries, the timeline's clocks between two of them. Pairs run in whole waves.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, D_QK
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BOX_DIMS as BWD_BOX_DIMS
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import TILE_KEYS
 from workbench.model import backward_sm100, forward_sm100
-from workbench.model.machine import B200, GpuModel
+from workbench.model.machine import B200
 from workbench.model.predict import Work, predict
-from workbench.model.timeline import Step, ends
+from workbench.model.timeline import ends
 
-PAIRS_AT_ONCE = int(B200.sms.value) // CLUSTER
+PAIRS_AT_ONCE = int(B200["sms"]) // CLUSTER
 ISSUING_WARPS = 4
 ROWS_A_GATHER = 4
 BOXES = D_QK // CLUSTER // BWD_BOX_DIMS + 1
@@ -34,8 +32,8 @@ class Unknown:
     """A constant of a B200.
 
     Attributes:
-        good, bad: the ends, of which `good` gives the shorter times.
-        source: why these. probe: what of the first hour measures it; "": nothing yet.
+        good, bad: the ends, of which `good` gives the shorter times; source: their reason.
+        probe: the measurement of the first hour.
         machine: the constants of `GpuModel` that it is; () where the model has none.
     """
 
@@ -43,12 +41,12 @@ class Unknown:
     bad: float
     unit: str
     source: str
-    probe: str = ""
+    probe: str
     machine: tuple[str, ...] = ()
 
     @property
     def middle(self) -> float:
-        """Of the ends, as factors."""
+        """Mean of the ends, as factors."""
         return math.sqrt(self.good * self.bad)
 
 
@@ -97,7 +95,7 @@ UNKNOWNS: Mapping[str, Unknown] = {
     ),
 }  # fmt: skip
 Values = Mapping[str, float]
-"""Of every unknown."""
+"""A value for every unknown."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class Attention:
             work has what lies between two queries.
         released: steps that contain a release of shared memory to the peer.
         issued: clocks a block of the slowest issuing warp.
-        published: TFLOPS of others' kernels on B200, for people.
+        published: TFLOPS of others' kernels on B200.
     """
 
     name: str
@@ -121,23 +119,16 @@ class Attention:
     published: str
 
 
-def gathers(keys: int) -> float:
-    """Of four rows, that a warp issues for so many keys."""
-    return keys / ROWS_A_GATHER * BOXES / ISSUING_WARPS
-
-
-def bulk_adds() -> float:
-    """That a warp issues for a block of the backward: of parts 0 and 1 of dKV in every block, of
-    part 2 in every other one, one a key."""
-    return 2.5 * B_TOPK / ISSUING_WARPS
-
-
 def _gathering(keys: int, values: Values) -> float:
-    return gathers(keys) * values["a gather4, of the issuing warp"]
+    """Count the clocks of a warp that issues gathers of four rows for so many keys."""
+    gathers = keys / ROWS_A_GATHER * BOXES / ISSUING_WARPS
+    return gathers * values["a gather4, of the issuing warp"]
 
 
 def _adding(values: Values) -> float:
-    return bulk_adds() * values["a bulk add, of the issuing warp"]
+    """Count the clocks of a warp that issues the bulk adds of a block of the backward: one a key,
+    of parts 0 and 1 of dKV in every block, of part 2 in every other one."""
+    return 2.5 * B_TOPK / ISSUING_WARPS * values["a bulk add, of the issuing warp"]
 
 
 KERNELS = (
@@ -155,48 +146,30 @@ KERNELS = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A kernel's time with given constants.
-
-    Attributes:
-        seconds: of the launch. tflops: useful ones. binds: what sets the time of a block.
-    """
+    """A kernel's time with given constants, its useful TFLOPS and the bound of a block."""
 
     seconds: float
     tflops: float
     binds: str
 
-    def to_json_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {"seconds": self.seconds, "tflops": self.tflops, "binds": self.binds}
-
-
-def machine_with(values: Values) -> GpuModel:
-    """B200 with these constants in place of the assumed ones."""
-    changed: dict[str, Any] = {}
-    for name, unknown in UNKNOWNS.items():
-        for constant in unknown.machine:
-            changed[constant] = replace(getattr(B200, constant), value=values[name])
-    return replace(B200, **changed)
-
-
-def _released(step: Step, kernel: Attention, values: Values) -> Step:
-    if step.name not in kernel.released:
-        return step
-    return replace(step, cycles=step.cycles + values["a release of shared memory to the peer"])
-
 
 def estimate(kernel: Attention, values: Values, *, queries: int, topk: int, s_kv: int) -> Estimate:
-    """The time with these constants."""
-    machine = machine_with(values)
+    """Predict the time with these constants."""
+    known = {name: values[key] for key, one in UNKNOWNS.items() for name in one.machine}
+    machine = B200.with_values(known)
     work = kernel.work(machine, queries=queries, topk=topk, s_kv=s_kv)
-    work = replace(work, steps=tuple(_released(step, kernel, values) for step in work.steps))
+    release = values["a release of shared memory to the peer"]
+    released = (
+        replace(step, cycles=step.cycles + release) if step.name in kernel.released else step
+        for step in work.steps
+    )
+    work = replace(work, steps=tuple(released))
     steady = predict(replace(work, item_units=0), machine)
     over = values["clocks of a block over its count"]
     cycles, binds = over * steady.cycles, steady.bound
     if kernel.issued(values) > cycles:
         cycles, binds = kernel.issued(values), "issue of bulk operations"
-    blocks = -(-topk // kernel.block_keys)
-    waves = -(-queries // PAIRS_AT_ONCE)
+    blocks, waves = -(-topk // kernel.block_keys), -(-queries // PAIRS_AT_ONCE)
     between = over * ends(work.steps, work.traffic.other_port_cycles(machine))
     of_query, of_launch = blocks * cycles, values[kernel.ends]
     if not work.item_units:
@@ -215,31 +188,21 @@ class Range:
         best, middle, worst: with every unknown at its good end, in its middle, at its bad end.
         worth: of each unknown that matters, TFLOPS at its good and at its bad end while the others
             are in the middle; most first.
+        published: TFLOPS of others' kernels on B200.
     """
 
-    kernel: Attention
+    kernel: str
     queries: int
     topk: int
     best: Estimate
     middle: Estimate
     worst: Estimate
     worth: tuple[tuple[str, float, float], ...]
-
-    def to_json_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "kernel": self.kernel.name,
-            "queries": self.queries,
-            "topk": self.topk,
-            "best": self.best.to_json_dict(),
-            "middle": self.middle.to_json_dict(),
-            "worst": self.worst.to_json_dict(),
-            "tflops_at_the_ends_of": {name: [good, bad] for name, good, bad in self.worth},
-        }
+    published: str
 
 
 def predict_range(kernel: Attention, *, queries: int, topk: int, s_kv: int) -> Range:
-    """The kernel for 128 heads on B200."""
+    """Predict the kernel for 128 heads on B200."""
 
     def at(values: Values) -> Estimate:
         return estimate(kernel, values, queries=queries, topk=topk, s_kv=s_kv)
@@ -251,16 +214,17 @@ def predict_range(kernel: Attention, *, queries: int, topk: int, s_kv: int) -> R
     ]
     matter = [row for row in worth if abs(row[1] - row[2]) > 0.5]
     return Range(
-        kernel,
+        kernel.name,
         queries,
         topk,
         at({name: unknown.good for name, unknown in UNKNOWNS.items()}),
         at(middle),
         at({name: unknown.bad for name, unknown in UNKNOWNS.items()}),
         tuple(sorted(matter, key=lambda row: row[2] - row[1])),
+        kernel.published,
     )
 
 
 def attention_ranges(queries: int, topk: int, s_kv: int) -> tuple[Range, ...]:
-    """Both kernels on a shape."""
+    """Predict both kernels on a shape."""
     return tuple(predict_range(kernel, queries=queries, topk=topk, s_kv=s_kv) for kernel in KERNELS)

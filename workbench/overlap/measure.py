@@ -1,4 +1,4 @@
-"""How much neighbouring queries have in common: the unions of their selected rows."""
+"""Unions of the rows that neighbouring queries select."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ class GroupOverlap:
 
     Attributes:
         queries: of a group.
-        groups: how many there are; the last queries of a sequence, too few for one, are left out.
+        groups: their number; the last queries of a sequence, too few for one, are left out.
         named_rows: mean over groups: the rows of its queries, one by one.
         union_rows: mean over groups: distinct rows.
         ratio: union_rows over a query's mean rows: 1 if the queries of a group select the same
             rows, `queries` if they share none. The rule of `mla_bwd` on Hopper reads this number.
         smallest, largest: ratios of single groups, the 5 % smallest and largest left out.
-        along: ratios of up to 64 equal parts of the sequence, from its start to its end.
     """
 
     queries: int
@@ -37,7 +36,6 @@ class GroupOverlap:
     ratio: float
     smallest: float
     largest: float
-    along: tuple[float, ...]
 
     @property
     def left(self) -> float:
@@ -47,7 +45,7 @@ class GroupOverlap:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What `measure_overlap` found.
+    """The result of `measure_overlap`.
 
     Attributes:
         sequences, queries, topk: of the tensor.
@@ -69,7 +67,7 @@ class Overlap:
 def measure_overlap(
     indices: Tensor, groups: Sequence[int] = GROUPS, topk_length: Tensor | None = None
 ) -> Overlap:
-    """Union ratios of neighbouring queries.
+    """Measure union ratios of neighbouring queries.
 
     Args:
         indices: [S, topk], [batch, S, topk] or, as FlashMLA has it, [S, 1, topk]; any integers.
@@ -134,7 +132,7 @@ def _as_sequences(indices: Tensor, topk_length: Tensor | None) -> Tensor:
 
 
 def _distinct_rows(rows: Tensor, size: int) -> Tensor:
-    """[batch, S, topk] -> [batch, S // size]: distinct rows of each group of neighbours."""
+    """Count distinct rows of each group: [batch, S, topk] -> [batch, S // size]."""
     sequences, queries, topk = rows.shape
     groups = queries // size
     slots = rows[:, : groups * size].reshape(sequences * groups, size * topk)
@@ -154,8 +152,6 @@ def _group_overlap(rows: Tensor, alone: Tensor, size: int) -> GroupOverlap:
     some = named > 0
     ratios = union[some] * size / named[some]
     low, high = ratios.quantile(torch.tensor([0.05, 0.95], dtype=torch.float64)).tolist()
-    parts = zip(union.tensor_split(64, dim=1), named.tensor_split(64, dim=1), strict=True)
-    along = [float(u.sum() * size / n.sum()) for u, n in parts if n.sum() > 0]
     return GroupOverlap(
         size,
         union.numel(),
@@ -164,5 +160,4 @@ def _group_overlap(rows: Tensor, alone: Tensor, size: int) -> GroupOverlap:
         float(union.sum() * size / named.sum()),
         low,
         high,
-        tuple(along),
     )

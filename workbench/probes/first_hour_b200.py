@@ -1,10 +1,10 @@
-"""The first hour on a B200: are our kernels right, and what are the constants of their models?
+"""The first hour on a B200: the correctness of our kernels, and the constants of their models.
 
     python -m workbench.probes.first_hour_b200 --out first_hour.json            on a B200
-    python -m workbench.probes.first_hour_b200 --emulate --out first_hour.json  here: that the script runs
+    python -m workbench.probes.first_hour_b200 --emulate --out first_hour.json  here: does it run?
 
 Correctness first; nothing is timed if a case fails. Needs nvidia-cutlass-dsl. Exit code 1 if a case
-fails. What it writes goes into analysis/model/machine.py and backends/emulated/devices.py by hand.
+fails. Copy its numbers into workbench/model/machine.py and backends/emulated/devices.py by hand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,16 @@ import torch
 
 import flashdsa
 from flashdsa.kernels.catalog import INDEXER_SM100
-from flashdsa.kernels.indexer.sm100.plan import PAGES_PER_STAGE, IndexerPlan
 from flashdsa.problem import PAGE_BYTES
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
-from workbench.model.indexer_sm100 import b200_shapes, predict_all
+from workbench.model.indexer_sm100 import predict_all
 from workbench.model.machine import B200
 from workbench.model.unknowns import PAIRS_AT_ONCE, attention_ranges
 from workbench.probes.sm100_copy_rates import KINDS, clocks_an_operation
-from workbench.probes.sm100_rates import PROBES, run_probe
 
 SCHEMA = "flashdsa-first-hour/1"
 LENGTHS = ([0, 1, 64, 65, 2048, 2049], [5800], [9000, 600, 2500], [700] * 300)
@@ -44,34 +43,29 @@ REPEATS = 50
 FLUSH_BYTES = 1 << 28
 
 
-def correctness(device: str, backend: str, few: bool) -> dict[str, bool]:
-    """Ids equal the CPU's where scores are exact; scores within the contract; a name a case."""
+def indexer_is_right(device: str, backend: str, few: bool) -> dict[str, bool]:
+    """Compare ids with the CPU's where scores are exact, and scores with the contract, by case."""
     found: dict[str, bool] = {}
-    sizes = [(16, 512)] if few else [(16, 512), (32, 1024), (64, 2048)]
-    for num_heads, topk in sizes:
-        for lengths in LENGTHS[:1] if few else LENGTHS:
-            for values in VALUES[:1] if few else VALUES:
-                inputs = make_inputs(lengths, num_heads=num_heads, values=values)
-                for order in (False,) if few else (False, True):
-                    expected, got = inputs.output(topk), inputs.to(device).output(topk)
-                    flashdsa.dsa_topk_indexer(*inputs, expected, sorted=order, backend="cpu")
-                    flashdsa.dsa_topk_indexer(
-                        *inputs.to(device), got, sorted=order, backend=backend
-                    )
-                    name = f"ids H={num_heads} topk={topk} {lengths[:6]} {values} sorted={order}"
-                    found[name] = torch.equal(got.cpu(), expected)
-        found[f"scores H={num_heads}"] = _scores_are_right(device, backend, num_heads)
+    for num_heads, topk in [(16, 512)] if few else [(16, 512), (32, 1024), (64, 2048)]:
+        for lengths, values in (
+            product(LENGTHS[:1], VALUES[:1]) if few else product(LENGTHS, VALUES)
+        ):
+            inputs = make_inputs(lengths, num_heads=num_heads, values=values)
+            there = inputs.to(device)
+            for order in (False,) if few else (False, True):
+                expected, got = inputs.output(topk), there.output(topk)
+                flashdsa.dsa_topk_indexer(*inputs, expected, sorted=order, backend="cpu")
+                flashdsa.dsa_topk_indexer(*there, got, sorted=order, backend=backend)
+                name = f"ids H={num_heads} topk={topk} {lengths[:6]} {values} sorted={order}"
+                found[name] = torch.equal(got.cpu(), expected)
+        inputs = normal_inputs([300, 0, 65], num_heads)
+        scores = flashdsa.indexer_logits(*inputs.to(device), 317, backend=backend)
+        try:
+            assert_scores_are_right(scores.cpu(), inputs)
+            found[f"scores H={num_heads}"] = True
+        except AssertionError:
+            found[f"scores H={num_heads}"] = False
     return found
-
-
-def _scores_are_right(device: str, backend: str, num_heads: int) -> bool:
-    inputs = normal_inputs([300, 0, 65], num_heads)
-    scores = flashdsa.indexer_logits(*inputs.to(device), 317, backend=backend)
-    try:
-        assert_scores_are_right(scores.cpu(), inputs)
-    except AssertionError:
-        return False
-    return True
 
 
 ATTENTION = (
@@ -86,7 +80,7 @@ ATTENTION = (
 
 
 def attention_is_right(device: str, backend: str, few: bool) -> dict[str, bool]:
-    """Forward and backward within the contract; a name a case."""
+    """Check forward and backward against the contract, by case."""
     found: dict[str, bool] = {}
     for case in ATTENTION[:1] if few else ATTENTION:
         inputs = make_sparse_mla_inputs(case, 0, device)
@@ -97,9 +91,9 @@ def attention_is_right(device: str, backend: str, few: bool) -> dict[str, bool]:
 
 
 def attention_times() -> dict[str, Any]:
-    """Both kernels in whole waves, by topk: what of a query's time is its blocks', what its ends'.
+    """Time both kernels in whole waves, by topk: so blocks and ends of a query come apart.
 
-    The clock is read while forwards run behind each other.
+    The clock is read while forwards follow each other.
     """
     queries, heads, keys = 8 * PAIRS_AT_ONCE, 128, 8192
     found: dict[str, Any] = {}
@@ -117,9 +111,9 @@ def attention_times() -> dict[str, Any]:
             ),
         }
         for one in attention_ranges(queries, topk, keys):
-            measured = microseconds(launches[one.kernel.name])
             predicted = [one.best.seconds * 1e6, one.worst.seconds * 1e6]
-            found[f"{one.kernel.name}, topk {topk}"] = {"us": measured, "predicted_us": predicted}
+            measured = {"us": microseconds(launches[one.kernel]), "predicted_us": predicted}
+            found[f"{one.kernel}, topk {topk}"] = measured
     for _ in range(2000):
         launches["forward"]()
     query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
@@ -129,7 +123,7 @@ def attention_times() -> dict[str, Any]:
 
 
 def microseconds(launch: Callable[[], Any]) -> float:
-    """The median between two events around a launch, the second-level cache flushed."""
+    """Take the median between two events around a launch, the second-level cache flushed."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     times = []
     for _ in range(REPEATS):
@@ -144,7 +138,7 @@ def microseconds(launch: Callable[[], Any]) -> float:
 
 
 def random_inputs(rows: int, tokens: int) -> Inputs:
-    """Random bytes as keys, H = 64, on the GPU; only their times are of interest."""
+    """Draw random bytes as keys, H = 64, on the GPU; only their times are of interest."""
     pages = rows * tokens // 64
     cache = torch.randint(0, 100, (pages, PAGE_BYTES), dtype=torch.uint8, device="cuda")
     cache[:, 8192:] = torch.rand(pages, 64, device="cuda").view(torch.uint8)
@@ -159,42 +153,28 @@ def random_inputs(rows: int, tokens: int) -> Inputs:
 
 
 def shapes() -> dict[str, Any]:
-    """The nine shapes beside what the model says; the first one by pages per stage besides."""
-    from flashdsa.jit.loader import compile_plan
-
-    predicted = predict_all(B200)
+    """Time the nine shapes beside their predictions."""
     found: dict[str, Any] = {}
-    for shape in b200_shapes():
-        inputs = random_inputs(shape.rows, shape.tokens)
-        ids = inputs.to("cuda").output(2048)
-        ours = next(one for one in predicted[shape.name] if one.pages_per_stage == 2)
-        measured = {
-            "us": microseconds(
-                lambda x=inputs, y=ids: flashdsa.dsa_topk_indexer(*x, y, backend="sm100")
-            )
-        }
-        for pages in PAGES_PER_STAGE:
-            function = compile_plan(INDEXER_SM100, IndexerPlan(pages_per_stage=pages))
-            # One cluster of the portable size a row: the same for every number of pages.
-            measured[f"us, {pages} a stage, clusters of 8"] = microseconds(
-                lambda f=function, x=inputs, y=ids, n=shape.rows: f(*x, y, n, 8)
-            )
-        found[shape.name] = measured | {"predicted_us": [ours.low * 1e6, ours.high * 1e6]}
+    for name, one in predict_all(B200).items():
+        inputs = random_inputs(one.shape.rows, one.shape.tokens)
+        ids = inputs.output(2048)
+        measured = microseconds(
+            lambda x=inputs, y=ids: flashdsa.dsa_topk_indexer(*x, y, backend="sm100")
+        )
+        found[name] = {"us": measured, "predicted_us": [one.low * 1e6, one.high * 1e6]}
     return found
 
 
 def constants() -> dict[str, Any]:
-    """Cluster capacities as the driver says, and the empty launch."""
+    """Read cluster capacities as the driver says, and time the empty launch."""
     from flashdsa.backends.gpu.runner import gpu
 
-    plan = INDEXER_SM100.plans[0]
+    plan, one = INDEXER_SM100.plans[0], gpu(torch.device("cuda", 0))
     short = random_inputs(1, 64)
     ids = short.output(2048)
     return {
-        "num_sms": gpu(torch.device("cuda", 0)).num_sms,
-        "clusters": dict(
-            gpu(torch.device("cuda", 0)).cluster_capacity(plan.threads, plan.smem_bytes)
-        ),
+        "num_sms": one.num_sms,
+        "clusters": dict(one.cluster_capacity(plan.threads, plan.smem_bytes)),
         "launch_without_pages_us": microseconds(
             lambda: flashdsa.dsa_topk_indexer(*short, ids, backend="sm100")
         ),
@@ -202,7 +182,7 @@ def constants() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Cases, then constants, then shapes."""
+    """Run cases, then constants, then shapes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--emulate", action="store_true", help="a few cases and probes on ptxemu")
@@ -216,7 +196,7 @@ def main() -> int:
     elif torch.cuda.get_device_capability() != (10, 0):
         raise SystemExit("needs a GPU of compute capability 10.0, or --emulate")
     with around:
-        cases = correctness(device, backend, options.emulate)
+        cases = indexer_is_right(device, backend, options.emulate)
         cases |= attention_is_right(device, backend, options.emulate)
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -225,9 +205,8 @@ def main() -> int:
         "cases": cases,
     }
     if all(cases.values()):
-        document["rates"] = {name: run_probe(name, options.emulate) for name in PROBES}
-        issue = {kind: clocks_an_operation(kind, options.emulate) for kind in KINDS}
-        document["clocks_of_a_warp"] = issue
+        clocks = {kind: clocks_an_operation(kind, options.emulate) for kind in KINDS}
+        document["clocks_of_a_warp"] = clocks
         if not options.emulate:
             document |= {"constants": constants(), "shapes": shapes()}
             document["attention"] = attention_times()

@@ -1,9 +1,8 @@
-"""Clocks that a warp takes for one gather4, bulk add, release or st.async, on a Blackwell SM.
+"""Clocks of a warp for one gather4, bulk add, release or st.async, on a Blackwell SM.
 
-Four warps issue few operations, then many, in rounds that end when all are done. What the rounds
-differ by, over the operations that they differ by, is the cost of one, without latencies. Of
-`st.async` an operation is 512 bytes, and both CTAs of a pair send: four of them over their clocks
-are the bytes a clock of an SM.
+Four warps issue few operations, then many, in rounds that end when all are done; the difference
+is the cost of an operation, without latencies. An operation of `st.async` is 512 bytes, and both
+CTAs of a pair send: four of them over their clocks are the bytes a clock of an SM.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ def issue(
     barrier: Any,
     first: Int32,
 ) -> None:
-    """A round of this warp's operations, a lane each; the release's are of one lane, those of
-    st.async of all."""
+    """Issue a round of this warp's operations, a lane each; the release's are of one lane, those
+    of st.async of all."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
@@ -91,7 +90,7 @@ def issue_kernel(
     kind: cutlass.Constexpr,
     operations: cutlass.Constexpr,
 ):
-    """Clocks of ROUNDS in each CTA."""
+    """Count the clocks of ROUNDS in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     memory = SmemAllocator()
@@ -119,7 +118,8 @@ def issue_kernel(
             # The peer has waited for the last round: its barrier is in this one's phase.
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
-        first = (cta * ROUNDS + number) * (WARPS * MANY * 4) % (kv_rows(clocks))
+        rows = Int32(clocks.shape[0]) * (WARPS * MANY * 4)  # that the CTAs go round: some for each
+        first = (cta * ROUNDS + number) * (WARPS * MANY * 4) % rows
         issue(kind, operations, kv_map.get_ptr(), sums, buffer, barrier, first)
         if cutlass.const_expr(kind == "bulk add"):
             cute.arch.cp_async_bulk_commit_group()
@@ -130,11 +130,6 @@ def issue_kernel(
     end = Int32(cute.arch.clock())
     if thread == 0:
         clocks[cta] = end - begin
-
-
-def kv_rows(clocks: cute.Tensor) -> Int32:
-    """Rows that the CTAs go round: some for each."""
-    return Int32(clocks.shape[0]) * (WARPS * MANY * 4)
 
 
 @cute.jit
@@ -164,7 +159,7 @@ def launch_issue(
 
 
 def clocks_an_operation(kind: str, emulated: bool) -> float | None:
-    """Of the issuing warp, on the slowest SM; None on ptxemu, which only shows that it runs."""
+    """Measure the issuing warp on the slowest SM; None on ptxemu, which only shows that it runs."""
     ctas = 2 if emulated else torch.cuda.get_device_properties(0).multi_processor_count
     device = "cpu" if emulated else "cuda"
     rows = ctas * WARPS * MANY * 4

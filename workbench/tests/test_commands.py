@@ -16,11 +16,8 @@ from flashdsa.cli.output_options import OutputFile, OutputFolder
 from workbench.__main__ import cli
 
 OUTPUTS = {
-    "overlap held.npy --picture": "x.svg",
-    "lab precision --out": "x.png",
+    "lab majorness --compile-to": "x.so",
     "lab majorness --picture": "x.png",
-    "model context-parallel --chart": "x.png",
-    "lab forms --picture": "forms",
     "export flashinfer-bench --output": "solutions",
     "launch --save": "launches",
     "sanitize --build-controls": "controls",
@@ -66,7 +63,7 @@ def test_every_output_is_tried_before_the_work(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("arguments", ["model nothing", "lab forms --form nothing"])
+@pytest.mark.parametrize("arguments", ["model nothing", "lab hazards --only nothing"])
 def test_a_wrong_input_is_one_line(arguments: str) -> None:
     result = run(arguments)
     assert (result.exit_code == 2 and "Error" in result.output) or "error" in result.output

@@ -1,4 +1,4 @@
-"""NVIDIA's assembler: where it is, which version, what it says of a text and makes of it."""
+"""NVIDIA's assembler: its path, its version, and the cubin that it makes of a text."""
 
 from __future__ import annotations
 
@@ -31,49 +31,33 @@ class Assembler:
     path: Path
     version: str
 
-    def judge(self, ptx: str, arch: str = "sm_100a") -> Verdict:
-        """Whether it assembles a module; a NUL at the end of the text does not count."""
-        run, _ = self._run(ptx, arch, ())
-        lines = [_BOILERPLATE.sub("", line).strip() for line in run.stderr.splitlines()]
-        return Verdict(run.returncode == 0, next((line for line in lines if line), ""))
-
     def assemble(self, ptx: str, arch: str) -> Assembled:
-        """The module with line information; the text is what `judge` takes.
+        """Assemble a module with line information; a NUL at the end of the text does not count.
 
         Raises:
             ArgumentValueError: ptxas refuses it; says why.
         """
-        run, image = self._run(ptx, arch, ("-lineinfo", "-v"))
-        if run.returncode or image is None:
-            lines = [_BOILERPLATE.sub("", line).strip() for line in run.stderr.splitlines()]
-            said = next((line for line in lines if line and "info" not in line), "no message")
-            raise ArgumentValueError(f"ptxas {self.version} refuses it for {arch}: {said}")
-        return Assembled(image, run.stderr)
-
-    def _run(
-        self, ptx: str, arch: str, options: tuple[str, ...]
-    ) -> tuple[subprocess.CompletedProcess[str], bytes | None]:
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder) / "module.ptx", Path(folder) / "module.cubin"
             source.write_text(ptx.rstrip("\0"))
-            command = [str(self.path), f"-arch={arch}", *options, str(source), "-o", str(target)]
+            command = [str(self.path), f"-arch={arch}", "-lineinfo", "-v"]
             run = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+                [*command, str(source), "-o", str(target)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=TIMEOUT_SECONDS,
             )
-            return run, target.read_bytes() if target.is_file() else None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What ptxas said: `message` is its first line."""
-
-    accepted: bool
-    message: str
+            if run.returncode == 0 and target.is_file():
+                return Assembled(target.read_bytes(), run.stderr)
+        lines = [_BOILERPLATE.sub("", line).strip() for line in run.stderr.splitlines()]
+        said = next((line for line in lines if line and "info" not in line), "no message")
+        raise ArgumentValueError(f"ptxas {self.version} refuses it for {arch}: {said}")
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A cubin, and what ptxas said of it with -v."""
+    """A cubin, and the messages of ptxas -v."""
 
     image: bytes
     log: str

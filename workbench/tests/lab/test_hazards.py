@@ -42,7 +42,7 @@ def test_halves_of_another_shape_go_wrong_on_one_side() -> None:
 
 
 @pytest.mark.parametrize("name", ["late-operand", "fence-only"])
-def test_the_readings_of_the_seed_s_evidence(name: str) -> None:
+def test_the_readings_of_the_evidence(name: str) -> None:
     row = row_of(name)
     assert row.passed, row
     assert row.findings[0].startswith("error: ")
@@ -56,7 +56,7 @@ def test_wgmma_must_be_waited_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pair", "pair-ws", "wgmma-pair"])
-def test_the_seed_s_pair_is_ordered(name: str) -> None:
+def test_the_reference_kernels_pair_is_ordered(name: str) -> None:
     row = row_of(name)
     assert row.passed and row.findings == [] and row.wrong_schedules == 0
 

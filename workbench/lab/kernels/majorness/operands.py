@@ -1,4 +1,4 @@
-"""What the kernels for both machines share: operand tiles, their descriptors, their image."""
+"""Operand tiles, their descriptors and their image, which the kernels of both machines share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,12 @@ from flashdsa.dsl.operand_tile import Strides, descriptor_strides, operand_tile,
 from workbench.lab.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
 
 THREADS = 128
-CARRIERS = {1: Uint8, 2: Uint16, 4: Uint32}
-"""Types that carry elements of 1, 2 and 4 bytes."""
+CARRIERS = {1: Uint8, 2: Uint16}
+"""Types that carry elements of 1 and 2 bytes."""
 BuildDescriptor = Callable[[Any, Strides, str], Any]
 """From a shared address, strides and a swizzle ("INTER", "SW128"...) to the 64 bits."""
 Descriptors = dict[str, Any]
-"""By cut: [part][step]; None for an A that is not in shared memory."""
+"""By cut: [part][step]."""
 
 
 def tile_a(arena: Any, plan: MajornessPlan) -> Any:
@@ -25,7 +25,7 @@ def tile_a(arena: Any, plan: MajornessPlan) -> Any:
 
 
 def tile_b(arena: Any, plan: MajornessPlan) -> Any:
-    """B (n, k) behind A."""
+    """B (n, k) after A."""
     atom = plan.swizzle_name(plan.b_major)
     return operand_tile(arena + plan.b_offset, plan.n, plan.k, atom, CARRIERS[plan.element_bytes])
 
@@ -34,20 +34,28 @@ def tile_b(arena: Any, plan: MajornessPlan) -> Any:
 def fill_operands(
     s: cute.Tensor, do: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr
 ) -> None:
-    """S^T and dO^T from row-major s (k, m) and do (k, n) into shared memory, by all threads."""
+    """Copy S^T and dO^T from row-major s (k, m), do (k, n) to shared memory, by all threads."""
     tid, _, _ = cute.arch.thread_idx()
     s_b = tile_b(arena, plan)
     for i in cutlass.range(tid, plan.n * plan.k, THREADS):
         s_b[i % plan.n, i // plan.n] = do[i // plan.n, i % plan.n]
-    if cutlass.const_expr(plan.a_source == "smem"):
-        s_a = tile_a(arena, plan)
-        for i in cutlass.range(tid, plan.m * plan.k, THREADS):
-            s_a[i % plan.m, i // plan.m] = s[i // plan.m, i % plan.m]
+    s_a = tile_a(arena, plan)
+    for i in cutlass.range(tid, plan.m * plan.k, THREADS):
+        s_a[i % plan.m, i // plan.m] = s[i // plan.m, i % plan.m]
+
+
+@cute.jit
+def erase_b(arena: cute.Pointer, plan: cutlass.Constexpr, first: cutlass.Constexpr) -> None:
+    """Write zeros over B from head `first` on, by all threads."""
+    tid, _, _ = cute.arch.thread_idx()
+    s_b = tile_b(arena, plan)
+    for i in cutlass.range(tid, plan.n * (plan.k - first), THREADS):
+        s_b[i % plan.n, first + i // plan.n] = CARRIERS[plan.element_bytes](0)
 
 
 @cute.jit
 def copy_image(image: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
-    """The operands' shared memory to global memory, as it is."""
+    """Copy the operands' shared memory to global memory, as it is."""
     tid, _, _ = cute.arch.thread_idx()
     words = cute.make_tensor(
         cute.recast_ptr(arena, dtype=Uint32), cute.make_layout(plan.smem_bytes // 4)
@@ -59,52 +67,36 @@ def copy_image(image: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr)
 def step_descriptors(
     arena: Any, plan: MajornessPlan, build: BuildDescriptor
 ) -> tuple[Descriptors, Descriptors]:
-    """Those of A and of B for every cut, part and k-step, each from its own piece of the tile."""
-    a: Descriptors = dict.fromkeys(CUTS)
-    b: Descriptors = dict.fromkeys(CUTS)
+    """Make those of A and of B for every cut, part and k-step, each from its own piece."""
+    a: Descriptors = {}
+    b: Descriptors = {}
     for cut in CUTS:
         b[cut] = descriptors_of_tile(tile_b(arena, plan), plan.n, plan, plan.b_major, cut, build)
-        if plan.a_source == "smem":
-            a[cut] = descriptors_of_tile(
-                tile_a(arena, plan), plan.m, plan, plan.a_major, cut, build
-            )
+        a[cut] = descriptors_of_tile(tile_a(arena, plan), plan.m, plan, plan.a_major, cut, build)
     return a, b
 
 
 def descriptors_of_tile(
     tile: Any, rows: int, plan: MajornessPlan, major: str, cut: str, build: BuildDescriptor
 ) -> list[list[Any]]:
-    """The descriptors of a tile (rows, k), [part][step], each from its own piece."""
+    """Make the descriptors of a tile (rows, k), [part][step], each from its own piece."""
     atom = plan.swizzle_name(major)
     parts = pieces(tile, rows, plan.part_k, cut)
-    found = []
+    found: list[list[Any]] = []
     for part in range(NUM_PARTS):
         steps = pieces(parts[None, None, 0, part], rows, plan.step_k, cut)
-        of_part = []
+        found.append([])
         for step in range(plan.steps):
             piece = steps[None, None, 0, step]
             strides = descriptor_strides(piece, atom)
-            of_part.append(build(piece.iterator.toint(), strides, atom.partition("_")[2]))
-        found.append(of_part)
+            found[part].append(build(piece.iterator.toint(), strides, atom.partition("_")[2]))
     return found
 
 
 def write_descriptors(out: Any, plan: MajornessPlan, a: Descriptors, b: Descriptors) -> None:
-    """All of them to out (2 cuts, 2 parts, steps, 2: A and B); 0 where there is none."""
+    """Write all of them to out (2 cuts, 2 parts, steps, 2: A and B)."""
     for number, cut in enumerate(CUTS):
         for part in range(NUM_PARTS):
             for step in range(plan.steps):
-                out[number, part, step, 0] = (
-                    Int64(0) if a[cut] is None else Int64(a[cut][part][step])
-                )
+                out[number, part, step, 0] = Int64(a[cut][part][step])
                 out[number, part, step, 1] = Int64(b[cut][part][step])
-
-
-def packed_word(s: Any, row: Any, word: Any, plan: MajornessPlan) -> Any:
-    """32 bits of a row of A along K, from row-major s (k, m)."""
-    per_word = 4 // plan.element_bytes
-    packed = Uint32(0)
-    for e in range(per_word):
-        element = Uint32(s[word * per_word + e, row])
-        packed = packed | (element << Uint32(8 * plan.element_bytes * e))
-    return packed

@@ -9,13 +9,13 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl.operand_tile import pieces
 from flashdsa.hw import SM100
 from workbench.lab.kernels.majorness.operands import (
-    CARRIERS,
     THREADS,
     descriptors_of_tile,
+    erase_b,
+    fill_operands,
     tile_a,
     tile_b,
 )
-from workbench.lab.kernels.majorness.sm100.hazard_plan import HazardPlan
 from workbench.lab.kernels.majorness.sm100.kernel import (
     UNWRITTEN,
     build_descriptor,
@@ -23,6 +23,7 @@ from workbench.lab.kernels.majorness.sm100.kernel import (
     instruction_descriptor,
     read_out,
 )
+from workbench.lab.kernels.majorness.sm100.plan import HazardPlan
 
 
 def _mma(plan: HazardPlan, part: int, operands: tuple[Any, ...], accumulate: bool) -> None:
@@ -56,22 +57,6 @@ def _issue_part(plan: HazardPlan, tmem: Any, arena: Any, part: int) -> None:
             _mma(plan, part, operands, part > 0 or step > 0)
 
 
-@cute.jit
-def _fill(s: cute.Tensor, do: cute.Tensor, arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
-    """A and B into shared memory; of B only part 0 for late-operand."""
-    tid, _, _ = cute.arch.thread_idx()
-    s_a = tile_a(arena, plan)
-    for i in cutlass.range(tid, plan.m * plan.k, THREADS):
-        s_a[i % plan.m, i // plan.m] = s[i // plan.m, i % plan.m]
-    s_b = tile_b(arena, plan)
-    depth = plan.part_k if plan.variant == "late-operand" else plan.k
-    for i in cutlass.range(tid, plan.n * depth, THREADS):
-        s_b[i % plan.n, i // plan.n] = do[i // plan.n, i % plan.n]
-    if cutlass.const_expr(plan.variant == "late-operand"):
-        for i in cutlass.range(tid, plan.n * plan.part_k, THREADS):
-            s_b[i % plan.n, plan.part_k + i // plan.n] = CARRIERS[plan.element_bytes](0)
-
-
 @cute.kernel
 def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass.Constexpr) -> None:
     """s (k, m), do (k, n): elements as unsigned integers; d (2: read back between the parts,
@@ -82,7 +67,10 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
     arena = shared.allocate(plan.smem_bytes, 1024)
     mbarriers = shared.allocate(Int64, 16)
     address = shared.allocate(Int32, 16)
-    _fill(s, do, arena, plan)
+    fill_operands(s, do, arena, plan)
+    if cutlass.const_expr(plan.variant == "late-operand"):
+        cute.arch.barrier()
+        erase_b(arena, plan, plan.part_k)
     if tid == 0:
         cute.arch.mbarrier_init(mbarriers, 1)
         cute.arch.mbarrier_init(mbarriers + 1, 1)
@@ -100,21 +88,12 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
     prims.tcgen05_fence("after_thread_sync")
     _run_variant(do, d, arena, mbarriers, tmem, plan)
     if cutlass.const_expr(plan.variant != "early-read"):
-        read_out(d[1, None, None], tid, lanes, plan.d_columns, Float32)
+        read_out(d[1, None, None], tid, lanes, plan.d_columns)
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
     if warp == 0:
         prims.tcgen05_fence("after_thread_sync")
         prims.tcgen05_dealloc(prims.make_tmem_ptr(tmem, Float32), SM100.tmem_columns, group="cta_1")
-
-
-@cute.jit
-def _erase_b(arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
-    """Zeros over B, by all threads."""
-    tid, _, _ = cute.arch.thread_idx()
-    s_b = tile_b(arena, plan)
-    for i in cutlass.range(tid, plan.n * plan.k, THREADS):
-        s_b[i % plan.n, i // plan.n] = CARRIERS[plan.element_bytes](0)  # HAZARD: still being read
 
 
 @cute.jit
@@ -178,7 +157,7 @@ def _seed_repair(
     _issue((0, 1), False, arena, mbarriers, tmem, plan)
     prims.tcgen05_fence("after_thread_sync")
     cute.arch.barrier()
-    read_out(readback, tid, lanes, plan.d_columns, Float32)  # HAZARD: part 0 may be under way
+    read_out(readback, tid, lanes, plan.d_columns)  # HAZARD: part 0 may be under way
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
     _issue((1, 2), True, arena, mbarriers, tmem, plan)
@@ -206,10 +185,10 @@ def _run_variant(
             cute.arch.barrier()
             prims.tcgen05_fence("after_thread_sync")
             # HAZARD: nobody has waited for the commit
-            read_out(d[1, None, None], tid, lanes, plan.d_columns, Float32)
+            read_out(d[1, None, None], tid, lanes, plan.d_columns)
         if cutlass.const_expr(plan.variant == "overwrite"):
             cute.arch.barrier()
-            _erase_b(arena, plan)
+            erase_b(arena, plan, 0)  # HAZARD: still being read
         if cutlass.const_expr(plan.variant == "late-operand"):
             if tid >= 32:
                 _write_part_1(do, arena, plan)

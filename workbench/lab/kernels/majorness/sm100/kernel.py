@@ -1,6 +1,6 @@
 """The majorness study with tcgen05.mma: one CTA of four warps that writes out what it did.
 
-all warps: A, B -> shared memory (or TMEM); fence; barrier; image of shared memory -> global
+all warps: A, B -> shared memory; fence; barrier; image of shared memory -> global
 one thread: MMAs of part 0
 boundary:   commit -> all wait; D -> global; fences, barrier
 one thread: MMAs of part 1; commit -> all wait; D -> global
@@ -9,7 +9,7 @@ one thread: MMAs of part 1; commit -> all wait; D -> global
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.operand_tile import Strides
@@ -18,7 +18,6 @@ from workbench.lab.kernels.majorness.operands import (
     THREADS,
     copy_image,
     fill_operands,
-    packed_word,
     step_descriptors,
     write_descriptors,
 )
@@ -29,14 +28,12 @@ OPERAND_TYPES = {
     "f16": cutlass.Float16,
     "e4m3": cutlass.Float8E4M3FN,
     "e5m2": cutlass.Float8E5M2,
-    "tf32": Float32,
 }
 UNWRITTEN = 1e30
-"""What D's columns hold before part 0, in every lane: whoever does not clear keeps it."""
+"""Content of D's columns before part 0, in every lane: an MMA that does not clear keeps it."""
 _LD_COLUMNS = 8
 _SWIZZLE_CODES = {
     "INTER": prims.Tcgen05SmemSwizzle(0),
-    "SW128_32B": prims.Tcgen05SmemSwizzle(1),
     "SW128": prims.Tcgen05SmemSwizzle(2),
     "SW64": prims.Tcgen05SmemSwizzle(4),
     "SW32": prims.Tcgen05SmemSwizzle(6),
@@ -44,17 +41,16 @@ _SWIZZLE_CODES = {
 
 
 class Outputs(NamedTuple):
-    """What the kernel writes out, in global memory."""
+    """The kernel's outputs in global memory."""
 
     descriptors: cute.Tensor  # (2 cuts, 2 parts, steps, 2: A and B)  int64
     scalars: cute.Tensor  # (2,): instruction descriptor, shared address of the image  int32
     image: cute.Tensor  # (smem_bytes / 4,)  uint32
-    a_words: cute.Tensor  # (128 lanes, a_columns): A in TMEM  uint32
     accumulators: cute.Tensor  # (2 parts, 128 lanes, n columns)  float32
 
 
 def instruction_descriptor(plan: Sm100Plan, columns: int) -> Any:
-    """The 32 bits of one MMA of the plan with N = `columns`."""
+    """Build the 32 bits of one MMA of the plan with N = `columns`."""
     dtype = OPERAND_TYPES[plan.dtype]
     return prims.Tcgen05InstrDesc.build(
         c_dtype=Float32,
@@ -68,7 +64,7 @@ def instruction_descriptor(plan: Sm100Plan, columns: int) -> Any:
 
 
 def build_descriptor(address: Any, strides: Strides, swizzle: str) -> Any:
-    """The 64 bits of a shared memory descriptor."""
+    """Build the 64 bits of a shared memory descriptor."""
     return prims.Tcgen05SmemDesc.build(
         Int32(address),
         leading_byte_offset=strides.leading,
@@ -78,25 +74,18 @@ def build_descriptor(address: Any, strides: Strides, swizzle: str) -> Any:
 
 
 def _issue(plan: Sm100Plan, tmem: Any, a: Any, b: Any, idesc: Any, part: int) -> None:
-    """One part's MMAs, by one thread."""
+    """Issue one part's MMAs, by one thread."""
     d = prims.make_tmem_ptr(tmem, Float32)
     for step in range(plan.steps):
-        if plan.a_source == "tmem":
-            column = plan.n + 8 * (part * plan.steps + step)  # 32 bytes of K are 8 columns
-            left: Any = prims.make_tmem_ptr(tmem + column, Uint32)
-        else:
-            left = a[part][step]
-        accumulate = part > 0 or step > 0
-        prims.tcgen05_mma(plan.kind, "cta_1", d, left, b[part][step], idesc, accumulate)
+        operands = (d, a[part][step], b[part][step], idesc)
+        prims.tcgen05_mma(plan.kind, "cta_1", *operands, part > 0 or step > 0)
 
 
 @cute.jit
-def read_out(
-    out: cute.Tensor, lane: Int32, tmem: Int32, count: cutlass.Constexpr, dtype: cutlass.Constexpr
-) -> None:
-    """The first `count` TMEM columns of this warp's 32 lanes to out[lane, :]."""
+def read_out(out: cute.Tensor, lane: Int32, tmem: Int32, count: cutlass.Constexpr) -> None:
+    """Copy the first `count` TMEM columns of this warp's 32 lanes to out[lane, :]."""
     for first in cutlass.range(0, count, _LD_COLUMNS, unroll=1):
-        values = prims.tcgen05_ld("32x32b", prims.make_tmem_ptr(tmem + first, dtype), num=8)
+        values = prims.tcgen05_ld("32x32b", prims.make_tmem_ptr(tmem + first, Float32), num=8)
         prims.tcgen05_wait("load")
         for j in cutlass.range_constexpr(_LD_COLUMNS):
             out[lane, first + j] = values[j]
@@ -104,7 +93,7 @@ def read_out(
 
 @cute.jit
 def fill_tmem(lanes: Int32, count: cutlass.Constexpr, value: cutlass.Constexpr) -> None:
-    """`value` (fp32) into the first `count` columns of this warp's 32 lanes."""
+    """Store `value` (fp32) in the first `count` columns of this warp's 32 lanes."""
     fill = cute.make_rmem_tensor(_LD_COLUMNS, Float32)
     fill.fill(value)
     for first in cutlass.range(0, count, _LD_COLUMNS, unroll=1):
@@ -139,9 +128,7 @@ def majorness_kernel(
     copy_image(out.image, arena, plan)
     lanes = tmem + ((warp % 4) << 21)
     fill_tmem(lanes, plan.n, UNWRITTEN)
-    if cutlass.const_expr(plan.a_source == "tmem"):
-        _fill_a(s, out, plan, tid, lanes)
-    # WHO every writer of TMEM, behind wait::st; WHICH the CTA barrier; WHAT the MMAs may use D, A.
+    # WHO every writer of TMEM, after wait::st; WHICH the CTA barrier; WHAT the MMAs may use D.
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
     _multiply(plan, out, arena, mbarriers, tmem)
@@ -151,29 +138,10 @@ def majorness_kernel(
 
 
 @cute.jit
-def _fill_a(
-    s: cute.Tensor, out: Outputs, plan: cutlass.Constexpr, tid: Int32, lanes: Int32
-) -> None:
-    """A row of A into each TMEM lane, packed along K; read back into out.a_words."""
-    row = tid
-    if cutlass.const_expr(plan.m == 64):
-        row = tid // 32 * 16 + tid % 16  # layout F; lanes 16 to 31 of each group stay unused
-    for first in cutlass.range(0, plan.a_columns, _LD_COLUMNS, unroll=1):
-        packed = cute.make_rmem_tensor(_LD_COLUMNS, Uint32)
-        for j in cutlass.range_constexpr(_LD_COLUMNS):
-            packed[j] = packed_word(s, row, first + j, plan)
-        prims.tcgen05_st(
-            "32x32b", prims.make_tmem_ptr(lanes + (plan.n + first), Uint32), packed.load()
-        )
-    prims.tcgen05_wait("store")
-    read_out(out.a_words, tid, lanes + plan.n, plan.a_columns, Uint32)
-
-
-@cute.jit
 def _multiply(
     plan: cutlass.Constexpr, out: Outputs, arena: cute.Pointer, mbarriers: cute.Pointer, tmem: Int32
 ) -> None:
-    """Both parts, and D after each."""
+    """Compute both parts, and write D after each."""
     tid, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lanes = tmem + ((warp % 4) << 21)
@@ -194,7 +162,7 @@ def _multiply(
         # read D, and after the barrier part 1 may write it.
         cute.arch.mbarrier_wait(mbarriers, 0)
         prims.tcgen05_fence("after_thread_sync")
-        read_out(out.accumulators[0, None, None], tid, lanes, plan.n, Float32)
+        read_out(out.accumulators[0, None, None], tid, lanes, plan.n)
         prims.tcgen05_fence("before_thread_sync")
         cute.arch.barrier()
     if warp == 0:
@@ -206,7 +174,7 @@ def _multiply(
             prims.tcgen05_commit((mbarriers + 1).to_llvm_ptr(), group="cta_1")
     cute.arch.mbarrier_wait(mbarriers + 1, 0)
     prims.tcgen05_fence("after_thread_sync")
-    read_out(out.accumulators[1, None, None], tid, lanes, plan.n, Float32)
+    read_out(out.accumulators[1, None, None], tid, lanes, plan.n)
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
 
@@ -218,10 +186,9 @@ def launch(
     descriptors: cute.Tensor,
     scalars: cute.Tensor,
     image: cute.Tensor,
-    a_words: cute.Tensor,
     accumulators: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> None:
-    """One CTA."""
-    out = Outputs(descriptors, scalars, image, a_words, accumulators)
+    """Launch one CTA."""
+    out = Outputs(descriptors, scalars, image, accumulators)
     majorness_kernel(s, do, out, plan).launch(grid=(1, 1, 1), block=(THREADS, 1, 1))

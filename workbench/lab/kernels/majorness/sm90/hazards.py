@@ -7,23 +7,13 @@ from cutlass import Float32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from workbench.lab.kernels.majorness.operands import (
-    CARRIERS,
     THREADS,
+    erase_b,
     fill_operands,
     step_descriptors,
-    tile_b,
 )
-from workbench.lab.kernels.majorness.sm90.hazard_plan import WgmmaHazardPlan
 from workbench.lab.kernels.majorness.sm90.kernel import build_descriptor, multiply, write_d
-
-
-@cute.jit
-def _erase_b(arena: cute.Pointer, plan: cutlass.Constexpr) -> None:
-    """Zeros over B, by all threads."""
-    tid, _, _ = cute.arch.thread_idx()
-    s_b = tile_b(arena, plan)
-    for i in cutlass.range(tid, plan.n * plan.k, THREADS):
-        s_b[i % plan.n, i // plan.n] = CARRIERS[plan.element_bytes](0)  # HAZARD: still being read
+from workbench.lab.kernels.majorness.sm90.plan import WgmmaHazardPlan
 
 
 @cute.kernel
@@ -49,7 +39,7 @@ def _run_variant(d: Any, arena: Any, tid: Any, plan: WgmmaHazardPlan) -> None:
     if plan.variant == "early-read":
         write_d(d[1, None, None], products, tid)  # HAZARD: the registers are still the MMA's
     if plan.variant == "overwrite":
-        _erase_b(arena, plan)
+        erase_b(arena, plan, 0)  # HAZARD: still being read
     warpgroup.wait_group(0)
     if plan.variant != "early-read":
         write_d(d[1, None, None], products, tid)

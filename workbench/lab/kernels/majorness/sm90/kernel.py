@@ -1,6 +1,6 @@
 """The majorness study with wgmma: one warpgroup that writes out what it did.
 
-all threads: A, B -> shared memory (A: or registers); fence; barrier; image -> global
+all threads: A, B -> shared memory; fence; barrier; image -> global
 all threads: wgmmas of part 0
 boundary:    commit_group, wait_group 0; D -> global
 all threads: wgmmas of part 1; commit_group, wait_group 0; D -> global
@@ -18,58 +18,31 @@ from workbench.lab.kernels.majorness.operands import (
     THREADS,
     copy_image,
     fill_operands,
-    packed_word,
     step_descriptors,
     write_descriptors,
 )
-from workbench.lab.kernels.majorness.plan import NUM_PARTS
 from workbench.lab.kernels.majorness.sm90.plan import Sm90Plan
 
 
 class Outputs(NamedTuple):
-    """What the kernel writes out, in global memory."""
+    """The kernel's outputs in global memory."""
 
     descriptors: cute.Tensor  # (2 cuts, 2 parts, steps, 2: A and B)  int64
     scalars: cute.Tensor  # (2,): 0, shared address of the image  int32
     image: cute.Tensor  # (smem_bytes / 4,)  uint32
-    a_words: cute.Tensor  # (128 threads, 4 * 2 parts * steps): registers of A  uint32
     accumulators: cute.Tensor  # (2 parts, m, n)  float32
 
 
 def build_descriptor(address: Any, strides: Strides, swizzle: str) -> Any:
-    """The 64 bits of a matrix descriptor."""
+    """Build the 64 bits of a matrix descriptor."""
     return matrix_descriptor(address, strides.leading, strides.stride, swizzle)
 
 
-def _load_a(s: Any, out: Any, tid: Any, plan: Sm90Plan) -> list[list[list[Any]]]:
-    """This thread's registers of A, [part][step][4], as wgmma wants them; written out too.
-
-    Register 2j + h of lane l in warp w holds the four bytes of row 16w + 8h + l / 4 from byte
-    16j + 4 (l % 4) of the k-step on (PTX ISA, "Register Fragments for wgmma.mma_async").
-    """
-    found = []
-    for part in range(NUM_PARTS):
-        of_part = []
-        for step in range(plan.steps):
-            number = part * plan.steps + step
-            registers = []
-            for r in range(4):
-                row = tid // 32 * 16 + tid % 32 // 4 + 8 * (r % 2)
-                word = packed_word(s, row, 8 * number + tid % 4 + 4 * (r // 2), plan)
-                out.a_words[tid, 4 * number + r] = word
-                registers.append(word)
-            of_part.append(registers)
-        found.append(of_part)
-    return found
-
-
 def multiply(plan: Sm90Plan, accumulators: list[Any], a: Any, b: Any, part: int) -> list[Any]:
-    """The wgmmas of one part."""
+    """Issue the wgmmas of one part."""
     transposes: tuple[int, ...] = ()
     if plan.element_bytes == 2:  # other types have no such immediates
-        transposes = (int(plan.b_major == "mn"),)
-        if plan.a_source == "smem":
-            transposes = (int(plan.a_major == "mn"), *transposes)
+        transposes = (int(plan.a_major == "mn"), int(plan.b_major == "mn"))
     for step in range(plan.steps):
         accumulators = mma_async(
             plan.opcode,
@@ -83,7 +56,7 @@ def multiply(plan: Sm90Plan, accumulators: list[Any], a: Any, b: Any, part: int)
 
 
 def write_d(out: Any, accumulators: list[Any], tid: Any) -> None:
-    """D's registers to out (m, n): register 4j + 2h + q is row 16w + 8h + l / 4, column
+    """Write D's registers to out (m, n): register 4j + 2h + q is row 16w + 8h + l / 4, column
     8j + 2 (l % 4) + q."""
     for i, value in enumerate(accumulators):
         row = tid // 32 * 16 + tid % 32 // 4 + i // 2 % 2 * 8
@@ -107,22 +80,21 @@ def majorness_kernel(
     if tid == 0:
         out.scalars[1] = Int32(arena.toint())
         write_descriptors(out.descriptors, plan, a, b)
-    _multiply_parts(s, out, tid, a[plan.cut], b[plan.cut], plan)
+    _multiply_parts(out, tid, a[plan.cut], b[plan.cut], plan)
 
 
-def _multiply_parts(s: Any, out: Outputs, tid: Any, a: Any, b: Any, plan: Sm90Plan) -> None:
-    """Both parts, and D after each. Plain Python when traced: everything unrolls."""
-    left = a if plan.a_source == "smem" else _load_a(s, out, tid, plan)
+def _multiply_parts(out: Outputs, tid: Any, a: Any, b: Any, plan: Sm90Plan) -> None:
+    """Compute both parts, and write D after each. Plain Python: everything unrolls."""
     d = [Float32(0.0)] * (plan.n // 2)
     warpgroup.fence()
-    d = multiply(plan, d, left, b, 0)
+    d = multiply(plan, d, a, b, 0)
     if plan.boundary:
         # WHO this warpgroup's wgmmas of part 0; WHICH wait_group 0; WHAT D's registers are ours.
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         write_d(out.accumulators[0, None, None], d, tid)
         warpgroup.fence()
-    d = multiply(plan, d, left, b, 1)
+    d = multiply(plan, d, a, b, 1)
     warpgroup.commit_group()
     warpgroup.wait_group(0)
     write_d(out.accumulators[1, None, None], d, tid)
@@ -135,10 +107,9 @@ def launch(
     descriptors: cute.Tensor,
     scalars: cute.Tensor,
     image: cute.Tensor,
-    a_words: cute.Tensor,
     accumulators: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> None:
-    """One CTA."""
-    out = Outputs(descriptors, scalars, image, a_words, accumulators)
+    """Launch one CTA."""
+    out = Outputs(descriptors, scalars, image, accumulators)
     majorness_kernel(s, do, out, plan).launch(grid=(1, 1, 1), block=(THREADS, 1, 1))

@@ -1,1 +1,0 @@
-"""Operand forms of tcgen05.mma."""
