@@ -1,17 +1,15 @@
-"""Where a demo runs: on the GPU only if that serves every operation, and said before it starts."""
+"""Where a demo runs: on the GPU only if kernels serve every operation there."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from flashdsa.demo import DemoOptions, run_demo
-from flashdsa.demo.device import OPERATIONS, Served, choose_device, served_operations
-from flashdsa.demo.options import SIZES
-from flashdsa.kernels.catalog import INDEXER, PREFILL
+from flashdsa.backends.catalog import registry
+from flashdsa.demo.run import HOPPER, SIZES, choose_device, run_demo
+from flashdsa.demo.train import DemoOptions
+from flashdsa.kernels.catalog import INDEXER
+from flashdsa.problem import Operation
 
 
 @pytest.fixture(autouse=True)
@@ -48,51 +46,29 @@ def test_auto_takes_a_gpu_that_serves_every_operation(
 
 
 def test_auto_obeys_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, (9, 0))
+    pretend(monkeypatch, HOPPER)
     monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
     assert choose_device("auto", "auto") == "cpu"
 
 
-def test_a_device_that_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_device_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None)
-    message = r"device: expected auto or cpu, .* finds no CUDA GPU on this machine; got 'cuda'"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"device: expected auto or cpu: .* got 'cuda'"):
         choose_device("cuda", "auto")
-    with pytest.raises(ValueError, match=message):
-        run_demo(DemoOptions.on("cuda", picture=tmp_path / "demo.png"))
-    with pytest.raises(ValueError, match="device: expected auto or one of cpu, cuda; got 'tpu'"):
-        choose_device("tpu", "auto")
 
 
-def test_sizes_suit_the_device_where_they_are_not_given() -> None:
-    assert DemoOptions.on("cpu", window=None) == DemoOptions()
-    on_gpu = DemoOptions.on("cuda", topk=1024, num_heads=None)
-    assert (on_gpu.device, on_gpu.topk) == ("cuda", 1024)
-    assert on_gpu.num_heads == SIZES["cuda"]["num_heads"]
+def test_hopper_alone_has_kernels_for_every_operation_of_the_demo(tiny: DemoOptions) -> None:
+    served = [Operation(name) for name in run_demo(tiny)["served"]]
+
+    def has_kernels(operation: Operation, capability: tuple[int, int]) -> bool:
+        found = [one.features for one in registry.implementations(operation)]
+        return any("cuda" in f.devices and f.capability in (None, capability) for f in found)
+
+    assert all(has_kernels(one, HOPPER) for one in served)
+    assert not all(has_kernels(one, (10, 0)) for one in served)
 
 
 def test_default_sizes_on_a_gpu_are_those_of_compiled_kernels() -> None:
     sizes = SIZES["cuda"]
     assert any(plan.topk == sizes["topk"] for plan in INDEXER.plans)
     assert sizes["num_heads"] in (8, 16, 32, 64, 128)
-    assert PREFILL.operations[0] in OPERATIONS
-
-
-def test_what_served_names_backends_and_loaded_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashdsa.demo import device
-
-    asked: list[tuple[str, str]] = []
-
-    def chosen(kind: str, backend: str) -> dict[Any, str]:
-        asked.append((kind, backend))
-        return {OPERATIONS[2]: "sm90"} if backend == "sm90" else {OPERATIONS[0]: "cpu"}
-
-    monkeypatch.setattr(device.registry, "chosen", chosen)
-    monkeypatch.setattr(device, "loaded_variants", lambda: (PREFILL.variants[0],) * 2)
-    assert served_operations("cuda", "sm90") == (
-        Served("quantize_index_q", "cpu", ()),
-        Served("dsa_topk_prefill", "sm90", (PREFILL.variants[0].name,)),
-    )
-    assert asked == [("cuda", "auto"), ("cuda", "sm90")]

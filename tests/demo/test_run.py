@@ -1,95 +1,83 @@
-"""A short whole run: it learns, repeats itself exactly, and leaves a picture and plain data."""
+"""A short whole run: it learns, repeats itself exactly, and leaves a picture and numbers."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from flashdsa.demo import DemoOptions, DemoResult, run_demo
-from flashdsa.demo.device import OPERATIONS
+from flashdsa.demo import DemoOptions, run_demo
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 Report = list[tuple[int, int, str]]
 
 
-def tiny(folder: Path, steps: int) -> DemoOptions:
-    return DemoOptions(
-        steps=steps,
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Report]:
+    report: Report = []
+    folder = tmp_path_factory.mktemp("demo") / "new"
+    options = DemoOptions(
+        steps=24,
         window=320,
         num_queries=96,
         topk=64,
         num_heads=2,
-        batch=2,
         eval_every=8,
         eval_windows=2,
-        picture=folder / "new" / "demo.png",
+        picture=folder / "demo.png",
+        indices=folder / "indices.pt",
     )
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Report]:
-    report: Report = []
-    options = tiny(tmp_path_factory.mktemp("demo"), steps=16)
     return run_demo(options, lambda *event: report.append(event)), report
 
 
-def test_losses_fall_and_sparse_stays_near_dense(run: tuple[DemoResult, Report]) -> None:
+def test_losses_fall_and_sparse_stays_near_dense(run: tuple[dict[str, Any], Report]) -> None:
     result, _ = run
-    first, last = result.steps[0].train_loss, result.steps[-1].train_loss
-    assert last < first - 1.0
-    assert result.after.sparse_loss < result.before.sparse_loss - 1.0
-    assert abs(result.after.sparse_loss - result.after.dense_loss) < 0.1
+    before, after = result["held_out"][0], result["held_out"][-1]
+    assert result["steps"][-1]["train_loss"] < result["steps"][0]["train_loss"] - 1.0
+    assert after["sparse_loss"] < before["sparse_loss"] - 1.0
+    assert abs(after["sparse_loss"] - after["dense_loss"]) < 0.1
 
 
-def test_indexer_learns_to_find_the_mass(run: tuple[DemoResult, Report]) -> None:
-    result, _ = run
-    after = result.after.captured
-    assert after.indexer > result.before.captured.indexer + 0.2
-    assert after.random < after.indexer <= after.best <= 1.0 + 1e-6
-    assert result.after_warm_up.step == 8
-    assert after.indexer > result.after_warm_up.captured.indexer + 0.05
+def test_indexer_learns_to_find_the_mass(run: tuple[dict[str, Any], Report]) -> None:
+    before, *_, after = run[0]["held_out"]
+    assert after["indexer"] > before["indexer"] + 0.2
+    assert after["random"] < after["indexer"] <= after["best"] <= 1.0 + 1e-6
+    (warm,) = (look for look in run[0]["held_out"] if look["step"] == 12)
+    assert after["indexer"] > warm["indexer"] + 0.05
 
 
-def test_every_operation_is_within_the_contract(run: tuple[DemoResult, Report]) -> None:
-    result, _ = run
-    outputs = {(row.operation, row.output) for row in result.errors}
-    assert {("sparse_mla_fwd", "O"), ("sparse_mla_fwd", "lse")} <= outputs
-    assert {("mla_bwd", "dQ"), ("mla_bwd", "dKV")} <= outputs
-    assert [row for row in result.errors if not row.passed] == []
-    assert result.passed
+def test_files_and_plain_data_are_written(run: tuple[dict[str, Any], Report]) -> None:
+    plain = json.loads(json.dumps(run[0]))
+    assert Path(plain["options"]["picture"]).read_bytes().startswith(PNG_SIGNATURE)
+    indices = torch.load(plain["options"]["indices"])
+    assert indices.shape == (2, 96, 64) and indices.dtype == torch.int32
+    assert len(plain["steps"]) == 24
+    assert [look["step"] for look in plain["held_out"]] == [0, 8, 12, 16, 24]
+    forward, backward = {"sparse_mla_fwd", "dsa_topk_prefill"}, {"mla_bwd", "indexer_bwd"}
+    assert forward | backward <= set(plain["served"])
+    assert set(plain["served"].values()) == {"cpu"}
 
 
-def test_picture_and_plain_data_are_written(run: tuple[DemoResult, Report]) -> None:
-    result, _ = run
-    assert Path(result.picture).read_bytes().startswith(PNG_SIGNATURE)
-    plain = json.loads(json.dumps(result.to_json_dict()))
-    assert plain["options"]["topk"] == 64
-    assert len(plain["steps"]) == 16
-    assert [row["operation"] for row in plain["served"]] == [one.value for one in OPERATIONS]
-    assert {(row["backend"], *row["kernels"]) for row in plain["served"]} == {("cpu",)}
-    assert [record["step"] for record in plain["held_out"]] == [0, 8, 16]
-
-
-def test_progress_reaches_its_total(run: tuple[DemoResult, Report]) -> None:
+def test_progress_reaches_its_total(run: tuple[dict[str, Any], Report]) -> None:
     _, report = run
-    done = [event[0] for event in report]
-    totals = {event[1] for event in report}
-    assert done == sorted(done)
-    assert totals == {done[-1]}
+    assert [event[:2] for event in report] == [(step, 24) for step in range(25)]
 
 
-def test_same_seed_same_losses_and_untouched_global_state(
-    run: tuple[DemoResult, Report], tmp_path: Path
-) -> None:
+def test_same_seed_same_losses_and_untouched_global_state(tiny: DemoOptions) -> None:
     state = torch.random.get_rng_state()
-    again = [run_demo(tiny(tmp_path, steps=2)).steps for _ in range(2)]
-    assert again[0] == again[1]
+    first, again, other = (run_demo(replace(tiny, seed=seed))["steps"] for seed in (0, 0, 1))
+    assert first == again != other
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_window_longer_than_the_text(tmp_path: Path) -> None:
+def test_sizes_that_cannot_be(tiny: DemoOptions) -> None:
     with pytest.raises(ValueError, match=r"window: expected less than \d+ bytes"):
-        run_demo(DemoOptions(window=10**9, picture=tmp_path / "demo.png"))
+        run_demo(replace(tiny, window=10**9))
+    with pytest.raises(ValueError, match=r"topk: expected less than .* = 1025.* got 1025"):
+        DemoOptions(topk=1025)
+    with pytest.raises(ValueError, match=r"topk: expected less than the smallest context"):
+        DemoOptions(num_queries=1281)

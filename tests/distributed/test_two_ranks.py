@@ -9,11 +9,11 @@ import pytest
 from tests.distributed import (
     checks,
     decoding,
-    demo_training,
     disagreements,
     failures,
     indexer_training,
     random_calls,
+    training,
 )
 from tests.distributed.ranks import run_ranks
 
@@ -40,7 +40,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_attention_merges,
             decoding.check_decode_under_autocast,
             decoding.check_decode_errors,
-            demo_training.check_demo_trains_as_one_process,
+            training.check_weights_learn_as_in_one_process,
             indexer_training.check_targets_of_two_ranks,
             disagreements.check_ranks_that_differ_behind_good_calls,
             disagreements.check_wrong_arguments_of_decode,

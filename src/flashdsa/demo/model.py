@@ -1,6 +1,8 @@
-"""The byte-level language model: local mixing, one MLA layer in absorbed form, one MLP.
+"""A byte model around one layer of DeepSeek Sparse Attention, with DeepSeek's sizes.
 
-The attention itself is an argument: the same weights run with the sparse op or densely.
+The lightning indexer scores every earlier key in fp8 and selects `topk`; `sparse_mla` attends to
+those alone. The layer is in absorbed form: the queries of all heads meet the same 512 latents,
+which are keys and values at once, and 64 rotary columns.
 """
 
 from __future__ import annotations
@@ -12,95 +14,142 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-NUM_BYTES = 256
-D_MODEL = 256
-D_EMBED = 64
-D_LATENT = 512  # = d_v of the op
-D_ROPE = 64
-D_QK = D_LATENT + D_ROPE
-D_NOPE = 128  # per-head width of queries, keys and values before absorption
-LOCAL_BYTES = D_MODEL // D_EMBED  # the mixer sees a byte and the three before it
-MLP_WIDTH = 4 * D_MODEL
-ROPE_BASE = 10_000.0
-# The scale of the un-absorbed MLA, whose heads are 128 + 64 wide; not 576.
-SM_SCALE = (D_NOPE + D_ROPE) ** -0.5
-RESIDUAL_GAIN = 0.5  # the MLP starts as a small correction
+from flashdsa import dsa_topk_prefill, quantize_index_k, quantize_index_q, sparse_mla
+
+D_MODEL, D_EMBED = 256, 64
+D_KEY = D_MODEL + D_EMBED  # columns that keys are made of
+D_LATENT, D_ROPE = 512, 64
+D_HEAD = 128  # columns of a head's keys and values before absorption
+INDEX_HEADS, D_INDEX = 64, 128
+SM_SCALE = (D_HEAD + D_ROPE) ** -0.5  # of the heads before absorption
 
 
-class Projections(NamedTuple):
-    """What one batch of windows brings to the attention; S queries, T keys per window."""
+class Attention(NamedTuple):
+    """The layer's tensors for a window: T keys, and S queries at its last positions.
 
-    hidden: Tensor  # [batch, S, D_MODEL]   residual stream of the queries
-    q: Tensor  # [batch, S, H, D_QK]
-    kv: Tensor  # [batch, T, D_QK]
-    key_input: Tensor  # [batch, T, D_MODEL + D_EMBED]   what keys are made of
+    The indexer's score is ``sum_h weights[s, h] relu(q_index[s, h] . k_index[t])``.
+    """
+
+    q: Tensor  # [S, H, 576] float32
+    kv: Tensor  # [T, 576] float32
+    q_index: Tensor  # [S, 64, 128] float32
+    k_index: Tensor  # [T, 128] float32
+    weights: Tensor  # [S, 64] float32
+    ends: Tensor  # [S] int32: query s sees the keys [0, ends[s])
+    indices: Tensor  # [S, topk] int32: the keys that it attends to
+    out: Tensor  # [S, H, 512] bf16
+
+
+class Indexer(nn.Module):
+    """The lightning indexer. Its inputs are detached: it learns from its own loss alone."""
+
+    def __init__(self) -> None:
+        """Create float32 weights."""
+        super().__init__()
+        self.w_q = weight(D_MODEL, INDEX_HEADS, D_INDEX)
+        self.w_k = weight(D_KEY, D_INDEX)
+        self.w_weights = weight(D_MODEL, INDEX_HEADS)
+
+    def forward(self, hidden: Tensor, key_input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden [S, D_MODEL], key_input [T, D_KEY] -> q_index, k_index and weights."""
+        hidden, key_input = hidden.detach(), key_input.detach()
+        q = torch.einsum("sd,dhk->hsk", hidden, self.w_q)
+        q = rotate(q, len(key_input) - len(hidden)).transpose(0, 1)
+        k = rotate(normalise(key_input @ self.w_k), 0)
+        return q, k, hidden @ self.w_weights * (INDEX_HEADS * D_INDEX) ** -0.5
+
+
+@torch.no_grad()
+def select(q: Tensor, k: Tensor, weights: Tensor, ends: Tensor, topk: int, backend: str) -> Tensor:
+    """Each query's best keys by scores of fp8 products, [S, topk] int32."""
+    q, weights = quantize_index_q(q.bfloat16(), weights)
+    k, scale = quantize_index_k(k.bfloat16())
+    indices = ends.new_empty(len(ends), topk)
+    dsa_topk_prefill(q, k, weights, None, ends, indices, k_scale=scale, backend=backend)
+    return indices
+
+
+class SparseAttention(nn.Module):
+    """Multi-head latent attention to the keys that the indexer selects."""
+
+    def __init__(self, num_heads: int, topk: int, backend: str) -> None:
+        """Create float32 weights; `backend` serves the operations."""
+        super().__init__()
+        self.topk, self.backend = topk, backend
+        self.indexer = Indexer()
+        self.w_kv, self.w_k_rope = weight(D_KEY, D_LATENT), weight(D_MODEL, D_ROPE)
+        self.w_q_rope = weight(D_MODEL, num_heads, D_ROPE)
+        self.w_uk = weight(D_LATENT, num_heads, D_HEAD)
+        # Queries start as keys do, so equal contexts attract from the first step on.
+        w_q = torch.einsum("dc,chn->dhn", self.w_kv[:D_MODEL], self.w_uk)
+        self.w_q = nn.Parameter(w_q.detach())
+
+    def forward(self, hidden: Tensor, key_input: Tensor, num_queries: int) -> Attention:
+        """hidden [T, D_MODEL], key_input [T, D_KEY]; the last `num_queries` positions attend."""
+        latent = normalise(key_input @ self.w_kv)  # [T, 512]
+        kv = torch.cat([latent, rotate(hidden @ self.w_k_rope, 0)], dim=-1)
+        first = len(hidden) - num_queries
+        hidden = hidden[first:]
+        q = torch.einsum("sd,dhn->shn", hidden, self.w_q)
+        q_latent = torch.einsum("shn,chn->shc", q, self.w_uk)  # absorbed: meets latents
+        q_rope = rotate(torch.einsum("sd,dhr->hsr", hidden, self.w_q_rope), first)
+        q = torch.cat([q_latent, q_rope.transpose(0, 1)], dim=-1)
+
+        q_index, k_index, weights = self.indexer(hidden, key_input)
+        ends = torch.arange(first + 1, len(kv) + 1, device=kv.device, dtype=torch.int32)
+        indices = select(q_index, k_index, weights, ends, self.topk, self.backend)
+        operands = q.bfloat16(), kv.bfloat16(), indices
+        out = sparse_mla(*operands, sm_scale=SM_SCALE, deterministic=True, backend=self.backend)
+        return Attention(q, kv, q_index, k_index, weights, ends, indices, out)
 
 
 class ByteModel(nn.Module):
-    """Byte model whose attention layer has the sizes of DeepSeek's MLA (512 latent + 64 RoPE)."""
+    """Mixes neighbouring bytes, attends once, and predicts the next byte."""
 
-    def __init__(self, num_heads: int) -> None:
-        """Create float32 master weights for `num_heads` query heads."""
+    def __init__(self, num_heads: int, num_queries: int, topk: int, backend: str) -> None:
+        """Create float32 weights; the last `num_queries` positions of a window attend."""
         super().__init__()
-        self.embed = nn.Parameter(torch.randn(NUM_BYTES, D_EMBED))
-        self.mix = random_weight(D_MODEL, D_MODEL)
-        self.w_kv = random_weight(D_MODEL + D_EMBED, D_LATENT)
-        self.w_k_rope = random_weight(D_MODEL, D_ROPE)
-        self.w_q_nope = random_weight(D_MODEL, num_heads, D_NOPE)
-        self.w_q_rope = random_weight(D_MODEL, num_heads, D_ROPE)
-        self.w_uk = random_weight(D_LATENT, num_heads, D_NOPE)
-        self.w_uv = random_weight(D_LATENT, num_heads, D_NOPE)
-        self.w_o = random_weight(num_heads * D_NOPE, D_MODEL)
-        self.mlp_in = random_weight(D_MODEL, MLP_WIDTH)
-        self.mlp_out = random_weight(MLP_WIDTH, D_MODEL, gain=RESIDUAL_GAIN)
-        self.head = random_weight(D_MODEL, NUM_BYTES, gain=RESIDUAL_GAIN)
-        with torch.no_grad():
-            # Queries start as keys do (see `project`): equal contexts attract from step 0.
-            key_of_context = self.w_kv[:D_MODEL]  # [D_MODEL, D_LATENT]
-            self.w_q_nope.copy_(torch.einsum("dc,chn->dhn", key_of_context, self.w_uk))
+        self.num_queries = num_queries
+        self.embed = nn.Parameter(torch.randn(256, D_EMBED))
+        self.mix = weight(D_MODEL, D_MODEL)
+        self.attention = SparseAttention(num_heads, topk, backend)
+        self.w_uv = weight(D_LATENT, num_heads, D_HEAD)
+        self.w_o = weight(num_heads * D_HEAD, D_MODEL)
+        self.mlp_in, self.mlp_out = weight(D_MODEL, 1024), weight(1024, D_MODEL, gain=0.5)
+        self.head = weight(D_MODEL, 256, gain=0.5)
 
-    def project(self, tokens: Tensor, num_queries: int) -> Projections:
-        """Make queries of the last `num_queries` positions and keys of all.
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Attention]:
+        """tokens [T] int64 -> logits [S, 256], hidden states [S, D_MODEL] and the attention.
 
-        tokens [batch, T] int64. A key is made of the bytes *before* its position and of its own
-        byte, so a query that looks for its own recent bytes finds what followed them earlier.
+        A key is made of the bytes *before* its position and of its own byte: a query that looks for
+        its own recent bytes finds what followed them earlier.
         """
         # Not `self.embed[tokens]`, whose backward adds in an order that varies from run to run.
-        embedded = functional.embedding(tokens, self.embed)  # [batch, T, D_EMBED]
-        local = torch.cat([shift(embedded, back) for back in range(LOCAL_BYTES)], dim=-1)
-        hidden = normalise(local @ self.mix)  # [batch, T, D_MODEL]
+        embedded = functional.embedding(tokens, self.embed)
+        local = torch.cat([shift(embedded, back) for back in range(D_MODEL // D_EMBED)], dim=-1)
+        hidden = normalise(local @ self.mix)
         key_input = torch.cat([shift(hidden, 1), embedded], dim=-1)
-        position = torch.arange(tokens.shape[1], device=tokens.device)
-        kv = self.keys(hidden, key_input, position)
-        hidden = hidden[:, -num_queries:]
-        return Projections(hidden, self.queries(hidden, position[-num_queries:]), kv, key_input)
-
-    def keys(self, hidden: Tensor, key_input: Tensor, position: Tensor) -> Tensor:
-        """kv [batch, T, D_QK] of keys at position [T]; hidden [batch, T, D_MODEL]."""
-        latent = normalise(key_input @ self.w_kv)  # [batch, T, D_LATENT]
-        return torch.cat([latent, rotate(hidden @ self.w_k_rope, position)], dim=-1)
-
-    def queries(self, hidden: Tensor, position: Tensor) -> Tensor:
-        """q [batch, S, H, D_QK] of queries at position [S]; hidden [batch, S, D_MODEL]."""
-        q_nope = torch.einsum("bsd,dhn->bshn", hidden, self.w_q_nope)
-        q_latent = torch.einsum("bshn,chn->bshc", q_nope, self.w_uk)  # absorbed: q meets latents
-        q_rope = torch.einsum("bsd,dhr->bhsr", hidden, self.w_q_rope)
-        q_rope = rotate(q_rope, position).transpose(1, 2)  # [batch, S, H, D_ROPE]
-        return torch.cat([q_latent, q_rope], dim=-1)
+        attention = self.attention(hidden, key_input, self.num_queries)
+        hidden = hidden[-self.num_queries :]
+        return self.read_out(hidden, attention.out), hidden, attention
 
     def read_out(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """hidden [batch, S, D_MODEL], attended latents [batch, S, H, D_LATENT] -> logits.
-
-        Logits are [batch, S, 256], float32.
-        """
-        values = torch.einsum("bshc,chn->bshn", attended.float(), self.w_uv)
-        stream = hidden + values.flatten(2) @ self.w_o
-        stream = stream + functional.gelu(normalise(stream) @ self.mlp_in) @ self.mlp_out
-        return normalise(stream) @ self.head
+        """hidden [S, D_MODEL], attended latents [S, H, 512] -> logits [S, 256]."""
+        values = torch.einsum("shc,chn->shn", attended.float(), self.w_uv)
+        stream = hidden + values.flatten(1) @ self.w_o
+        mlp: Tensor = functional.gelu(normalise(stream) @ self.mlp_in) @ self.mlp_out
+        return normalise(stream + mlp) @ self.head
 
 
-def random_weight(d_in: int, *d_out: int, gain: float = 1.0) -> nn.Parameter:
-    """[d_in, *d_out] float32, so scaled that unit inputs give outputs of size `gain`."""
+def dense_logits(attention: Attention, rows: Tensor) -> Tensor:
+    """Logits [n, H, T] of the queries `rows` [n] over every key, -inf for keys in the future."""
+    logits: Tensor = torch.einsum("shd,td->sht", attention.q[rows], attention.kv) * SM_SCALE
+    key = torch.arange(len(attention.kv), device=rows.device)
+    return logits.masked_fill(key >= attention.ends[rows, None, None], -math.inf)
+
+
+def weight(d_in: int, *d_out: int, gain: float = 1.0) -> nn.Parameter:
+    """[d_in, *d_out] float32 of a scale that turns unit inputs into outputs of size `gain`."""
     return nn.Parameter(torch.randn(d_in, *d_out) * gain / math.sqrt(d_in))
 
 
@@ -110,15 +159,14 @@ def normalise(x: Tensor) -> Tensor:
 
 
 def shift(x: Tensor, back: int) -> Tensor:
-    """x [batch, T, D] -> the row `back` positions earlier, zeros before the start."""
-    return functional.pad(x, (0, 0, back, 0))[:, : x.shape[1]]
+    """x [T, D] -> the row `back` positions earlier, zeros before the start."""
+    return functional.pad(x, (0, 0, back, 0))[: len(x)]
 
 
-def rotate(x: Tensor, position: Tensor) -> Tensor:
-    """Rotary embedding of x [..., T, D] (pairs of neighbours) at position [T]."""
-    d = x.shape[-1]
-    frequency = ROPE_BASE ** (-torch.arange(0, d, 2, device=x.device) / d)
-    angle = position[:, None] * frequency  # [T, D / 2]
-    cos, sin = angle.cos(), angle.sin()
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+def rotate(x: Tensor, first: int) -> Tensor:
+    """Rotary embedding of the first 64 columns of x [..., n, D]; row 0 is at position `first`."""
+    frequency = 10_000.0 ** (-torch.arange(0, D_ROPE, 2, device=x.device) / D_ROPE)
+    angle = torch.arange(first, first + x.shape[-2], device=x.device)[:, None] * frequency
+    even, odd = x[..., 0:D_ROPE:2], x[..., 1:D_ROPE:2]
+    turned = (even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos())
+    return torch.cat([torch.stack(turned, dim=-1).flatten(-2), x[..., D_ROPE:]], dim=-1)

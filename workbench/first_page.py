@@ -1,0 +1,119 @@
+"""Draws docs/assets/first-page.png: speed in four bars, transformers with and without flashdsa.
+
+`python -m workbench.first_page` reads the newest of results/peers and results/integrations.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+RESULTS = Path(__file__).parent / "results"
+PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "first-page.png"
+INK, MUTED, LINE = "#1f2933", "#7b8794", "#cbd2d9"
+OURS, PALE, THEIRS = "#1d5fa8", "#9fc3e8", "#d55e00"
+# Word of a row's group -> the fastest other library.
+OPERATIONS = {
+    "forward": "FlashMLA",
+    "backward": "cuDNN Frontend",
+    "decode": "FlashMLA",
+    "indexer": "DeepGEMM + top-k",
+}
+WITHOUT, WITH = "sdpa", "flashdsa, indexer=exact"  # exact: the scores of transformers' indexer
+
+
+def newest(folder: str) -> dict[str, Any]:
+    """The last document by the date in its name."""
+    found: dict[str, Any] = json.loads(max((RESULTS / folder).glob("*.json")).read_text())
+    return found
+
+
+def draw_speed(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    """One bar an operation: the geometric mean; a line from the lowest to the highest case."""
+    for place, (operation, peer) in enumerate(OPERATIONS.items()):
+        ratios = [row["peer_us"] / row["ours_us"] for row in rows if operation in row["group"]]
+        mean, low, high = geometric_mean(ratios), min(ratios), max(ratios)
+        axes.barh(place, mean, height=0.52, color=OURS, zorder=2)
+        axes.plot([low, high], [place] * 2, color=PALE, lw=2, marker="|", ms=11, mew=2, zorder=3)
+        for x, down, words, size, colour in (
+            (-0.03, -0.13, operation, 15, INK),
+            (-0.03, 0.22, peer, 10.5, MUTED),
+            (1.03, 0, f"{mean:.2f}x", 20, OURS),
+            (1.35, 0, f"{low:.2f}", 12, THEIRS if low < 1 else MUTED),
+            (1.495, 0, f"to {high:.2f}", 12, MUTED),
+            (1.72, 0, f"{len(ratios)} cases", 12, MUTED),
+        ):
+            axes.text(
+                x, place + down, words, transform=axes.get_yaxis_transform(), fontsize=size,
+                color=colour, fontweight="bold" if colour in (OURS, THEIRS) else "normal",
+                ha="right" if x < 0 else "left", va="center",
+            )  # fmt: skip
+    axes.axvline(1, color=INK, lw=1.2, zorder=4)
+    axes.set(xlim=(0, 3.7), ylim=(len(OPERATIONS) - 0.5, -0.5), xticks=range(4), yticks=[])
+    axes.set_xticklabels(["0", "equal", "2x", "3x"], fontsize=11, color=MUTED)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="x", color="#e4e7eb", zorder=0)
+
+
+def draw_with_and_without(
+    axes: Axes, rows: list[dict[str, Any]], key: str, factor: float, words: str
+) -> None:
+    """Two bars a length; one that ran out of memory is said in words."""
+    lengths = sorted({row["length"] for row in rows})
+    for row in rows:
+        if row["implementation"] not in (WITHOUT, WITH):
+            continue
+        ours = row["implementation"] == WITH
+        place = lengths.index(row["length"]) + (0.2 if ours else -0.2)
+        value, fits = row.get(key, 0.0) * factor, key in row
+        axes.bar(place, value, 0.37, color=OURS if ours else THEIRS)
+        axes.annotate(
+            words.format(value) if fits else "out of memory", (place, value), (0, 4),
+            textcoords="offset points", ha="center", va="bottom", rotation=0 if fits else 90,
+            fontsize=13 if fits else 11, color=OURS if ours else THEIRS, fontweight="bold",
+        )  # fmt: skip
+    axes.set_xticks(range(len(lengths)), [f"{length // 1024}K" for length in lengths], fontsize=13)
+    axes.set_xlabel("tokens", fontsize=11, color=MUTED)
+    axes.set_yticks([])
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(LINE)
+
+
+def draw() -> None:
+    """Speed on the left, transformers on the right."""
+    peers, model = newest("peers"), newest("integrations")
+    figure = Figure(figsize=(16, 6), dpi=100, facecolor="white")
+    FigureCanvasAgg(figure)
+    draw_speed(figure.add_axes((0.125, 0.12, 0.21, 0.67)), peers["rows"])
+    speed, memory = (figure.add_axes((left, 0.17, 0.18, 0.48)) for left in (0.572, 0.793))
+    draw_with_and_without(speed, model["rows"], "prefill_tokens_per_s", 1e-3, "{:.0f}")
+    draw_with_and_without(memory, model["rows"], "peak_GiB_above_weights", 1.0, "{:.1f}")
+    bars = f"bar: geometric mean; line: lowest to highest case; {peers['gpu']}"
+    about = f'indexer="exact", 2 layers, bf16, {model["device"].removeprefix("NVIDIA ")}'
+    for x, y, words, size, colour in (
+        (0.02, 0.91, "Speed beside the fastest other library", 18, INK),
+        (0.02, 0.85, bars, 12, MUTED),
+        (0.57, 0.91, "DeepSeek-V3.2 in transformers", 18, INK),
+        (0.57, 0.85, "alone (sdpa)", 13, THEIRS),
+        (0.66, 0.85, "with flashdsa", 13, OURS),
+        (0.757, 0.85, about, 12, MUTED),
+        (0.57, 0.755, "prefill, thousand tokens/s", 12.9, INK),
+        (0.791, 0.755, "memory beyond the weights, GiB", 12.9, INK),
+    ):
+        weight = "bold" if size >= 13 else "normal"
+        figure.text(x, y, words, fontsize=size, color=colour, fontweight=weight)
+    figure.savefig(PICTURE)
+    Image.open(PICTURE).convert("RGB").quantize(64).save(PICTURE, optimize=True)
+
+
+if __name__ == "__main__":
+    draw()
