@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flashdsa
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError
-from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.ops.public_calls import public_calls
+from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = [
     pytest.mark.usefixtures("new_calls"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU
 
 NAMED, BY = 7, 1
 """The row, and the query that names it."""
