@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
 # the cores, spinning ones slow the tests many times over. With a process for each core
@@ -23,33 +22,50 @@ from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
 from flashdsa.ops import autograd, registration
 from flashdsa.ops.table import OPERATIONS
+from tests.support.subtests import CaseLoop
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
 settings.register_profile("flashdsa", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("flashdsa")
 
 
+HAS_GPU = torch.cuda.is_available()
+BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
+"""Every backend but the emulated ones, which are slow and have tests of their own."""
+
+
 def _device_of(backend: str) -> str:
     return "cuda" if backend.startswith("sm") else "cpu"
 
 
-def _backends() -> list[Any]:
-    """Every backend with an implementation; one whose device is missing is skipped and says so.
-
-    Emulated kernels are slow: they have tests of their own.
-    """
-    names = {i.backend: None for i in registry.implementations() if i.automatic}
-    missing = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    return [
-        pytest.param(name, marks=[pytest.mark.gpu, missing] if _device_of(name) == "cuda" else [])
-        for name in names
-    ]
-
-
-@pytest.fixture(scope="session", params=_backends())
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(name, marks=pytest.mark.gpu if _device_of(name) == "cuda" else ())
+        for name in BACKENDS
+    ],
+)
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of a backend to test."""
     return str(request.param)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU where there is none: such tests would hide real skips."""
+    if HAS_GPU:
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out; `-q`, which is the default here, hides pytest's header."""
+    if not HAS_GPU:
+        names = ", ".join(name for name in BACKENDS if _device_of(name) == "cuda")
+        terminalreporter.write_line(f"left out, no CUDA device: backends {names}; tests marked gpu")
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +75,13 @@ def device(backend: str) -> str:
 
 
 @pytest.fixture
-def new_calls() -> Generator[None]:
-    """No operation remembers a call, neither the test's nor, after it, those of the test."""
+def new_calls() -> Generator[Callable[[], None]]:
+    """No operation remembers a call, neither the test's nor, after it, those of the test.
+
+    A loop calls what this gives before each case.
+    """
     _forget_calls()
-    yield
+    yield _forget_calls
     _forget_calls()
 
 
@@ -79,13 +98,26 @@ def seed() -> int:
     return int(os.environ.get("FLASHDSA_TEST_SEED", "0"))
 
 
+def _backend_of(function: pytest.Function) -> str:
+    return str(getattr(getattr(function, "callspec", None), "params", {}).get("backend", "cpu"))
+
+
+@pytest.fixture
+def subtests(subtests: pytest.Subtests, request: pytest.FixtureRequest) -> CaseLoop:
+    """pytest's subtests; a case that a kernel backend declares it lacks is a skip."""
+    return CaseLoop(subtests, _backend_of(request.node))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """A case that a kernel backend declares it lacks is a skip with that reason, but on the CPU."""
+    """A test that a kernel backend declares it lacks is a skip with that reason, but on the CPU."""
     try:
-        return (yield)
+        result = yield
     except UnsupportedError as error:
-        name = getattr(getattr(pyfuncitem, "callspec", None), "params", {}).get("backend", "cpu")
-        if name == "cpu":
+        if _backend_of(pyfuncitem) == "cpu":
             raise
         pytest.skip(str(error))
+    loop = pyfuncitem.funcargs.get("subtests")
+    if isinstance(loop, CaseLoop) and loop.lacks_every_case:
+        pytest.skip(f"every case: {loop.reasons[0]}")
+    return result

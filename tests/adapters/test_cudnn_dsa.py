@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.cudnn_dsa import DSA, _torch_stream
-from tests.adapters.formulas import assert_close, attention, largest_logits
+from tests.support.formulas import assert_close, attention, largest_logits
 
 ROWS = [[3, 0, 7], [5], []]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.adapters import deep_gemm
-from tests.adapters.formulas import assert_close, index_scores
+from tests.support.formulas import assert_close, index_scores
 
 E4M3 = torch.float8_e4m3fn
 

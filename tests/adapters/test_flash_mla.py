@@ -11,7 +11,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa.adapters import flash_mla
 from flashdsa.errors import UnsupportedError
-from tests.adapters.formulas import assert_close, attention, largest_logits
+from tests.support.formulas import assert_close, attention, largest_logits
 
 SCALE = 0.07
 

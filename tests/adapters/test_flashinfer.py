@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters import flashinfer, tilelang
-from tests.adapters.formulas import assert_close, attention
+from tests.support.formulas import assert_close, attention
 
 
 def _int32(*values: Any) -> Tensor:

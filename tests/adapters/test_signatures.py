@@ -10,8 +10,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import pytest
 import torch
+
+from tests.support.subtests import CaseLoop
 
 RECORDED = json.loads((Path(__file__).parent / "signatures.json").read_text())
 FUNCTIONS = [
@@ -39,10 +40,11 @@ def described(signature: inspect.Signature) -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("module", "name", "text"), FUNCTIONS, ids=lambda x: x[:40])
-def test_parameters_are_the_peers(module: str, name: str, text: str) -> None:
-    function = getattr(import_module(f"flashdsa.adapters.{module}"), name)
-    assert described(inspect.signature(function)) == parameters(text)
+def test_parameters_are_the_peers(subtests: CaseLoop) -> None:
+    for module, name, text in FUNCTIONS:
+        with subtests.test(f"{module}.{name}"):
+            function = getattr(import_module(f"flashdsa.adapters.{module}"), name)
+            assert described(inspect.signature(function)) == parameters(text)
 
 
 def test_adapters_import_no_peer_and_nothing_imports_them() -> None:

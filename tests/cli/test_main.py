@@ -17,6 +17,7 @@ import flashdsa
 from flashdsa.cli import main
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import KERNELS
+from tests.support.subtests import CaseLoop
 
 COMMANDS = (
     "demo",
@@ -43,30 +44,34 @@ def test_the_list_above_is_complete() -> None:
     assert set(COMMANDS) == set(names_of(main.cli))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches(run: Run, command: str) -> None:
-    result = run(*command.split(), "--help")
-    assert result.exit_code == 0
-    for part in ("Examples", f"flashdsa {command}", "--json"):
-        assert part in result.output
-    assert max(len(line) for line in result.output.splitlines()) <= 80
+def test_help_teaches(subtests: CaseLoop, run: Run) -> None:
+    for command in COMMANDS:
+        with subtests.test(command):
+            result = run(*command.split(), "--help")
+            assert result.exit_code == 0
+            for part in ("Examples", f"flashdsa {command}", "--json"):
+                assert part in result.output
+            assert max(len(line) for line in result.output.splitlines()) <= 80
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_examples_of_help_are_commands_that_are_taken(run: Run, command: str) -> None:
-    examples = re.findall(
-        r"^ *flashdsa (.+)$", run(*command.split(), "--help").output.split("Examples")[1], re.M
-    )
-    assert examples
-    for example in examples:
-        words = shlex.split(re.split(r"[|>]|  ", example)[0])
-        group: click.Command = main.cli
-        context = click.Context(group)
-        while isinstance(group, click.Group):
-            name, group, words = group.resolve_command(context, words)
-            context = click.Context(group, parent=context, info_name=name)
-        # Raises for an option or a value that there is not; runs nothing.
-        group.make_context(group.name, list(words), parent=context.parent)
+def test_the_examples_of_help_are_commands_that_are_taken(subtests: CaseLoop, run: Run) -> None:
+    for command in COMMANDS:
+        with subtests.test(command):
+            examples = re.findall(
+                r"^ *flashdsa (.+)$",
+                run(*command.split(), "--help").output.split("Examples")[1],
+                re.M,
+            )
+            assert examples
+            for example in examples:
+                words = shlex.split(re.split(r"[|>]|  ", example)[0])
+                group: click.Command = main.cli
+                context = click.Context(group)
+                while isinstance(group, click.Group):
+                    name, group, words = group.resolve_command(context, words)
+                    context = click.Context(group, parent=context, info_name=name)
+                # Raises for an option or a value that there is not; runs nothing.
+                group.make_context(group.name, list(words), parent=context.parent)
 
 
 def test_top_help_names_every_command_and_the_exit_codes(run: Run) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.integrations import megatron, sglang, vllm
-from tests.adapters.formulas import assert_close, attention
+from tests.support.formulas import assert_close, attention
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:

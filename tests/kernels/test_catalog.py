@@ -12,7 +12,8 @@ from flashdsa.backends.catalog import registry
 from flashdsa.errors import ArgumentValueError
 from flashdsa.jit.sources import source_files
 from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
-from flashdsa.plan.kernel_spec import KernelSpec, find_kernel
+from flashdsa.plan.kernel_spec import find_kernel
+from tests.support.subtests import CaseLoop
 
 ids = [f"{spec.name}-{spec.arch}" for spec in KERNELS]
 
@@ -23,23 +24,27 @@ def test_every_plan_has_one_exported_name() -> None:
     assert len(names) == len(set(names)) == len(plans)
 
 
-@pytest.mark.parametrize("spec", KERNELS, ids=ids)
-def test_rows_name_what_is_there(spec: KernelSpec) -> None:
-    module, _, function = spec.build.partition(":")
-    found = find_spec(module)
-    assert found is not None and found.origin is not None
-    assert f"def {function}(" in Path(found.origin).read_text()
-    names = {path.name for path in source_files(module)}
-    roles = [role for variant in spec.variants for role in variant.roles]
-    for role in roles:
-        assert names.issuperset(file.partition(":")[0] for file in role.files)
-    assert {role.role.name for role in roles} == set(spec.sources)
+def test_rows_name_what_is_there(subtests: CaseLoop) -> None:
+    for spec in KERNELS:
+        with subtests.test(f"{spec.name}, {spec.arch}"):
+            module, _, function = spec.build.partition(":")
+            found = find_spec(module)
+            assert found is not None and found.origin is not None
+            assert f"def {function}(" in Path(found.origin).read_text()
+            names = {path.name for path in source_files(module)}
+            roles = [role for variant in spec.variants for role in variant.roles]
+            for role in roles:
+                assert names.issuperset(file.partition(":")[0] for file in role.files)
+            assert {role.role.name for role in roles} == set(spec.sources)
 
 
-@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
-def test_a_kernels_operations_have_an_implementation_on_its_backend(spec: KernelSpec) -> None:
-    served = {one.operation for one in registry.implementations() if one.backend == spec.backend}
-    assert spec.operations and set(spec.operations) <= served
+def test_a_kernels_operations_have_an_implementation_on_its_backend(subtests: CaseLoop) -> None:
+    for spec in KERNELS:
+        with subtests.test(f"{spec.name}, {spec.arch}"):
+            served = {
+                one.operation for one in registry.implementations() if one.backend == spec.backend
+            }
+            assert spec.operations and set(spec.operations) <= served
 
 
 def test_every_folder_with_a_kernel_is_of_a_row() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashdsa
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU
 from workbench.public_calls import CALLS, Tensors
 
 pytestmark = HOPPER_GPU

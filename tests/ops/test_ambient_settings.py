@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 
-import pytest
 import torch
 from torch import Tensor
 
 import flashdsa
 from tests.ops import inputs
+from tests.support.subtests import CaseLoop
 
 Cast = Callable[[Tensor], Tensor]
 """What autocast does to the operands that it casts."""
@@ -287,32 +288,32 @@ def test_every_public_name_is_here() -> None:
     assert sorted(set(flashdsa.__all__) - set(OPERATIONS)) == []
 
 
-@pytest.mark.usefixtures("new_calls")
-@pytest.mark.parametrize("operands", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, BF16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", OPERATIONS)
 def test_the_default_dtype_changes_no_bit(
-    name: str, dtype: torch.dtype, operands: torch.dtype
+    subtests: CaseLoop, new_calls: Callable[[], None]
 ) -> None:
-    run = OPERATIONS[name]
-    with default_dtype(dtype):
-        got = _bits(run(operands, _as_it_is))
-    assert got == _bits(run(operands, _as_it_is))
-    assert got or name in NO_RESULT
+    for name, dtype, operands in product(
+        OPERATIONS, [torch.float64, BF16, torch.float16], [BF16, FP32]
+    ):
+        new_calls()
+        with subtests.test(f"{name}, {operands}, default {dtype}"):
+            run = OPERATIONS[name]
+            with default_dtype(dtype):
+                got = _bits(run(operands, _as_it_is))
+            assert got == _bits(run(operands, _as_it_is))
+            assert got or name in NO_RESULT
 
 
-@pytest.mark.usefixtures("new_calls")
-@pytest.mark.parametrize("served", [False, True], ids=["new", "served before"])
-@pytest.mark.parametrize("operands", [BF16, FP32], ids=str)
-@pytest.mark.parametrize("name", OPERATIONS)
 def test_autocast_casts_what_documents_say_and_changes_no_bit_else(
-    name: str, operands: torch.dtype, served: bool
+    subtests: CaseLoop, new_calls: Callable[[], None]
 ) -> None:
-    run = OPERATIONS[name]
-    if served:
-        run(operands, _as_it_is)
-    with torch.autocast("cpu", dtype=BF16):
-        got = _bits(run(operands, _as_it_is))
-    cast = Tensor.bfloat16 if name in CASTING else _as_it_is
-    assert got == _bits(run(operands, cast))
-    assert got or name in NO_RESULT
+    for name, operands, served in product(OPERATIONS, [BF16, FP32], [False, True]):
+        new_calls()
+        with subtests.test(f"{name}, {operands}, {served=}"):
+            run = OPERATIONS[name]
+            if served:
+                run(operands, _as_it_is)
+            with torch.autocast("cpu", dtype=BF16):
+                got = _bits(run(operands, _as_it_is))
+            cast = Tensor.bfloat16 if name in CASTING else _as_it_is
+            assert got == _bits(run(operands, cast))
+            assert got or name in NO_RESULT

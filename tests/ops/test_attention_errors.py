@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import flashdsa
 from tests.ops import inputs
 from tests.ops.public_calls import public_calls
+from tests.support.subtests import CaseLoop
 
 
 def _forward_arguments() -> dict[str, Any]:
@@ -100,18 +102,19 @@ BACKWARD_ONLY = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "error", "message"), SHARED + FORWARD_ONLY)
-def test_forward(name: str, value: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.sparse_mla_fwd(**{**_forward_arguments(), name: value})
-    with pytest.raises(error, match=message):
-        flashdsa.sparse_mla(**{**_forward_arguments(), name: value})
+def test_forward(subtests: CaseLoop) -> None:
+    for name, value, error, message in SHARED + FORWARD_ONLY:
+        with subtests.test(f"{name}: {message}"):
+            with pytest.raises(error, match=message):
+                flashdsa.sparse_mla_fwd(**{**_forward_arguments(), name: value})
+            with pytest.raises(error, match=message):
+                flashdsa.sparse_mla(**{**_forward_arguments(), name: value})
 
 
-@pytest.mark.parametrize(("name", "value", "error", "message"), SHARED + BACKWARD_ONLY)
-def test_backward(name: str, value: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.mla_bwd(**{**_backward_arguments(), name: value})
+def test_backward(subtests: CaseLoop) -> None:
+    for name, value, error, message in SHARED + BACKWARD_ONLY:
+        with subtests.test(f"{name}: {message}"), pytest.raises(error, match=message):
+            flashdsa.mla_bwd(**{**_backward_arguments(), name: value})
 
 
 @pytest.mark.parametrize(
@@ -146,14 +149,15 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize("value", ["no", 1, None, torch.tensor(True)], ids=repr)
-@pytest.mark.parametrize(
-    ("flag", "name"), [(flag, name) for flag, names in FLAGS.items() for name in names]
-)
-def test_a_flag_is_a_bool(flag: str, name: str, value: object) -> None:
-    call = public_calls("cpu")[name]
-    with pytest.raises(TypeError, match=f"{flag}: expected a bool; got {type(value).__name__}"):
-        call.function(**{**call.arguments, flag: value})
+def test_a_flag_is_a_bool(subtests: CaseLoop) -> None:
+    each = [(flag, name) for flag, names in FLAGS.items() for name in names]
+    for (flag, name), value in product(each, ["no", 1, None, torch.tensor(True)]):
+        with subtests.test(f"{name}, {flag}={value!r}"):
+            call = public_calls("cpu")[name]
+            with pytest.raises(
+                TypeError, match=f"{flag}: expected a bool; got {type(value).__name__}"
+            ):
+                call.function(**{**call.arguments, flag: value})
 
 
 FOLDED_ATTENTION = (

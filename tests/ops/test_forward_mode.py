@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from torch.autograd import forward_ad
 import flashdsa
 from flashdsa.errors import UnsupportedError
 from tests.ops import inputs
+from tests.support.subtests import CaseLoop
 
 F64 = torch.float64
 ROUNDING = {F64: 1e-9, torch.bfloat16: 0.04}
 """Of a difference of two results."""
 Function = Callable[[Tensor], Tensor]
+Derivative = Callable[[Function, Tensor, Tensor], Tensor]
+Case = tuple[str, Derivative, Function, Tensor]
 
 
 def _normal(*shape: int, dtype: torch.dtype = F64) -> Tensor:
@@ -136,10 +140,11 @@ INTEGERS = {
 """Operations whose results are ids or bytes, or whose operands are: they have no derivative."""
 
 
-def _cases(table: dict[str, list[tuple[Function, Tensor]]]) -> Iterable[object]:
-    for name, cases in table.items():
-        for number, case in enumerate(cases):
-            yield pytest.param(*case, id=f"{name}-{number}")
+def _cases(table: dict[str, list[tuple[Function, Tensor]]]) -> Iterator[Case]:
+    """Each derivative of each function, by name."""
+    for name, functions in table.items():
+        for derivative, (function, primal) in product((_by_torch_func, _by_duals), functions):
+            yield f"{name}, {derivative.__name__}", derivative, function, primal
 
 
 def test_every_public_name_is_here() -> None:
@@ -158,23 +163,19 @@ def _by_duals(function: Function, primal: Tensor, along: Tensor) -> Tensor:
     return torch.zeros(()) if tangent is None else tangent
 
 
-@pytest.mark.parametrize("derivative", [_by_torch_func, _by_duals])
-@pytest.mark.parametrize(("function", "primal"), list(_cases(REFUSED)))
-def test_forward_mode_is_refused(
-    function: Function, primal: Tensor, derivative: Callable[..., Tensor]
-) -> None:
-    with pytest.raises(UnsupportedError, match="forward-mode AD"):
-        derivative(function, primal, torch.ones_like(primal))
-    assert function(primal).numel()
+def test_forward_mode_is_refused(subtests: CaseLoop) -> None:
+    for name, derivative, function, primal in _cases(REFUSED):
+        with subtests.test(name):
+            with pytest.raises(UnsupportedError, match="forward-mode AD"):
+                derivative(function, primal, torch.ones_like(primal))
+            assert function(primal).numel()
 
 
-@pytest.mark.parametrize("derivative", [_by_torch_func, _by_duals])
-@pytest.mark.parametrize(("function", "primal"), list(_cases(RIGHT)))
-def test_forward_mode_is_right(
-    function: Function, primal: Tensor, derivative: Callable[..., Tensor]
-) -> None:
+def test_forward_mode_is_right(subtests: CaseLoop) -> None:
     """These are linear: the derivative along a direction is what the direction changes."""
-    along = torch.ones_like(primal)
-    got = derivative(function, primal.clone(), along)
-    expected = function(primal + along) - function(primal.clone())
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=ROUNDING[primal.dtype])
+    for name, derivative, function, primal in _cases(RIGHT):
+        with subtests.test(name):
+            along = torch.ones_like(primal)
+            got = derivative(function, primal.clone(), along)
+            expected = function(primal + along) - function(primal.clone())
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=ROUNDING[primal.dtype])

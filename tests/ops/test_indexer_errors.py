@@ -9,6 +9,7 @@ import torch
 
 import flashdsa
 from tests.ops import inputs
+from tests.support.subtests import CaseLoop
 
 POISON = 123
 
@@ -98,15 +99,16 @@ OUTPUT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "error", "message"), INPUTS)
-def test_indexer_inputs(name: str, value: object, error: type[Exception], message: str) -> None:
-    arguments = {**_arguments(), name: value}
-    out = torch.full((2, 16), POISON, dtype=torch.int32)
-    with pytest.raises(error, match=message):
-        flashdsa.dsa_topk_indexer(**arguments, topk_indices=out)
-    assert (out == POISON).all(), "something was written before the error"
-    with pytest.raises(error, match=message):
-        flashdsa.indexer_logits(**arguments, max_len=200)
+def test_indexer_inputs(subtests: CaseLoop) -> None:
+    for name, value, error, message in INPUTS:
+        with subtests.test(f"{name}: {message}"):
+            arguments = {**_arguments(), name: value}
+            out = torch.full((2, 16), POISON, dtype=torch.int32)
+            with pytest.raises(error, match=message):
+                flashdsa.dsa_topk_indexer(**arguments, topk_indices=out)
+            assert (out == POISON).all(), "something was written before the error"
+            with pytest.raises(error, match=message):
+                flashdsa.indexer_logits(**arguments, max_len=200)
 
 
 def _requests(next_n: int = 2) -> dict[str, Any]:
@@ -123,25 +125,26 @@ def _requests(next_n: int = 2) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("weights", torch.zeros(2, 4), r"weights: expected shape \[B, next_n, H\]; got 2 dim"),
-        (
-            "weights",
-            torch.zeros(2, 3, 4),
-            r"weights: expected shape \[B, next_n, H\] = \[2, 2, 4\]",
-        ),
-        ("seq_lens", _int32(5, 6), r"seq_lens: expected shape \[B, next_n\]; got 1 dim"),
-        ("block_table", _int32(0, 1, 2, 0)[:, None], r"block_table: expected shape .* = \[2, 1\]"),
-        ("seq_lens", torch.ones(2, 4).int()[:, ::2], "seq_lens: expected a contiguous|at one dist"),
-    ],
-)
-def test_requests_with_several_queries(name: str, value: torch.Tensor, message: str) -> None:
-    out = torch.full((2, 2, 16), POISON, dtype=torch.int32)
-    with pytest.raises(ValueError, match=message):
-        flashdsa.dsa_topk_indexer(**{**_requests(), name: value}, topk_indices=out)
-    assert (out == POISON).all(), "something was written before the error"
+OF_REQUESTS = [
+    ("weights", torch.zeros(2, 4), r"weights: expected shape \[B, next_n, H\]; got 2 dim"),
+    (
+        "weights",
+        torch.zeros(2, 3, 4),
+        r"weights: expected shape \[B, next_n, H\] = \[2, 2, 4\]",
+    ),
+    ("seq_lens", _int32(5, 6), r"seq_lens: expected shape \[B, next_n\]; got 1 dim"),
+    ("block_table", _int32(0, 1, 2, 0)[:, None], r"block_table: expected shape .* = \[2, 1\]"),
+    ("seq_lens", torch.ones(2, 4).int()[:, ::2], "seq_lens: expected a contiguous|at one dist"),
+]
+
+
+def test_requests_with_several_queries(subtests: CaseLoop) -> None:
+    for name, value, message in OF_REQUESTS:
+        with subtests.test(message):
+            out = torch.full((2, 2, 16), POISON, dtype=torch.int32)
+            with pytest.raises(ValueError, match=message):
+                flashdsa.dsa_topk_indexer(**{**_requests(), name: value}, topk_indices=out)
+            assert (out == POISON).all(), "something was written before the error"
 
 
 @pytest.mark.parametrize("next_n", [0, 5])
@@ -165,10 +168,10 @@ def test_queries_of_a_request_are_rows_with_one_table(next_n: int) -> None:
     assert torch.equal(out.flatten(0, 1), expected)
 
 
-@pytest.mark.parametrize(("out", "error", "message"), OUTPUT)
-def test_indexer_output(out: torch.Tensor, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.dsa_topk_indexer(**_arguments(), topk_indices=out)
+def test_indexer_output(subtests: CaseLoop) -> None:
+    for out, error, message in OUTPUT:
+        with subtests.test(message), pytest.raises(error, match=message):
+            flashdsa.dsa_topk_indexer(**_arguments(), topk_indices=out)
 
 
 def test_page_ids_in_unused_slots_may_be_anything() -> None:
@@ -207,78 +210,75 @@ def test_max_len(max_len: Any, error: type[Exception], message: str) -> None:
         flashdsa.indexer_logits(**_arguments(), max_len=max_len)
 
 
-@pytest.mark.parametrize(
-    ("scores", "lengths", "topk", "error", "message"),
-    [
-        (torch.zeros(2, 9).double(), _int32(1, 2), 3, TypeError, "scores: expected dtype float32"),
-        (torch.zeros(9), _int32(1), 3, ValueError, r"scores: expected shape \[B, max_len\]; got 1"),
-        (torch.zeros(9, 2).t(), _int32(1, 2), 3, ValueError, "scores: expected a contiguous last"),
-        (torch.zeros(2, 9), torch.zeros(2), 3, TypeError, "lengths: expected dtype int32"),
-        (torch.zeros(2, 9), _int32(1), 3, ValueError, r"lengths: expected shape \[B\] = \[2\]"),
-        (torch.zeros(2, 9), _int32(1, 10), 3, ValueError, r"lengths: .*got lengths\[1\] = 10"),
-        (torch.zeros(2, 9), _int32(-1, 1), 3, ValueError, r"lengths: .*got lengths\[0\] = -1"),
-        (torch.zeros(2, 9), _int32(1, 1), 0, ValueError, "topk: expected at least 1; got 0"),
-        (torch.zeros(2, 9), _int32(1, 1), True, TypeError, "topk: expected an integer; got bool"),
-    ],
-)
-def test_topk_indices(
-    scores: torch.Tensor, lengths: torch.Tensor, topk: int, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.topk_indices(scores, lengths, topk)
+RANKINGS = [
+    (torch.zeros(2, 9).double(), _int32(1, 2), 3, TypeError, "scores: expected dtype float32"),
+    (torch.zeros(9), _int32(1), 3, ValueError, r"scores: expected shape \[B, max_len\]; got 1"),
+    (torch.zeros(9, 2).t(), _int32(1, 2), 3, ValueError, "scores: expected a contiguous last"),
+    (torch.zeros(2, 9), torch.zeros(2), 3, TypeError, "lengths: expected dtype int32"),
+    (torch.zeros(2, 9), _int32(1), 3, ValueError, r"lengths: expected shape \[B\] = \[2\]"),
+    (torch.zeros(2, 9), _int32(1, 10), 3, ValueError, r"lengths: .*got lengths\[1\] = 10"),
+    (torch.zeros(2, 9), _int32(-1, 1), 3, ValueError, r"lengths: .*got lengths\[0\] = -1"),
+    (torch.zeros(2, 9), _int32(1, 1), 0, ValueError, "topk: expected at least 1; got 0"),
+    (torch.zeros(2, 9), _int32(1, 1), True, TypeError, "topk: expected an integer; got bool"),
+]
 
 
-@pytest.mark.parametrize(
-    ("k", "error", "message"),
-    [
-        (
-            torch.zeros(3, 128).half(),
-            TypeError,
-            "k: expected dtype bfloat16 or float32; got float16",
-        ),
-        (torch.zeros(3, 64), ValueError, r"k: expected shape \[T, 128\] = \[3, 128\]; got .*64"),
-        (torch.zeros(128), ValueError, r"k: expected shape \[T, 128\]; got 1 dimensions"),
-        (torch.zeros(128, 128).t(), ValueError, "k: expected a contiguous last dimension"),
-        ("k", TypeError, "k: expected a torch.Tensor; got str"),
-    ],
-)
-def test_quantize_index_k(k: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.quantize_index_k(k)
+def test_topk_indices(subtests: CaseLoop) -> None:
+    for scores, lengths, topk, error, message in RANKINGS:
+        with subtests.test(message), pytest.raises(error, match=message):
+            flashdsa.topk_indices(scores, lengths, topk)
 
 
-@pytest.mark.parametrize(
-    ("q", "weights", "error", "message"),
-    [
-        (torch.zeros(2, 4, 64), torch.zeros(2, 4), ValueError, r"q: expected shape \[B, H, 128\]"),
-        (torch.zeros(2, 4, 128), torch.zeros(2, 3), ValueError, r"weights: expected .*\[2, 4\]"),
-        (torch.zeros(2, 4, 128).int(), torch.zeros(2, 4), TypeError, "q: expected dtype bfloat16"),
-        (torch.zeros(2, 4, 128), torch.zeros(2, 4).half(), TypeError, "weights: expected dtype fl"),
-    ],
-)
-def test_quantize_index_q(
-    q: torch.Tensor, weights: torch.Tensor, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.quantize_index_q(q, weights)
+KEYS = [
+    (
+        torch.zeros(3, 128).half(),
+        TypeError,
+        "k: expected dtype bfloat16 or float32; got float16",
+    ),
+    (torch.zeros(3, 64), ValueError, r"k: expected shape \[T, 128\] = \[3, 128\]; got .*64"),
+    (torch.zeros(128), ValueError, r"k: expected shape \[T, 128\]; got 1 dimensions"),
+    (torch.zeros(128, 128).t(), ValueError, "k: expected a contiguous last dimension"),
+    ("k", TypeError, "k: expected a torch.Tensor; got str"),
+]
 
 
-@pytest.mark.parametrize(
-    ("slots", "error", "message"),
-    [
-        (torch.tensor([0, 320]), ValueError, r"slots: expected slots in \[0, 320\), .*; got 320"),
-        (torch.tensor([0, -2]), ValueError, r"slots: expected slots in \[0, 320\), .*; got -2"),
-        (torch.tensor([7, 7]), ValueError, "slots: expected distinct slots; got 7 2 times"),
-        (torch.tensor([0.0, 1.0]), TypeError, "slots: expected dtype int32 or int64; got float32"),
-        (torch.tensor([1]), ValueError, r"slots: expected shape \[T\], one a key = \[2\]; got .*1"),
-        (torch.tensor([[1, 2]]), ValueError, r"slots: expected shape \[T\]; got 2 dimensions"),
-    ],
-)
-def test_write_index_k_cache(slots: torch.Tensor, error: type[Exception], message: str) -> None:
-    cache = torch.full_like(CACHE, POISON)
-    with pytest.raises(error, match=message):
-        flashdsa.write_index_k_cache(torch.randn(2, 128), slots, cache)
-    assert (cache == POISON).all(), "something was written before the error"
+def test_quantize_index_k(subtests: CaseLoop) -> None:
+    for k, error, message in KEYS:
+        with subtests.test(message), pytest.raises(error, match=message):
+            flashdsa.quantize_index_k(k)
+
+
+QUERIES = [
+    (torch.zeros(2, 4, 64), torch.zeros(2, 4), ValueError, r"q: expected shape \[B, H, 128\]"),
+    (torch.zeros(2, 4, 128), torch.zeros(2, 3), ValueError, r"weights: expected .*\[2, 4\]"),
+    (torch.zeros(2, 4, 128).int(), torch.zeros(2, 4), TypeError, "q: expected dtype bfloat16"),
+    (torch.zeros(2, 4, 128), torch.zeros(2, 4).half(), TypeError, "weights: expected dtype fl"),
+]
+
+
+def test_quantize_index_q(subtests: CaseLoop) -> None:
+    for q, weights, error, message in QUERIES:
+        with subtests.test(message), pytest.raises(error, match=message):
+            flashdsa.quantize_index_q(q, weights)
+
+
+SLOTS = [
+    (torch.tensor([0, 320]), ValueError, r"slots: expected slots in \[0, 320\), .*; got 320"),
+    (torch.tensor([0, -2]), ValueError, r"slots: expected slots in \[0, 320\), .*; got -2"),
+    (torch.tensor([7, 7]), ValueError, "slots: expected distinct slots; got 7 2 times"),
+    (torch.tensor([0.0, 1.0]), TypeError, "slots: expected dtype int32 or int64; got float32"),
+    (torch.tensor([1]), ValueError, r"slots: expected shape \[T\], one a key = \[2\]; got .*1"),
+    (torch.tensor([[1, 2]]), ValueError, r"slots: expected shape \[T\]; got 2 dimensions"),
+]
+
+
+def test_write_index_k_cache(subtests: CaseLoop) -> None:
+    for slots, error, message in SLOTS:
+        with subtests.test(message):
+            cache = torch.full_like(CACHE, POISON)
+            with pytest.raises(error, match=message):
+                flashdsa.write_index_k_cache(torch.randn(2, 128), slots, cache)
+            assert (cache == POISON).all(), "something was written before the error"
 
 
 @pytest.mark.parametrize("slot", [-1, 320])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError
-from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.ops.public_calls import public_calls
+from tests.support.hopper_gpu import HOPPER_GPU
+from tests.support.subtests import CaseLoop
 
 pytestmark = [
-    pytest.mark.usefixtures("new_calls"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state"),
 ]
@@ -42,19 +43,22 @@ ONCE = [name for name in CALLS if "," not in name and name not in UNCHECKED]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=HOPPER_GPU)])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*ONCE, "sparse_mla_fwd, buffers"])
-def test_other_layouts_are_refused_by_name(name: str, layout: str, device: str) -> None:
+def test_other_layouts_are_refused_by_name(
+    subtests: CaseLoop, new_calls: Callable[[], None], device: str
+) -> None:
     """In a first call, and where a right one was served twice."""
-    call = public_calls(device)[name]
-    for turn in range(2):
-        for argument in call.tensors:
-            wrong = LAYOUTS[layout](call.arguments[argument])
-            for _ in range(2):
-                with pytest.raises(
-                    ArgumentTypeError, match=f"^{argument}: expected a dense tensor"
-                ):
-                    call.function(**{**call.arguments, argument: wrong})
-        if not turn:
-            call()
-            call()
+    for name, layout in product([*ONCE, "sparse_mla_fwd, buffers"], LAYOUTS):
+        new_calls()
+        with subtests.test(f"{layout}, {name}"):
+            call = public_calls(device)[name]
+            for turn in range(2):
+                for argument in call.tensors:
+                    wrong = LAYOUTS[layout](call.arguments[argument])
+                    for _ in range(2):
+                        with pytest.raises(
+                            ArgumentTypeError, match=f"^{argument}: expected a dense tensor"
+                        ):
+                            call.function(**{**call.arguments, argument: wrong})
+                if not turn:
+                    call()
+                    call()

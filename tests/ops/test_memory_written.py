@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import flashdsa
 from flashdsa.ops.overlap import overlaps_itself, share_memory
 from flashdsa.ops.table import OPERATIONS
 from tests.ops.public_calls import Call, public_calls
+from tests.support.subtests import CaseLoop
 
 pytestmark = pytest.mark.usefixtures("new_calls")
 
@@ -64,23 +66,29 @@ def refused(call: Call, match: str, **changed: Any) -> None:
         assert torch.equal(bits(arguments[name]), values), name
 
 
-@pytest.mark.parametrize("overlapping", [expanded, windows], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(("name", "written"), EACH)
 def test_a_tensor_that_overlaps_itself_is_not_written(
-    name: str, written: str, overlapping: Callable[[Tensor], Tensor]
+    subtests: CaseLoop, new_calls: Callable[[], None]
 ) -> None:
-    call = public_calls("cpu")[name]
-    wrong = overlapping(call.arguments[written])
-    refused(call, rf"{written}: expected .*strides", **{written: wrong})
+    for (name, written), overlapping in product(EACH, [expanded, windows]):
+        new_calls()
+        with subtests.test(f"{name}, {written}, {overlapping.__name__}"):
+            call = public_calls("cpu")[name]
+            wrong = overlapping(call.arguments[written])
+            refused(call, rf"{written}: expected .*strides", **{written: wrong})
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize(("name", "written"), EACH)
 def test_a_tensor_that_shares_memory_with_an_input_is_not_written(
-    name: str, written: str, again: bool
+    subtests: CaseLoop, new_calls: Callable[[], None]
 ) -> None:
     """Every input is tried; also where a call of the same sizes and strides was served before."""
-    call = public_calls("cpu")[name]
+    for (name, written), again in product(EACH, [False, True]):
+        new_calls()
+        with subtests.test(f"{name}, {written}, {again=}"):
+            share_with_each_input(public_calls("cpu")[name], WRITTEN[name], written, again=again)
+
+
+def share_with_each_input(call: Call, names: tuple[str, ...], written: str, *, again: bool) -> None:
+    """Move `written` over the end of every other tensor; the call is refused."""
     held: Tensor = call.arguments[written]
     for other in call.tensors:
         if other == written:
@@ -94,7 +102,7 @@ def test_a_tensor_that_shares_memory_with_an_input_is_not_written(
         begin = max(0, held.nbytes - 64) // 64 * 64  # its last bytes, aligned
         shared = room[begin : begin + wanted.nbytes].view(wanted.dtype).view(wanted.shape)
         shared.copy_(wanted)
-        first = "|".join((written, other) if other in WRITTEN[name] else (written,))
+        first = "|".join((written, other) if other in names else (written,))
         refused(call, rf"({first}): .*shares memory with", **{written: moved, other: shared})
 
 
@@ -168,18 +176,19 @@ def test_no_overlap_is_overlooked(one: Tensor, other: Tensor) -> None:
     assert share_memory(one, other) or not set(addresses) & set(others)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (ROOM[:8], ROOM[8:]),
-        (ROOM.view(8, 12)[:, :5], ROOM.view(8, 12)[:, 5:]),
-        (ROOM.view(8, 12)[::2], ROOM.view(8, 12)[1::2]),
-        (ROOM.view(4, 4, 6)[:, :2, 1:3], ROOM.view(4, 4, 6)[:, :, 3:]),
-        (ROOM.view(4, 4, 6)[:, 1:3], ROOM.view(4, 4, 6)[:, 3]),
-        (ROOM[:0], ROOM),
-        (ROOM.to("meta"), ROOM.to("meta")),
-    ],
-)  # fmt: skip
-def test_views_apart_are_known_to_be(one: Tensor, other: Tensor) -> None:
-    assert not share_memory(one, other) and not share_memory(other, one)
-    assert not overlaps_itself(one)
+APART = [
+    (ROOM[:8], ROOM[8:]),
+    (ROOM.view(8, 12)[:, :5], ROOM.view(8, 12)[:, 5:]),
+    (ROOM.view(8, 12)[::2], ROOM.view(8, 12)[1::2]),
+    (ROOM.view(4, 4, 6)[:, :2, 1:3], ROOM.view(4, 4, 6)[:, :, 3:]),
+    (ROOM.view(4, 4, 6)[:, 1:3], ROOM.view(4, 4, 6)[:, 3]),
+    (ROOM[:0], ROOM),
+    (ROOM.to("meta"), ROOM.to("meta")),
+]
+
+
+def test_views_apart_are_known_to_be(subtests: CaseLoop) -> None:
+    for one, other in APART:
+        with subtests.test(f"{one.shape}, {other.shape}"):
+            assert not share_memory(one, other) and not share_memory(other, one)
+            assert not overlaps_itself(one)

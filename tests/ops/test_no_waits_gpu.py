@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import flashdsa
-from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.ops.public_calls import public_calls
+from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
 

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import flashdsa
 from flashdsa.errors import UnsupportedError
 from tests.ops.public_calls import public_calls
+from tests.support.subtests import CaseLoop
 
 POISON = 123
 
@@ -59,20 +60,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error", "message"), WRONG, ids=[f"{w[0]}-{i}" for i, w in enumerate(WRONG)]
-)
-def test_a_wrong_argument_is_named_and_nothing_is_written(
-    name: str, value: Any, error: type[Exception], message: str
-) -> None:
-    out = torch.full((3, 4), POISON, dtype=torch.int32)
-    arguments = {**_arguments(), "topk_indices": out, name: value}
-    with pytest.raises(error, match=message):
-        flashdsa.dsa_topk_prefill(**arguments)
-    assert (out == POISON).all()
-    if name not in ("topk_indices", "backend"):
-        with pytest.raises(error, match=message):
-            flashdsa.prefill_logits(**{**_arguments(), name: value})
+def test_a_wrong_argument_is_named_and_nothing_is_written(subtests: CaseLoop) -> None:
+    for name, value, error, message in WRONG:
+        with subtests.test(message):
+            out = torch.full((3, 4), POISON, dtype=torch.int32)
+            arguments = {**_arguments(), "topk_indices": out, name: value}
+            with pytest.raises(error, match=message):
+                flashdsa.dsa_topk_prefill(**arguments)
+            assert (out == POISON).all()
+            if name not in ("topk_indices", "backend"):
+                with pytest.raises(error, match=message):
+                    flashdsa.prefill_logits(**{**_arguments(), name: value})
 
 
 @pytest.mark.parametrize("name", ["dsa_topk_prefill", "prefill_logits"])
@@ -102,42 +100,39 @@ def test_keys_without_scales_take_none() -> None:
         flashdsa.prefill_logits(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("cu_q", "cu_k", "error", "message"),
-    [
-        (torch.tensor([0.0, 3.0]), None, TypeError, "cu_seqlens_q: expected dtype int32 or int64"),
-        (torch.tensor([[0, 3]]), None, ValueError, r"cu_seqlens_q: expected shape \[B \+ 1\]"),
-        (torch.tensor([0, 3]), torch.tensor([0, 1, 3]), ValueError, "cu_seqlens_k: expected B"),
-        (torch.tensor([], dtype=torch.int32), None, ValueError, "cu_seqlens_q: expected B"),
-    ],
-)
-def test_wrong_offsets_of_sequences(
-    cu_q: torch.Tensor, cu_k: torch.Tensor | None, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.causal_ranges(cu_q, cu_k)
+WRONG_OFFSETS = [
+    (torch.tensor([0.0, 3.0]), None, TypeError, "cu_seqlens_q: expected dtype int32 or int64"),
+    (torch.tensor([[0, 3]]), None, ValueError, r"cu_seqlens_q: expected shape \[B \+ 1\]"),
+    (torch.tensor([0, 3]), torch.tensor([0, 1, 3]), ValueError, "cu_seqlens_k: expected B"),
+    (torch.tensor([], dtype=torch.int32), None, ValueError, "cu_seqlens_q: expected B"),
+]
 
 
-@pytest.mark.parametrize(
-    ("cu_q", "cu_k", "num_queries", "message"),
-    [
-        ([2, 5, 8], None, None, r"cu_seqlens_q: .* begin at 0; got cu_seqlens_q\[0\] = 2"),
-        ([-1, 5, 8], None, 8, r"cu_seqlens_q: .* begin at 0; got cu_seqlens_q\[0\] = -1"),
-        ([0, 5, 3], None, None, r"cu_seqlens_q: .* decrease; got cu_seqlens_q\[2\] = 3 after 5"),
-        ([0, 2, 5], [0, 4, 3], 5, r"cu_seqlens_k: .* decrease; got cu_seqlens_k\[2\] = 3 after 4"),
-        ([0, 2, 5], [1, 4, 6], 5, r"cu_seqlens_k: .* begin at 0; got cu_seqlens_k\[0\] = 1"),
-        ([0, 2, 3], None, 9, "num_queries: expected the last of cu_seqlens_q, 3; got 9"),
-        ([0, 2, 3], None, 2, "num_queries: expected the last of cu_seqlens_q, 3; got 2"),
-        ([0, 2, 3], None, 0, "num_queries: expected the last of cu_seqlens_q, 3; got 0"),
-        ([0, 2], [0, 2**31], 2, r"cu_seqlens_k: expected at most 2147483647 .*k\[1\] = 2147483648"),
-    ],
-)
-def test_offsets_that_are_none(
-    cu_q: list[int], cu_k: list[int] | None, num_queries: int | None, message: str
-) -> None:
-    keys = None if cu_k is None else torch.tensor(cu_k)
-    with pytest.raises(ValueError, match=f"^{message}"):
-        flashdsa.causal_ranges(torch.tensor(cu_q), keys, num_queries=num_queries)
+def test_wrong_offsets_of_sequences(subtests: CaseLoop) -> None:
+    for cu_q, cu_k, error, message in WRONG_OFFSETS:
+        with subtests.test(message), pytest.raises(error, match=message):
+            flashdsa.causal_ranges(cu_q, cu_k)
+
+
+NO_OFFSETS = [
+    ([2, 5, 8], None, None, r"cu_seqlens_q: .* begin at 0; got cu_seqlens_q\[0\] = 2"),
+    ([-1, 5, 8], None, 8, r"cu_seqlens_q: .* begin at 0; got cu_seqlens_q\[0\] = -1"),
+    ([0, 5, 3], None, None, r"cu_seqlens_q: .* decrease; got cu_seqlens_q\[2\] = 3 after 5"),
+    ([0, 2, 5], [0, 4, 3], 5, r"cu_seqlens_k: .* decrease; got cu_seqlens_k\[2\] = 3 after 4"),
+    ([0, 2, 5], [1, 4, 6], 5, r"cu_seqlens_k: .* begin at 0; got cu_seqlens_k\[0\] = 1"),
+    ([0, 2, 3], None, 9, "num_queries: expected the last of cu_seqlens_q, 3; got 9"),
+    ([0, 2, 3], None, 2, "num_queries: expected the last of cu_seqlens_q, 3; got 2"),
+    ([0, 2, 3], None, 0, "num_queries: expected the last of cu_seqlens_q, 3; got 0"),
+    ([0, 2], [0, 2**31], 2, r"cu_seqlens_k: expected at most 2147483647 .*k\[1\] = 2147483648"),
+]
+
+
+def test_offsets_that_are_none(subtests: CaseLoop) -> None:
+    for cu_q, cu_k, num_queries, message in NO_OFFSETS:
+        with subtests.test(message):
+            keys = None if cu_k is None else torch.tensor(cu_k)
+            with pytest.raises(ValueError, match=f"^{message}"):
+                flashdsa.causal_ranges(torch.tensor(cu_q), keys, num_queries=num_queries)
 
 
 def test_where_values_are_not_checked_offsets_are_taken_as_they_are(

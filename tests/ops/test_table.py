@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from flashdsa.ops.registration import custom_op
 from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import MLA_BWD, OPERATIONS, SPARSE_MLA_FWD
 from flashdsa.problem import Operation, Problem
+from tests.support.subtests import CaseLoop
 
 SIZES = {
     "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "width": 576, "topk": 2048,
@@ -62,24 +64,26 @@ def problem(spec: OpSpec, capability: tuple[int, int], monkeypatch: pytest.Monke
         return spec.problem(operands, parameters, spec.check(operands, parameters))
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
-@pytest.mark.parametrize("spec", OPERATIONS, ids=lambda spec: spec.operation)
 def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
-    spec: OpSpec, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    subtests: CaseLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every operation says the capability; the choice follows it."""
-    wanted = problem(spec, capability, monkeypatch)
-    assert wanted.capability == capability
-    built_for = {
-        i.features.capability: i.backend
-        for i in registry.implementations(spec.operation)
-        if i.automatic and "cuda" in i.features.devices
-    }
-    if capability in built_for:
-        assert registry.select(wanted).backend == built_for[capability]
-    else:
-        with pytest.raises(UnsupportedError, match=f"{spec.operation}: backend 'auto' cannot"):
-            registry.select(wanted)
+    for spec, capability in product(OPERATIONS, [(8, 0), (9, 0), (10, 0)]):
+        with subtests.test(f"{spec.operation}, {capability}"):
+            wanted = problem(spec, capability, monkeypatch)
+            assert wanted.capability == capability
+            built_for = {
+                i.features.capability: i.backend
+                for i in registry.implementations(spec.operation)
+                if i.automatic and "cuda" in i.features.devices
+            }
+            if capability in built_for:
+                assert registry.select(wanted).backend == built_for[capability]
+            else:
+                with pytest.raises(
+                    UnsupportedError, match=f"{spec.operation}: backend 'auto' cannot"
+                ):
+                    registry.select(wanted)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_forward,
 )
 from flashdsa.verify.row_bias import judge_bias
+from tests.support.subtests import CaseLoop
 
 CASE = SparseMlaCase("few rows", 3, 60, 8, 32)
 FEATURES = SparseMlaCase(
@@ -60,22 +63,26 @@ def planted(x: Tensor, row: tuple[int, ...], factor: float) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_percent_in_one_row_of_o_is_seen(seed: int, factor: float) -> None:
-    inputs = make_sparse_mla_inputs(CASE, seed)
-    O, lse = forward_results(inputs)
-    for row in ((seed % 3,), (seed % 3, seed % 8)):
-        verdict = judge_forward(inputs, planted(O, row, factor), lse)[0]
-        assert not verdict.passed and verdict.bias_error > 5e-3
-        assert verdict.worst_row is not None and verdict.worst_row[0] == row[0]
-    assert failures(judge_forward(inputs, O, lse)) == []
+def test_one_percent_in_one_row_of_o_is_seen(subtests: CaseLoop) -> None:
+    for seed in SEEDS:
+        with subtests.test(f"{seed=}"):
+            inputs = make_sparse_mla_inputs(CASE, seed)
+            O, lse = forward_results(inputs)
+            for factor, row in product(FACTORS, ((seed % 3,), (seed % 3, seed % 8))):
+                verdict = judge_forward(inputs, planted(O, row, factor), lse)[0]
+                assert not verdict.passed and verdict.bias_error > 5e-3
+                assert verdict.worst_row is not None and verdict.worst_row[0] == row[0]
+            assert failures(judge_forward(inputs, O, lse)) == []
 
 
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_percent_in_one_row_of_a_gradient_is_seen(seed: int, factor: float) -> None:
-    """Of the CPU's, and of those of a kernel whose P and dS have 8 bits."""
+def test_one_percent_in_one_row_of_a_gradient_is_seen(subtests: CaseLoop) -> None:
+    for seed in SEEDS:
+        with subtests.test(f"{seed=}"):
+            plant_into_gradients(seed)
+
+
+def plant_into_gradients(seed: int) -> None:
+    """The CPU's, and those of a kernel whose P and dS have 8 bits."""
     inputs = make_sparse_mla_inputs(CASE, seed)
     O, lse = forward_results(inputs)
     q, kv, do, indices = inputs.q, inputs.kv, inputs.do, inputs.indices
@@ -89,7 +96,7 @@ def test_one_percent_in_one_row_of_a_gradient_is_seen(seed: int, factor: float) 
         rows = {"dQ": [(seed % 3,), (seed % 3, seed % 8)], "dKV": [(named,)]}
         rows["dKV:bf16"] = rows["dKV"]
         for name, right in honest.items():
-            for row in rows[name]:
+            for row, factor in product(rows[name], FACTORS):
                 wrong = planted(right, row, factor)
                 (verdict,) = judge_backward(inputs, O, lse, {name: wrong}, bf16_operands=rounds)
                 assert not verdict.passed, (name, row, verdict.bias_error)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 import flashdsa
-from tests.adapters.formulas import assert_close, attention
+from tests.support.formulas import assert_close, attention
 from workbench.__main__ import cli
 from workbench.flashinfer_bench import ATTENTION, ATTENTION_PS1, INDEXER, solution
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import flashdsa
-from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.kernels.indexer.exact_ids import expected_ids
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.support.hopper_gpu import HOPPER_GPU
 
 LENGTHS = [130, 0, 700, 70]
 

@@ -1,6 +1,7 @@
 """Every backend quantizes, writes and reads index keys byte for byte as the contract says."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -30,13 +31,13 @@ def random_cache(seed, dtype=torch.uint8):
     return raw.to(torch.uint8).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("factor", [1.0, 1e-6, 1e-4, 1e30, 0.0])
-def test_keys_and_queries_of_any_size_quantize_bit_for_bit(factor, dtype, backend, device, seed):
-    k = (random_keys(700, seed, torch.float32) * factor).to(dtype).to(device)
-    assert failures(check_quantize_k(k, backend)) == []
-    weights = torch.randn(10, 70, generator=torch.Generator().manual_seed(seed)).to(device)
-    assert failures(check_quantize_q(k.view(10, 70, 128), weights, backend)) == []
+def test_keys_and_queries_of_any_size_quantize_bit_for_bit(subtests, backend, device, seed):
+    for dtype, factor in product([torch.bfloat16, torch.float32], [1.0, 1e-6, 1e-4, 1e30, 0.0]):
+        with subtests.test(f"{dtype}, {factor=}"):
+            k = (random_keys(700, seed, torch.float32) * factor).to(dtype).to(device)
+            assert failures(check_quantize_k(k, backend)) == []
+            weights = torch.randn(10, 70, generator=torch.Generator().manual_seed(seed)).to(device)
+            assert failures(check_quantize_q(k.view(10, 70, 128), weights, backend)) == []
 
 
 @given(

@@ -50,11 +50,12 @@ def random_queries(batch, heads, seed):
     return codes.view(torch.float8_e4m3fn), weights
 
 
-@pytest.mark.parametrize("case", INDEXER_CASES, ids=lambda case: case.name)
-def test_scores_and_selection_are_within_the_contract(case, backend, device, seed):
-    inputs = make_indexer_inputs(case, seed, device)
-    scores, verdicts = check_scores(inputs, backend)
-    assert failures(verdicts + check_selection(inputs, scores, backend)) == []
+def test_scores_and_selection_are_within_the_contract(subtests, backend, device, seed):
+    for case in INDEXER_CASES:
+        with subtests.test(case.name):
+            inputs = make_indexer_inputs(case, seed, device)
+            scores, verdicts = check_scores(inputs, backend)
+            assert failures(verdicts + check_selection(inputs, scores, backend)) == []
 
 
 @given(

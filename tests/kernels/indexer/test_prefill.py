@@ -12,11 +12,12 @@ from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_se
 from flashdsa.verify.prefill_cases import causal
 
 
-@pytest.mark.parametrize("case", PREFILL_CASES, ids=lambda case: case.name)
-def test_scores_and_selection_are_within_the_contract(case, backend, device, seed):
-    inputs = make_prefill_inputs(case, seed, device)
-    scores, verdicts = check_prefill_scores(inputs, backend)
-    assert failures(verdicts + check_prefill_selection(inputs, scores, backend)) == []
+def test_scores_and_selection_are_within_the_contract(subtests, backend, device, seed):
+    for case in PREFILL_CASES:
+        with subtests.test(case.name):
+            inputs = make_prefill_inputs(case, seed, device)
+            scores, verdicts = check_prefill_scores(inputs, backend)
+            assert failures(verdicts + check_prefill_selection(inputs, scores, backend)) == []
 
 
 def test_it_chooses_what_the_paged_indexer_chooses_of_the_same_keys(seed):

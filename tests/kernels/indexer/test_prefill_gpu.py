@@ -16,7 +16,7 @@ from flashdsa.verify.prefill_cases import (
     causal,
     make_prefill_inputs,
 )
-from tests.kernels.hopper_gpu import HOPPER_GPU, by_turns_on_streams
+from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 TOPK = 20

@@ -22,9 +22,9 @@ from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
-from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.kernels.indexer.exact_ids import expected_ids, select
 from tests.kernels.indexer.exact_inputs import EDGES, Inputs, make_inputs
+from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
 VALUES = ["random", "equal", "two", "ascending", "descending", "nan"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from tests.kernels.hopper_gpu import HOPPER_GPU
 from tests.kernels.indexer.exact_ids import expected_ids, select
 from tests.kernels.indexer.exact_inputs import EDGES, Inputs, make_inputs
+from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
 GUARD = 4096

@@ -23,6 +23,7 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.support.subtests import CaseLoop
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
@@ -30,37 +31,33 @@ SPLIT_PAGES = IndexerPlan().split_pages
 GPU = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize(
-    ("rows", "chosen"),
-    [
-        (7, (7, 13)),
-        (8, (8, 8)),  # 9 is no choice
-        (15, (15, 8)),
-        (17, (17, 6)),
-        (22, (22, 5)),
-        (30, (30, 4)),
-        (39, (39, 3)),
-        (40, (30, 4)),  # halved, one for every row
-        (60, (30, 4)),
-        (61, (61, 2)),
-        (66, (66, 2)),
-        (67, (66, 2)),
-        (100_000, (66, 2)),
-    ],
-)
-def test_clusters_are_the_largest_of_which_every_row_has_one_or_a_half(
-    rows: int, chosen: tuple[int, int]
-) -> None:
-    assert choose_clusters(H200, rows) == (*chosen, 1)
+CHOSEN = [
+    (7, (7, 13)),
+    (8, (8, 8)),  # 9 is no choice
+    (15, (15, 8)),
+    (17, (17, 6)),
+    (22, (22, 5)),
+    (30, (30, 4)),
+    (39, (39, 3)),
+    (40, (30, 4)),  # halved, one for every row
+    (60, (30, 4)),
+    (61, (61, 2)),
+    (66, (66, 2)),
+    (67, (66, 2)),
+    (100_000, (66, 2)),
+]
 
 
-@pytest.mark.parametrize(
-    ("rows", "chosen"), [(1, (7, 13, 7)), (2, (6, 13, 3)), (3, (6, 13, 2)), (4, (4, 13, 1))]
-)
-def test_long_rows_get_as_many_clusters_as_there_are(
-    rows: int, chosen: tuple[int, int, int]
-) -> None:
-    assert choose_clusters(H200, rows) == chosen
+def test_clusters_are_the_largest_of_which_every_row_has_one_or_a_half(subtests: CaseLoop) -> None:
+    for rows, chosen in CHOSEN:
+        with subtests.test(f"{rows} rows"):
+            assert choose_clusters(H200, rows) == (*chosen, 1)
+
+
+def test_long_rows_get_as_many_clusters_as_there_are(subtests: CaseLoop) -> None:
+    for rows, chosen in [(1, (7, 13, 7)), (2, (6, 13, 3)), (3, (6, 13, 2)), (4, (4, 13, 1))]:
+        with subtests.test(f"{rows} rows"):
+            assert choose_clusters(H200, rows) == chosen
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(16, (16, 8, 3)), (8, (8, 8, 3)), (1, (1, 1, 1))])

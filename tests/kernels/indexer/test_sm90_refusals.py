@@ -24,6 +24,7 @@ from flashdsa.jit.shared_object import build_shared_object, load_shared_object
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.exact_inputs import make_inputs
+from tests.support.subtests import CaseLoop
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
@@ -168,16 +169,19 @@ def test_refused_layouts(
         call(function, changed)
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_refused_places(function: Callable[..., Any], name: str) -> None:
+def test_refused_places(subtests: CaseLoop, function: Callable[..., Any]) -> None:
     """Every tensor is on the first one's GPU, and at an address that the kernel can read."""
-    number = list(RIGHT).index(name)
-    for by in (1, 4 if number < 3 else 2):
-        with pytest.raises(ValueError, match=rf"Misaligned Tensor data on argument #{number}"):
-            call(function, {name: Pretended(RIGHT[name], by=by)})
-    with pytest.raises(ValueError, match=rf"#{number} .* expected device_type=cuda"):
-        call(function, {name: Pretended(RIGHT[name], (CPU, 0))})
-    with pytest.raises(ValueError, match="Mismatched device index on argument"):
-        call(function, {name: Pretended(RIGHT[name], (CUDA, 1))})
-    with pytest.raises(TypeError, match=rf"Mismatched type on argument #{number}"):
-        call(function, {name: None})
+    for name in RIGHT:
+        with subtests.test(name):
+            number = list(RIGHT).index(name)
+            for by in (1, 4 if number < 3 else 2):
+                with pytest.raises(
+                    ValueError, match=rf"Misaligned Tensor data on argument #{number}"
+                ):
+                    call(function, {name: Pretended(RIGHT[name], by=by)})
+            with pytest.raises(ValueError, match=rf"#{number} .* expected device_type=cuda"):
+                call(function, {name: Pretended(RIGHT[name], (CPU, 0))})
+            with pytest.raises(ValueError, match="Mismatched device index on argument"):
+                call(function, {name: Pretended(RIGHT[name], (CUDA, 1))})
+            with pytest.raises(TypeError, match=rf"Mismatched type on argument #{number}"):
+                call(function, {name: None})

@@ -1,6 +1,7 @@
 """Every backend's topk_indices is exact: ties, NaN, infinities, signed zeros, any lengths."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -57,26 +58,25 @@ def awkward_scores(kind: str, seed: int) -> torch.Tensor:
     return scores
 
 
-@pytest.mark.parametrize("by_score", [False, True], ids=["default order", "sorted"])
-@pytest.mark.parametrize("topk", [1, 2048, 5999, 6000, 7000])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "random",
-        "a plateau at the cut",
-        "one plateau",
-        "coarse",
-        "mostly NaN",
-        "mostly -inf",
-        "neighbours in the last bit",
-        "ascending",
-        "denormal",
-    ],
-)
-def test_awkward_scores_at_model_size(kind, topk, by_score, backend, device, seed):
-    scores = awkward_scores(kind, seed).to(device)
-    lengths = torch.tensor([6000, 3001, 2048], dtype=torch.int32, device=device)
-    assert failures(check_topk(scores, lengths, topk, backend, sorted=by_score)) == []
+KINDS = [
+    "random",
+    "a plateau at the cut",
+    "one plateau",
+    "coarse",
+    "mostly NaN",
+    "mostly -inf",
+    "neighbours in the last bit",
+    "ascending",
+    "denormal",
+]
+
+
+def test_awkward_scores_at_model_size(subtests, backend, device, seed):
+    for kind, topk, by_score in product(KINDS, [1, 2048, 5999, 6000, 7000], [False, True]):
+        with subtests.test(f"{kind}, {topk=}, sorted={by_score}"):
+            scores = awkward_scores(kind, seed).to(device)
+            lengths = torch.tensor([6000, 3001, 2048], dtype=torch.int32, device=device)
+            assert failures(check_topk(scores, lengths, topk, backend, sorted=by_score)) == []
 
 
 def test_scores_at_and_beyond_the_length_are_not_looked_at(backend, device):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -9,11 +11,11 @@ import flashdsa
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     INDEXER_TRAINING_CASES,
-    IndexerTrainingCase,
     make_indexer_training_inputs,
 )
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results
+from tests.support.subtests import CaseLoop
 
 JUDGES = (
     judge.check_target,
@@ -26,12 +28,12 @@ BY_NAME = {case.name: case for case in INDEXER_TRAINING_CASES}
 FEATURES = BY_NAME["every feature"]
 
 
-@pytest.mark.parametrize("check", JUDGES, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("case", INDEXER_TRAINING_CASES, ids=lambda case: case.name)
 def test_results_are_within_the_contract(
-    case: IndexerTrainingCase, check, backend: str, device: str, seed: int
+    subtests: CaseLoop, backend: str, device: str, seed: int
 ) -> None:
-    assert failures(check(make_indexer_training_inputs(case, seed, device), backend)) == []
+    for check, case in product(JUDGES, INDEXER_TRAINING_CASES):
+        with subtests.test(f"{check.__name__}: {case.name}"):
+            assert failures(check(make_indexer_training_inputs(case, seed, device), backend)) == []
 
 
 def loss_of(inputs, backend: str, **target):

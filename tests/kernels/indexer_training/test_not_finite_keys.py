@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU
 
 NAMED, BY = 7, 1
 """The key, and the query that names it."""

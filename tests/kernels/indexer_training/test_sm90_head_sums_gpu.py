@@ -22,7 +22,7 @@ from flashdsa.verify.cases import (
 )
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results
-from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
+from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 CASE = IndexerTrainingCase(

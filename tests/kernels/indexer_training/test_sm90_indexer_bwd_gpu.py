@@ -13,7 +13,7 @@ from flashdsa.verify.cases import IndexerTrainingCase, SparseMlaCase, make_index
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_indexer_training import check_index_backward
-from tests.kernels.hopper_gpu import HOPPER_GPU, by_turns_on_streams
+from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashdsa
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
 from flashdsa.verify.compare import compare, failures
+from tests.support.subtests import CaseLoop
 
 S, S_KV, HEADS, INDEX_HEADS, D = 7, 40, 3, 5, 24
 
@@ -244,11 +245,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG, ids=[next(iter(c)) for c, _ in WRONG])
-def test_wrong_arguments_are_named(change: dict, message: str, seed: int) -> None:
-    warm = Warm(seed)
-    names = ("q_index", "k_index", "weights")
-    arguments = dict(zip(names, warm.index, strict=True))
-    arguments |= {"q": warm.q, "k": warm.k, "lse": warm.lse, "key_end": warm.key_end}
-    with pytest.raises((TypeError, ValueError), match=message):
-        flashdsa.indexer_kl_loss_dense(**{**arguments, **change})
+def test_wrong_arguments_are_named(subtests: CaseLoop, seed: int) -> None:
+    for change, message in WRONG:
+        with subtests.test(message):
+            warm = Warm(seed)
+            names = ("q_index", "k_index", "weights")
+            arguments = dict(zip(names, warm.index, strict=True))
+            arguments |= {"q": warm.q, "k": warm.k, "lse": warm.lse, "key_end": warm.key_end}
+            with pytest.raises((TypeError, ValueError), match=message):
+                flashdsa.indexer_kl_loss_dense(**{**arguments, **change})

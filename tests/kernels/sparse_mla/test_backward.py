@@ -1,6 +1,7 @@
 """Every backend's mla_bwd and sparse_mla gradients are right on every case, and keep promises."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -37,32 +38,39 @@ def backward(inputs, O, lse, backend, **options):
     return dict(zip(("dQ", "dKV", "d_sink"), results, strict=False))
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["free order", "deterministic"])
-@pytest.mark.parametrize("case", SPARSE_MLA_CASES, ids=lambda case: case.name)
-def test_backward_is_within_the_contract(case, deterministic, backend, device, seed):
-    inputs = make_sparse_mla_inputs(case, seed, device)
-    assert failures(check_backward(inputs, backend, deterministic=deterministic)) == []
+def test_backward_is_within_the_contract(subtests, backend, device, seed):
+    for case, deterministic in product(SPARSE_MLA_CASES, [False, True]):
+        with subtests.test(f"{case.name}, {deterministic=}"):
+            inputs = make_sparse_mla_inputs(case, seed, device)
+            assert failures(check_backward(inputs, backend, deterministic=deterministic)) == []
 
 
-@pytest.mark.parametrize("case", BF16_CASES, ids=lambda case: case.name)
-def test_dkv_in_bf16_is_within_the_contract(case, backend, device, seed):
-    inputs = make_sparse_mla_inputs(case, seed, device)
-    assert failures(check_backward(inputs, backend, dkv_dtype=torch.bfloat16)) == []
+def test_dkv_in_bf16_is_within_the_contract(subtests, backend, device, seed):
+    for case in BF16_CASES:
+        with subtests.test(case.name):
+            inputs = make_sparse_mla_inputs(case, seed, device)
+            assert failures(check_backward(inputs, backend, dkv_dtype=torch.bfloat16)) == []
 
 
-@pytest.mark.parametrize("case", SPARSE_MLA_CASES, ids=lambda case: case.name)
-def test_autograd_is_within_the_contract(case, backend, device, seed):
-    assert failures(check_autograd(make_sparse_mla_inputs(case, seed, device), backend)) == []
+def test_autograd_is_within_the_contract(subtests, backend, device, seed):
+    for case in SPARSE_MLA_CASES:
+        with subtests.test(case.name):
+            assert (
+                failures(check_autograd(make_sparse_mla_inputs(case, seed, device), backend)) == []
+            )
 
 
-@pytest.mark.parametrize("case", [*SPARSE_MLA_CASES[:2], FEATURES], ids=lambda case: case.name)
-def test_the_deterministic_backward_is_bit_identical_from_run_to_run(case, backend, device, seed):
-    inputs = make_sparse_mla_inputs(case, seed, device)
-    O, lse = forward_results(inputs)
-    first = backward(inputs, O, lse, backend, deterministic=True)
-    for _ in range(3):
-        again = backward(inputs, O, lse, backend, deterministic=True)
-        assert all(torch.equal(again[name], first[name]) for name in first)
+def test_the_deterministic_backward_is_bit_identical_from_run_to_run(
+    subtests, backend, device, seed
+):
+    for case in [*SPARSE_MLA_CASES[:2], FEATURES]:
+        with subtests.test(case.name):
+            inputs = make_sparse_mla_inputs(case, seed, device)
+            O, lse = forward_results(inputs)
+            first = backward(inputs, O, lse, backend, deterministic=True)
+            for _ in range(3):
+                again = backward(inputs, O, lse, backend, deterministic=True)
+                assert all(torch.equal(again[name], first[name]) for name in first)
 
 
 def test_deterministic_gradients_through_autograd_are_bit_identical(backend, device, seed):
@@ -172,21 +180,22 @@ def test_gradients_sum_the_queries_that_share_a_row(backend, device, seed):
     assert max(sum(row == r for rows in named for row in rows) for r in range(5)) > 60
 
 
-@pytest.mark.parametrize("logit_scale", [1.0, 10.0, 100.0])
-@pytest.mark.parametrize("topk", [1, 7, 64])
-@pytest.mark.parametrize(("queries", "heads"), [(1, 1), (3, 8)])
-def test_dq_of_fp32_queries_with_one_key_is_what_fp32_rounds(queries, heads, topk, logit_scale):
+def test_dq_of_fp32_queries_with_one_key_is_what_fp32_rounds(subtests):
     """It is exactly 0: P (dP - delta), of two sums of products that are the same number."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
-        q = logit_scale * torch.randn(queries, heads, 576, generator=generator)
-        kv, dO = torch.randn(20, 576, generator=generator), torch.randn_like(q[..., :512])
-        row = torch.randint(0, 20, (queries,), generator=generator, dtype=torch.int32)
-        indices = row[:, None].expand(-1, topk).contiguous()
-        O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="cpu")
-        dq, _ = flashdsa.mla_bwd(q, kv, dO, lse, O, indices, backend="cpu")
-        keys = kv[row.long()].double().abs()
-        size = torch.einsum("shd,sd->sh", dO.double().abs(), keys[:, :512])
-        size = (size + (dO.double() * O).abs().sum(-1)) * 576**-0.5
-        summed = size[..., None] * keys[:, None]
-        assert dq.double().norm() <= 2**-22 * summed.norm()
+    for (queries, heads), topk, logit_scale in product(
+        [(1, 1), (3, 8)], [1, 7, 64], [1.0, 10.0, 100.0]
+    ):
+        with subtests.test(f"{queries} x {heads}, {topk=}, {logit_scale=}"):
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(5):
+                q = logit_scale * torch.randn(queries, heads, 576, generator=generator)
+                kv, dO = torch.randn(20, 576, generator=generator), torch.randn_like(q[..., :512])
+                row = torch.randint(0, 20, (queries,), generator=generator, dtype=torch.int32)
+                indices = row[:, None].expand(-1, topk).contiguous()
+                O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="cpu")
+                dq, _ = flashdsa.mla_bwd(q, kv, dO, lse, O, indices, backend="cpu")
+                keys = kv[row.long()].double().abs()
+                size = torch.einsum("shd,sd->sh", dO.double().abs(), keys[:, :512])
+                size = (size + (dO.double() * O).abs().sum(-1)) * 576**-0.5
+                summed = size[..., None] * keys[:, None]
+                assert dq.double().norm() <= 2**-22 * summed.norm()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import flashdsa
 from flashdsa import reference
 from flashdsa.errors import UnsupportedError
+from tests.support.subtests import CaseLoop
 
 SCALES = ["ue8m0", "fp32"]
 T = 6
@@ -97,30 +96,31 @@ def test_where_values_are_not_checked_slots_outside_are_skipped(
     assert torch.equal(read[0], rows[4]) and not read[1:].any()
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"kv": torch.zeros(T, 575)}, ValueError, r"kv: expected shape .*576.*; got .*575"),
-        ({"kv": torch.zeros(T, 576).half()}, TypeError, "kv: expected dtype bfloat16 or float32"),
-        ({"kv": torch.zeros(T, 576, device="meta")}, ValueError, "cache: expected device meta"),
-        ({"slots": torch.zeros(T)}, TypeError, "slots: expected dtype int32 or int64; got float"),
-        ({"slots": torch.arange(5)}, ValueError, r"slots: .*\[6\]; got shape \[5\]"),
-        ({"slots": torch.arange(T) + 5}, ValueError, r"slots: expected slots in \[0, 10\); got 10"),
-        ({"slots": torch.arange(T) - 2}, ValueError, r"slots: expected slots in .*; got -2"),
-        ({"slots": torch.tensor([1, 2, 3, 1, -1, -1])}, ValueError, "distinct slots; got 1 2 t"),
-        ({"cache": torch.zeros(10, 656)}, TypeError, "cache: expected dtype bfloat16 or uint8"),
-        ({"cache": torch.zeros(10, 576).byte()}, ValueError, r"cache: .*656.*got shape .*576"),
-        ({"cache": torch.zeros(5, 1, 2, 576).bfloat16()}, ValueError, "cache: expected shape"),
-        ({"scale": "bf16"}, ValueError, "scale: expected one of ue8m0, fp32; got 'bf16'"),
-    ],
-)  # fmt: skip
-def test_what_is_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
-    cache = change.pop("cache", torch.zeros(10, 656, dtype=torch.uint8))
-    before = cache.clone()
-    arguments = {"kv": torch.ones(T, 576), "slots": torch.arange(T), **change}
-    with pytest.raises(error, match=message):
-        flashdsa.write_kv_cache(cache=cache, **arguments)
-    assert torch.equal(cache, before)
+REFUSED = [
+    ({"kv": torch.zeros(T, 575)}, ValueError, r"kv: expected shape .*576.*; got .*575"),
+    ({"kv": torch.zeros(T, 576).half()}, TypeError, "kv: expected dtype bfloat16 or float32"),
+    ({"kv": torch.zeros(T, 576, device="meta")}, ValueError, "cache: expected device meta"),
+    ({"slots": torch.zeros(T)}, TypeError, "slots: expected dtype int32 or int64; got float"),
+    ({"slots": torch.arange(5)}, ValueError, r"slots: .*\[6\]; got shape \[5\]"),
+    ({"slots": torch.arange(T) + 5}, ValueError, r"slots: expected slots in \[0, 10\); got 10"),
+    ({"slots": torch.arange(T) - 2}, ValueError, r"slots: expected slots in .*; got -2"),
+    ({"slots": torch.tensor([1, 2, 3, 1, -1, -1])}, ValueError, "distinct slots; got 1 2 t"),
+    ({"cache": torch.zeros(10, 656)}, TypeError, "cache: expected dtype bfloat16 or uint8"),
+    ({"cache": torch.zeros(10, 576).byte()}, ValueError, r"cache: .*656.*got shape .*576"),
+    ({"cache": torch.zeros(5, 1, 2, 576).bfloat16()}, ValueError, "cache: expected shape"),
+    ({"scale": "bf16"}, ValueError, "scale: expected one of ue8m0, fp32; got 'bf16'"),
+]
+
+
+def test_what_is_refused(subtests: CaseLoop) -> None:
+    for change, error, message in REFUSED:
+        with subtests.test(message):
+            cache = change.pop("cache", torch.zeros(10, 656, dtype=torch.uint8))
+            before = cache.clone()
+            arguments = {"kv": torch.ones(T, 576), "slots": torch.arange(T), **change}
+            with pytest.raises(error, match=message):
+                flashdsa.write_kv_cache(cache=cache, **arguments)
+            assert torch.equal(cache, before)
 
 
 def test_read_refuses_slots_outside() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU
 
 NAMED, BY = 7, 1
 """The row, and the query that names it."""
@@ -121,7 +121,12 @@ def emulation(backend: str) -> AbstractContextManager[Any]:
     return on(SMALL)
 
 
-EMULATED = [(heads, queries) for heads, queries in cases(4) if heads in (16, 32)]
+EMULATED = [
+    pytest.param(heads, queries, marks=pytest.mark.slow if heads == 32 else ())
+    for heads, queries in cases(4)
+    if heads in (16, 32)
+]
+"""Two of 32 heads take the path of four of 16: a second size."""
 
 
 @pytest.mark.parametrize("what", NOT_FINITE)
@@ -145,7 +150,9 @@ def test_forward_of_blackwell(heads: int) -> None:
         Call(heads, 3, "NaN", "cpu").judge_forward("emulate-sm100")
 
 
-@pytest.mark.parametrize(("heads", "deterministic"), [(16, False), (32, True)])
+@pytest.mark.parametrize(
+    ("heads", "deterministic"), [(16, False), pytest.param(32, True, marks=pytest.mark.slow)]
+)
 def test_backward_of_hopper(heads: int, deterministic: bool) -> None:
     with emulation("emulate-sm90"):
         call = Call(heads, 5, "RoPE" if deterministic else "NaN", "cpu")

@@ -10,7 +10,7 @@ from flashdsa import reference
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
-from tests.kernels.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
 

@@ -16,7 +16,7 @@ from flashdsa.operands import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
-from tests.kernels.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
+from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 

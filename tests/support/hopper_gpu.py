@@ -14,7 +14,7 @@ from flashdsa.backends.gpu.runner import Gpu
 HOPPER_GPU: Final = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
         reason="needs a Hopper GPU",
     ),
 ]
