@@ -19,9 +19,10 @@ from ptxemu.fan_out import FanOut
 from ptxemu.isa import registry
 from ptxemu.isa.kernel_rules import check_kernel
 from ptxemu.machine.device import Device, device_for
-from ptxemu.machine.grid import Launch, Machine
+from ptxemu.machine.launch import Launch
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.program import Program
+from ptxemu.machine.state import Machine
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.collector import rare_collections
 from ptxemu.sched.policy import Policy
@@ -108,7 +109,6 @@ class Module:
                 self._function(kernel),
                 registry.decode,
                 machine_code.accelerator(),
-                make_stretch=machine_code.stretch_maker(),
                 make_threaded=machine_code.threaded_maker(),
             )
         return self._programs[kernel]

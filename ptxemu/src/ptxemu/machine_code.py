@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.program import Program, ThreadedBlocks, ThreadedMaker
-from ptxemu.machine.stretches import Stretch, StretchMaker
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
 
 CORES = ("numpy", "llvm")
 COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
@@ -59,20 +58,6 @@ def compile_block(block: Block, *, masked: bool) -> FastFunction | None:
         return None
     function: FastFunction | None = compiled.compile_block(block, masked=masked)
     return function
-
-
-def stretch_maker() -> StretchMaker | None:
-    """What makes machine code of whole loops; None to leave all of them to the interpreter."""
-    return None if os.environ.get("PTXEMU_CORE", "") == "numpy" else make_stretch
-
-
-def make_stretch(program: Program, first: int, end: int) -> Stretch | None:
-    """Instructions as machine code; None without llvmlite, or if too few of them are known."""
-    compiled = _compiled()
-    if compiled is None:
-        return None
-    stretch: Stretch | None = compiled.make_stretch(program, first, end)
-    return stretch
 
 
 def threaded_maker() -> ThreadedMaker | None:

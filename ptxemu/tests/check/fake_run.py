@@ -10,7 +10,7 @@ import numpy as np
 from ptxemu.check import Checker, Finding
 from ptxemu.errors import Span
 from ptxemu.events import Access, AccessKind, Fence, FenceKind, Proxy, Space
-from ptxemu.machine.operation import NO_ORDER, Ordering
+from ptxemu.machine.state import NO_ORDER, Ordering
 from ptxemu.syntax.ast import Instruction
 
 SHARED, GLOBAL, TMEM = Space.SHARED, Space.GLOBAL, Space.TMEM

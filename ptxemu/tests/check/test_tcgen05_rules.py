@@ -12,7 +12,7 @@ from tests.check.fake_run import (
     levels,
 )
 
-from ptxemu.machine.operation import Ordering
+from ptxemu.machine.state import Ordering
 
 MMA = "tcgen05.mma.cta_group::1.kind::f16 [d], a, b, i, p"
 ROWS = [lane * 2048 for lane in range(128)]

@@ -5,13 +5,12 @@ import pytest
 
 pytest.importorskip("llvmlite")
 
-from tests.compiled.test_stretches import Author, text
+from tests.compiled.random_loops import Author, text
 from tests.kernel_run import source
 
 from ptxemu import api, machine_code
 from ptxemu.compiled.chain import Chain
 from ptxemu.errors import ExecutionError
-from ptxemu.machine import stretches
 from ptxemu.memory.global_memory import GlobalMemory
 
 CTAS, THREADS = 2, 48
@@ -19,7 +18,7 @@ CTAS, THREADS = 2, 48
 
 @pytest.fixture
 def ends(monkeypatch):
-    """How each chain ended, from the first instruction on, and no stretch: True at its end."""
+    """How each chain ended, from the first instruction on: True at its end."""
     found = []
     run = Chain.run
 
@@ -30,7 +29,6 @@ def ends(monkeypatch):
     monkeypatch.setattr(Chain, "run", noted)
     monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 0)
     monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 0)
-    monkeypatch.setattr(stretches, "ROUNDS", 1 << 40)
     return found
 
 
@@ -114,3 +112,21 @@ def test_read_only_memory_is_not_written(ends, monkeypatch):
     with pytest.raises(ExecutionError, match="read-only"):
         api.load(source(ROWS.format(step=""), ["out"])).launch("k", 1, 32, args=[out])
     assert ends == [False]
+
+
+def test_lanes_that_take_a_lock_in_turn_get_it(ends, monkeypatch):
+    body = """
+mov.u32 %r0, 0; mov.u32 %r3, 0;
+AGAIN:
+atom.global.cas.b32 %r1, [%rd_lock], 0, 1;
+setp.ne.u32 %p0, %r1, 0;
+@%p0 bra AGAIN;
+ld.volatile.global.u32 %r2, [%rd_out]; add.u32 %r2, %r2, 1; st.volatile.global.u32 [%rd_out], %r2;
+atom.global.exch.b32 %r1, [%rd_lock], 0;
+add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 3;
+@%p1 bra AGAIN;
+"""
+    monkeypatch.setenv("PTXEMU_CORE", "llvm")
+    out, lock = np.zeros(4, np.uint32), np.zeros(4, np.uint32)
+    api.load(source(body, ["out", "lock"])).launch("k", 1, 32, args=[out, lock])
+    assert out[0] == 3 * 32

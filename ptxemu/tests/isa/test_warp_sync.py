@@ -5,7 +5,7 @@ import pytest
 from tests.kernel_run import TID, load, run, store
 
 from ptxemu.errors import DeadlockError, IllegalInstructionError
-from ptxemu.machine.grid import Machine
+from ptxemu.machine.state import Machine
 from ptxemu.sched.policy import Policy
 
 LANE = np.arange(32)

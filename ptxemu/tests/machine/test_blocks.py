@@ -122,7 +122,7 @@ def test_special_registers_and_symbols_are_read_when_the_block_runs():
         "%tid.x": np.arange(32, dtype=np.uint32) + 64,
         "%laneid": np.arange(32, dtype=np.uint32),
     }
-    warp = SimpleNamespace(registers=[np.zeros(32, np.uint32)] * 2, special=lanes.__getitem__)
+    warp = SimpleNamespace(registers=[np.zeros(32, np.uint32)] * 2, constants=lanes)
     Block(code).run(warp, FULL, 1)
     assert warp.registers[0].tolist() == list(range(64, 96))
     assert warp.registers[1].tolist() == list(range(32))

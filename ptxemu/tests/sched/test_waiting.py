@@ -5,7 +5,7 @@ import pytest
 from tests.kernel_run import TID, run, source, store
 
 from ptxemu import api
-from ptxemu.machine.warp import Warp
+from ptxemu.sched import scheduler
 from ptxemu.sched.policy import Policy
 
 INIT = f"""{TID} mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; mov.u32 %r5, 0;
@@ -31,14 +31,14 @@ WAITS = {
 @pytest.mark.parametrize("name", WAITS)
 def test_a_waiting_warp_is_not_asked_while_another_works(name, monkeypatch):
     asked = 0
-    advance = Warp.advance
+    advance = scheduler.advance
 
     def counted(warp):
         nonlocal asked
         asked += 1
         return advance(warp)
 
-    monkeypatch.setattr(Warp, "advance", counted)
+    monkeypatch.setattr(scheduler, "advance", counted)
     body = WAITS[name] if name == "mbarrier" else f"{TID} mov.u32 %r1, smem; {WAITS[name]}"
     api.load(source(body, {}, shared=128)).launch("k", 1, 512)
     assert asked < 1000  # 300 stores and branches of one warp; polled it would be thousands

@@ -15,33 +15,61 @@ from ptxemu.errors import ExecutionError
 ARCHIVE = Archive.load()
 
 
+PROGRAMS = list(all_programs())
+UNANSWERED = "im2col/load.4d.empty_box"
+"""The driver refuses its tensor map: there is no result to compare with."""
+MOST_PROGRAMS = 150
+"""Of one item: a part of a family."""
+
+
+def _parts() -> dict[str, list[Program]]:
+    """Deal each family's programs to parts, so that processes share the large ones."""
+    parts: dict[str, list[Program]] = {}
+    for family, programs in _families().items():
+        count = -(-len(programs) // MOST_PROGRAMS)
+        for part in range(count):
+            parts[f"{family}-{part}"] = programs[part::count]
+    return parts
+
+
 def _families() -> dict[str, list[Program]]:
     families: dict[str, list[Program]] = {}
-    for program in all_programs():
-        families.setdefault(program.name.partition("/")[0], []).append(program)
+    for program in PROGRAMS:
+        if program.name != UNANSWERED:
+            families.setdefault(program.name.partition("/")[0], []).append(program)
     return families
 
 
-@pytest.mark.parametrize("program", [pytest.param(p, id=p.name) for p in all_programs()])
-def test_program_does_what_the_hardware_did(program: Program) -> None:
+PARTS = _parts()
+
+
+def _wrong(program: Program) -> str:
+    """Say how ptxemu differs from the recording; empty where it does not."""
     recording = ARCHIVE.programs.get(program.name)
-    if recording is None:
-        pytest.skip("not recorded yet")
-    if recording.digest != program.digest():
-        pytest.skip("the program changed after its recording: not recorded yet")
-    if recording.status == "ok":
-        assert not emulate.differences(program, emulate.run(program), recording.results)
-    elif recording.status.startswith("7"):  # the kernel ran and failed: so must ptxemu
-        with pytest.raises(ExecutionError):
-            emulate.run(program)
-    else:
-        pytest.skip(f"hardware gave no result: {recording.status}")
+    if recording is None or recording.digest != program.digest():
+        return "not recorded, or changed since"
+    failed = recording.status.startswith("7")  # the kernel ran and failed: so must ptxemu
+    if recording.status != "ok" and not failed:
+        return f"hardware gave no result: {recording.status}"
+    try:
+        results = emulate.run(program)
+    except ExecutionError as error:
+        return "" if failed else str(error)
+    if failed:
+        return f"hardware stopped with {recording.status}, ptxemu did not"
+    return str(emulate.differences(program, results, recording.results) or "")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_programs_do_what_the_hardware_did(part: str) -> None:
+    wrong = {program.name: _wrong(program) for program in PARTS[part]}
+    assert {name: how for name, how in wrong.items() if how} == {}
 
 
 def test_every_family_has_programs_of_distinct_inputs() -> None:
     families = _families()
     assert len(families) == 24
-    digests = [p.digest() for p in all_programs()]
+    digests = [p.digest() for p in PROGRAMS]
     assert len(set(digests)) == len(digests)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ptxemu import api
 from ptxemu.events import Access, Fence, FenceKind, Observer
-from ptxemu.machine.cta import Cta
+from ptxemu.machine.state import Cta
 from ptxemu.sched.policy import Policy
 
 HEADER = (

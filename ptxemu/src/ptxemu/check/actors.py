@@ -1,210 +1,21 @@
-"""Agents as the check sees them: warps and asynchronous operations."""
+"""Asynchronous operations as the check sees them."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.event import Event, what_of
-from ptxemu.check.vector_clock import GENERIC, NOTHING, RELAXED, SEEN, TCGEN05, Knowledge
-from ptxemu.events import Access, AccessKind, Space
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.check.state import Actor, Event, EventKey, WarpActor
+from ptxemu.check.vector_clock import GENERIC, NOTHING, TCGEN05
+from ptxemu.events import AccessKind
 
 COMMIT = "tcgen05.commit"
 """The operation that completes when those before it have; a commit includes the one before it."""
 MMA = "tcgen05.mma"
 ARRIVAL = "cp.async.mbarrier.arrive"
 """The operation that completes when a thread's cp.async have; waiting for it waits for them."""
-EventKey: TypeAlias = tuple[int, int]
-"""id of the instruction; and `check.event.what_of`."""
 _NO_EVENTS: dict[EventKey, Event] = {}
 _NO_INITS: set[Event] = set()
-
-
-class Actor:
-    """An agent: its knowledge, and its clock if it is a warp."""
-
-    __slots__ = (
-        "cta",
-        "ctaid",
-        "events",
-        "has_fenced_sc",
-        "home",
-        "inits",
-        "instruction",
-        "know",
-        "number",
-        "origin",
-        "since",
-        "slot",
-        "unfenced_tcgen05",
-        "warp",
-    )
-
-    is_warp = False
-    clock = 0
-    """Of a warp; an operation's events all happen at once."""
-    lagging: tuple[int, Knowledge] | None = None
-    """Of a warp: lanes that have acquired something since the warp's lanes were synchronised, as
-    bits, and what the others know (`check.lanes`)."""
-    copies_tmem = False
-    """It is a tcgen05.ld or tcgen05.st."""
-    in_practice = 0
-    """Of an operation: those that hardware, but not the ISA, completes before this one."""
-    number: int
-    """The agent's."""
-    since: int
-    """The clock of the warp, or of the operation's issuer when it was issued."""
-
-    def __init__(
-        self,
-        number: int,
-        home: int,
-        cta: int,
-        ctaid: tuple[int, ...],
-        warp: int,
-        know: Knowledge,
-        slot: int,
-    ) -> None:
-        self.home = home
-        """Index of its cluster."""
-        self.cta = cta
-        """Index of its CTA in the grid."""
-        self.ctaid = ctaid
-        self.warp = warp
-        """Warp number in the CTA; for an operation that of the warp which issued it."""
-        self.know = know
-        self.number = number
-        self.slot = slot
-        """A warp's column in its cluster's clocks; an operation's bit."""
-        self.instruction: Instruction | None = None
-        """The visible instruction that it executes now, or executed last."""
-        self.events: dict[EventKey, Event] = {}
-        self.has_fenced_sc = False
-        """It has executed a fence.sc of the device: what it reads is no older than that."""
-        self.inits: set[Event] = set()
-        """Initialisations of mbarriers that it is known to know."""
-        self.unfenced_tcgen05 = False
-        """It learnt something since its last tcgen05.fence::after_thread_sync."""
-        self.since = 0
-        self.origin: Actor = self
-        """The warp itself, or the operation's issuer."""
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        raise NotImplementedError
-
-    def event(self, access: Access, reach: int, time: int) -> Event:
-        """The event that `access` is, or belongs to."""
-        what = what_of(access, reach)
-        key = id(access.instruction), what
-        event = self.events.get(key)
-        if event is None or event.clock != self.clock:
-            event = self.events[key] = Event(self, access, what, reach, time)
-        if access.space is Space.TMEM:
-            event.cover(access)
-        return event
-
-    def knows(self, event: Event, row: int = GENERIC) -> bool:
-        """Whether `event` happened before what this agent does now."""
-        first = event.actor
-        if first is self and (row == GENERIC or not self.is_warp):
-            return True
-        part = self.know.parts.get(first.home)
-        if part is None:
-            return False
-        if first.is_warp:
-            return part.clocks.item(row, first.slot) >= event.clock
-        if row != GENERIC:
-            return bool(part.fenced >> first.slot & 1)
-        if part.done >> first.slot & 1:
-            return True
-        return event.kind is AccessKind.READ and bool(part.reads >> first.slot & 1)
-
-    def knows_by_relaxed(self, event: Event) -> bool:
-        """Whether a relaxed barrier of the cluster stands between the warp's `event` and now."""
-        part = self.know.parts.get(event.actor.home)
-        if part is None or not event.actor.is_warp:
-            return False
-        return bool(part.clocks.item(RELAXED, event.actor.slot) >= event.clock)
-
-    def knows_past(self, other: Actor, clock: int) -> bool:
-        """Whether what `other` did until its `clock` happened before what this agent does now."""
-        return other is self or self.know.includes(other.home, other.slot, other.is_warp, clock)
-
-    def has_seen(self, other: Actor, clock: int) -> bool:
-        """Whether what `other`, of the same cluster, did at its `clock` came before in time."""
-        part = self.know.parts.get(other.home)
-        if other is self or part is None:
-            return other is self
-        if other.is_warp:
-            return part.clocks.item(SEEN, other.slot) >= clock
-        # Shifting leaves little of a set of thousands: the latest are asked for.
-        return bool(part.done >> other.slot & 1 or part.seen >> other.slot & 1)
-
-    def knows_issue(self, operation: OperationActor) -> bool:
-        """Whether `operation` was issued before what this agent does now happens."""
-        part = self.know.parts.get(operation.home)
-        return part is not None and bool(
-            part.clocks[[GENERIC, TCGEN05], operation.issuer_slot].max() >= operation.issuer_clock
-        )
-
-
-class WarpActor(Actor):
-    """A warp. Its clock ticks whenever others may have learnt what it did until now."""
-
-    __slots__ = ("_label", "clock", "lagging", "leading", "released_by_fence", "to_acquire")
-
-    is_warp = True
-
-    def __init__(
-        self,
-        number: int,
-        home: int,
-        cta: int,
-        ctaid: tuple[int, ...],
-        warp: int,
-        slot: int,
-        width: int,
-    ) -> None:
-        super().__init__(number, home, cta, ctaid, warp, Knowledge(), slot)
-        self._label = f"cta ({','.join(map(str, ctaid))}) warp {warp}"
-        self.clock = 0
-        self.released_by_fence: tuple[Knowledge, str] | None = None
-        """What its last fence made fit to be released by a relaxed store, and the scope."""
-        self.to_acquire: Knowledge | None = None
-        """What relaxed loads have seen; its next fence acquires it."""
-        self.lagging = None
-        self.leading: Knowledge | None = None
-        """While an access of those others is judged: what the warp knows."""
-        self.know.part(home, width)
-        self.tick()
-
-    @property
-    def label(self) -> str:
-        """For people: "cta (0,0,0) warp 3"."""
-        return self._label
-
-    def knows_by_other_lanes(self, event: Event) -> bool:
-        """Whether `event` is known to the warp, though not to the lanes whose access is judged."""
-        if self.leading is None:
-            return False
-        know, self.know = self.know, self.leading
-        found = self.knows(event)
-        self.know = know
-        return found
-
-    def tick(self) -> None:
-        """What follows is not known to those who have learnt this agent's past."""
-        self.clock += 1
-        self.since = self.clock
-        clocks = self.know.parts[self.home].clocks
-        clocks[GENERIC, self.slot] = clocks[SEEN, self.slot] = self.clock
 
 
 class OperationActor(Actor):
@@ -297,7 +108,7 @@ class OperationActor(Actor):
         self.know = NOTHING
         self.events, self.inits = _NO_EVENTS, _NO_INITS
 
-    def knows_issue(self, operation: OperationActor) -> bool:
+    def knows_issue(self, operation: Actor) -> bool:
         """Whether `operation` was issued before this one."""
         if self._known_clocks is not None and operation.home == self.home:
             return bool(self._known_clocks[operation.issuer_slot] >= operation.issuer_clock)

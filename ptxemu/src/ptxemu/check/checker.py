@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
-from ptxemu.check.actors import Actor, OperationActor, WarpActor
-from ptxemu.check.event import Event
+from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lifetime import Lifetimes
@@ -17,6 +16,7 @@ from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races
 from ptxemu.check.shadow_memory import ShadowMemory
+from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.tcgen05_order import DEALLOC
 from ptxemu.check.tmem_loads import TmemLoads
 from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ptxemu.errors import Span
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor
+    from ptxemu.check.state import Actor
     from ptxemu.syntax.ast import Instruction
 
 LEVELS: dict[str, str] = {

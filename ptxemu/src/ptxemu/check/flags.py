@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ptxemu.check.event import CLUSTER, CTA, GPU
+from ptxemu.check.state import CLUSTER, CTA, GPU
 from ptxemu.check.vector_clock import GENERIC, SC_RELEASED, SC_SEEN, Knowledge
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import WarpActor
+    from ptxemu.check.state import WarpActor
     from ptxemu.events import Fence
 
 _REACH = {"cta": CTA, "cluster": CLUSTER}

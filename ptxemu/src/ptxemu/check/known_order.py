@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ptxemu.check import proxies
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.shadow import State
+from ptxemu.check.state import State
 from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor
-    from ptxemu.check.event import Event
+    from ptxemu.check.state import Actor, Event
 
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""

@@ -17,7 +17,7 @@ import numpy as np
 from ptxemu.events import Access, Agent
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import WarpActor
+    from ptxemu.check.state import WarpActor
     from ptxemu.syntax.ast import Instruction
 
 _CONVERGENT = {"sync", "aligned"}

@@ -21,9 +21,8 @@ from ptxemu.events import AccessKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ptxemu.check.actors import Actor, WarpActor
-    from ptxemu.check.event import Event
     from ptxemu.check.findings import Findings, Place, Site
+    from ptxemu.check.state import Actor, Event, WarpActor
 
 _COPIES = ("cp.async.bulk", "cp.reduce.async.bulk")
 _READERS = (*_COPIES, "tcgen05.ld")

@@ -10,9 +10,8 @@ from ptxemu.check.races import place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ptxemu.check.actors import Actor
-    from ptxemu.check.event import Event
     from ptxemu.check.findings import Findings, Place, Site
+    from ptxemu.check.state import Actor, Event
     from ptxemu.events import Access
     from ptxemu.syntax.ast import Instruction
 

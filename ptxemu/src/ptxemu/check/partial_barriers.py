@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor
     from ptxemu.check.findings import Site
+    from ptxemu.check.state import Actor
     from ptxemu.syntax.ast import Instruction
 
 BARRIERS = ("bar", "barrier")

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from ptxemu.check.actors import ARRIVAL, COMMIT, OperationActor, WarpActor
+from ptxemu.check.actors import ARRIVAL, COMMIT, OperationActor
+from ptxemu.check.state import WarpActor
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor
     from ptxemu.check.findings import Findings, Place, Site
+    from ptxemu.check.state import Actor
     from ptxemu.check.vector_clock import Knowledge
     from ptxemu.syntax.ast import Instruction
 

@@ -18,8 +18,7 @@ from ptxemu.check.vector_clock import (
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor, WarpActor
-    from ptxemu.check.event import Event
+    from ptxemu.check.state import Actor, Event, WarpActor
 
 ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
 """What is ordered for the async proxy too."""

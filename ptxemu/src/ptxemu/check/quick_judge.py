@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ptxemu.check.event import Event
     from ptxemu.check.granules import Index
     from ptxemu.check.races import Races
     from ptxemu.check.rows import RowStates
+    from ptxemu.check.state import Event
 
 Parts: TypeAlias = "Sequence[tuple[Page | TmemPage, Index]]"
 """Pages, and which granules of theirs."""

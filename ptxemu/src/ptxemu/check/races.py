@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
-from ptxemu.check.actors import Actor, OperationActor, WarpActor
-from ptxemu.check.event import Event
+from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import Entry, Findings, Place, Site
 from ptxemu.check.granules import Index
-from ptxemu.check.shadow import Page, ShadowRegion, State
+from ptxemu.check.shadow import Page, ShadowRegion
+from ptxemu.check.state import Actor, Event, State, WarpActor
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
 from ptxemu.events import AccessKind, Proxy, Space

@@ -24,7 +24,7 @@ from ptxemu.check.vector_clock import (
 )
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import WarpActor
+    from ptxemu.check.state import WarpActor
 
 
 def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.event import GPU, NUM_FORMS, kind_and_proxy
-from ptxemu.check.shadow import Page, State, States, is_simple
+from ptxemu.check.shadow import Page, States, is_simple
+from ptxemu.check.state import GPU, NUM_FORMS, State, kind_and_proxy
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from ptxemu.check.event import Event
+    from ptxemu.check.state import Event
     from ptxemu.check.tmem_page import TmemPage
 
 _FIRST_CAPACITY = 4096

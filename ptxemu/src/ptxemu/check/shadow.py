@@ -13,52 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.check.event import Event
 from ptxemu.check.granules import Ids, Index, Pieces
 from ptxemu.check.proxies import ROW_OF_SPACE
+from ptxemu.check.state import Event, State
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import Space
 
 WORD_SHIFT = 2
 """log2 of the bytes of a granule, unless the page has been refined."""
-
-
-class State:
-    """What happened to a granule: unordered last writes (atomics: several), reads since."""
-
-    __slots__ = (
-        "hidden",
-        "id",
-        "initialised",
-        "next_event",
-        "next_state",
-        "reads",
-        "suspects",
-        "writes",
-    )
-
-    def __init__(
-        self,
-        writes: tuple[Event, ...],
-        reads: tuple[Event, ...],
-        *,
-        initialised: bool = True,
-        suspects: tuple[Event, ...] = (),
-        hidden: tuple[Event, ...] = (),
-    ) -> None:
-        self.id = -1
-        self.writes = writes
-        self.reads = reads
-        self.initialised = initialised
-        self.suspects = suspects
-        """Reads before any write; they race instead if a write comes that does not know them."""
-        self.hidden = hidden
-        """Accesses that ones which conflict with less came behind: weak ones behind strong ones,
-        writes behind one that changed nothing."""
-        self.next_event: Event | None = None
-        """The event that was last applied to this state, with its outcome."""
-        self.next_state: State | None = None
 
 
 def is_simple(state: State) -> bool:

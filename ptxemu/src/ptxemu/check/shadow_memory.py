@@ -17,9 +17,9 @@ from ptxemu.check.shadow import ShadowRegion, States
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
-    from ptxemu.check.event import Event
     from ptxemu.check.known_order import Limits
     from ptxemu.check.quick_judge import Parts
+    from ptxemu.check.state import Event
 
 GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18

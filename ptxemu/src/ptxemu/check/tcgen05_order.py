@@ -7,8 +7,8 @@ unordered here lacks a commit, a wait or one and the same issuing thread.
 
 from __future__ import annotations
 
-from ptxemu.check.actors import Actor, OperationActor
-from ptxemu.check.event import Event
+from ptxemu.check.actors import OperationActor
+from ptxemu.check.state import Actor, Event
 
 DEALLOC = ("tcgen05", "dealloc")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ptxemu.check.actors import Actor
     from ptxemu.check.findings import Findings, Site
+    from ptxemu.check.state import Actor
 
 
 class TmemLoads:

@@ -13,19 +13,8 @@ from ptxemu.check.flag_reads import data_reads
 from ptxemu.events import Access, AccessKind
 
 if TYPE_CHECKING:
-    from ptxemu.check.event import Event
     from ptxemu.check.findings import Findings, Site
-
-_FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
-
-
-def adds_floats(access: Access) -> bool:
-    """Whether this adds to floating-point numbers in memory."""
-    if access.kind is not AccessKind.ATOMIC or "add" not in access.instruction.modifiers:
-        return False
-    if access.element:
-        return access.element[0] not in "us"
-    return not _FLOATS.isdisjoint(access.instruction.modifiers)
+    from ptxemu.check.state import Event
 
 
 class Undetermined:

@@ -1,4 +1,4 @@
-"""Blocks of pure instructions, and loops with loads and stores, as machine code of llvmlite.
+"""Blocks of pure instructions, and weak accesses between them, as machine code of llvmlite.
 
 The definitions in `ptxemu.isa` stay the meaning: what is compiled here gives the same bits, and
 what is not known here is left to them.
@@ -6,6 +6,5 @@ what is not known here is left to them.
 
 from ptxemu.compiled.block_function import compile_block
 from ptxemu.compiled.chain import ThreadedKernel
-from ptxemu.compiled.stretch import make_stretch
 
-__all__ = ["ThreadedKernel", "compile_block", "make_stretch"]
+__all__ = ["ThreadedKernel", "compile_block"]

@@ -22,9 +22,9 @@ from ptxemu.syntax.ast import Register
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ptxemu.machine.cta import Cta
     from ptxemu.machine.decoded import PlainAccess
     from ptxemu.machine.register_file import RegisterLayout
+    from ptxemu.machine.state import Cta
 
 SPACES = ("global", "shared::cta", "generic")
 _BASE, _OFFSET, _CACHE = 0, 1, 2

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.lane_group import Group
     from ptxemu.machine.program import Program
     from ptxemu.machine.register_file import RegisterLayout
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 MOST_NODES = 200
 

@@ -13,6 +13,7 @@ from ptxemu.compiled.lowering import lowered
 from ptxemu.machine.decoded import identity
 from ptxemu.machine.lanes import STORAGE, VALUE, WARP_SIZE
 from ptxemu.machine.operands import convert, immediate_lanes
+from ptxemu.machine.special_registers import special
 from ptxemu.syntax.ast import (
     FloatImmediate,
     Guard,
@@ -51,7 +52,11 @@ class Layout:
         """Bytes so far."""
         self.inputs: dict[Key, str] = {}
         """By key the Python expression of what is copied in."""
-        self.names: dict[str, Any] = {"convert": convert, "full": np.full}
+        self.names: dict[str, Any] = {
+            "convert": convert,
+            "full": np.full,
+            "special": special,
+        }
         """What the expressions use."""
         self._places: dict[Key, tuple[int, str]] = {}
 
@@ -222,7 +227,7 @@ class Emitter:
     def _from_python(self, operand: Scalar, type_: str) -> Vector:
         key = (str(operand), type_)
         if isinstance(operand, SpecialRegister) and not operand.name.startswith(_CHANGING):
-            expression = f"convert(warp.special({operand.name!r}), {type_!r})"
+            expression = f"convert(special(warp, {operand.name!r}), {type_!r})"
         elif isinstance(operand, Symbol):
             address = f"warp.symbol_address({operand.name!r}) + {operand.addend}"
             expression = f"convert(full(32, {address}, 'uint64'), {type_!r})"

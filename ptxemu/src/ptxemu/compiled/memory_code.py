@@ -1,7 +1,7 @@
 """Loads and stores of 32 lanes as functions of machine code, made once a process for each shape.
 
 A launch's memory is described in a context of 64-bit words (`Context`): a table of allocations, the
-CTA's shared memory, and the lanes' local memories. An access that is misaligned or outside of all
+and the CTA's shared memory. An access that is misaligned or outside of all
 of them changes nothing and says so: the interpreter then repeats it and words the error.
 """
 
@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from ptxemu.compiled.native import add_symbol, machine_code
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.memory.address import CONST_WINDOW, LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES
+from ptxemu.memory.address import SHARED_WINDOW, WINDOW_BYTES
 from ptxemu.memory.global_memory import TABLE_WORDS
 
 I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
@@ -36,12 +36,7 @@ class Context(IntEnum):
     SHARED_FIRST = 2
     SHARED_END = 3
     SHARED_DELTA = 4
-    LOCAL = 5
-    LOCAL_STRIDE = 6
-    PARAMETERS = 7
-    INSTRUCTIONS = 8
-    STORES = 9
-    SIZE = 10
+    SIZE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class Shape:
     """What a function is made for."""
 
     space: str
-    """global, shared::cta, local, const or generic."""
+    """global, shared::cta or generic."""
     element: int
     count: int
     is_store: bool
@@ -132,19 +127,13 @@ class _Accessor:
             self._require(b.icmp_unsigned("==", rest, _word(0)))
         space = self._shape.space
         if space == "generic":
-            self._resolve_generic(place, address, lane)
+            self._resolve_generic(place, address)
         elif space == "shared::cta":
             b.store(self._in_shared(address), place)
-        elif space == "local":
-            b.store(self._in_local(address, lane), place)
         else:
-            if space == "const":
-                is_offset = b.icmp_unsigned("<", address, _word(WINDOW_BYTES))
-                moved = b.add(address, _word(CONST_WINDOW))
-                address = b.select(is_offset, moved, address)
             b.store(self._in_table(address), place)
 
-    def _resolve_generic(self, place: Any, address: Any, lane: Any) -> None:
+    def _resolve_generic(self, place: Any, address: Any) -> None:
         b = self._builder
         low = b.and_(address, _word(WINDOW_BYTES - 1))
         top = b.sub(address, low)
@@ -152,26 +141,13 @@ class _Accessor:
             with then:
                 b.store(self._in_shared(low), place)
             with otherwise:
-                is_local = b.icmp_unsigned("==", top, _word(LOCAL_WINDOW))
-                with b.if_else(is_local) as (local, other):
-                    with local:
-                        b.store(self._in_local(address, lane), place)
-                    with other:
-                        b.store(self._in_table(address), place)
+                b.store(self._in_table(address), place)
 
     def _in_shared(self, address: Any) -> Any:
         b = self._builder
         first, end = self._field(Context.SHARED_FIRST), self._field(Context.SHARED_END)
         self._require(self._is_inside(address, first, end))
         return b.add(address, self._field(Context.SHARED_DELTA))
-
-    def _in_local(self, address: Any, lane: Any) -> Any:
-        b = self._builder
-        offset = b.and_(address, _word(WINDOW_BYTES - 1))
-        stride = self._field(Context.LOCAL_STRIDE)
-        self._require(self._is_inside(offset, _word(0), stride))
-        start = b.add(self._field(Context.LOCAL), b.mul(b.zext(lane, I64), stride))
-        return b.add(start, offset)
 
     def _in_table(self, address: Any) -> Any:
         """Where the instruction's last access went, or another allocation."""

@@ -23,8 +23,7 @@ from ptxemu.compiled.routines import (
 )
 from ptxemu.machine.blocks import Block, FastFunction
 from ptxemu.machine.codegen import BlockFunction, compile_block
-from ptxemu.machine.convergence import bits_of
-from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask
+from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask, bits_of
 from ptxemu.machine.operands import convert, immediate_lanes
 from ptxemu.machine.register_file import (
     ROW_BYTES,
@@ -33,6 +32,7 @@ from ptxemu.machine.register_file import (
     set_words,
     words_of,
 )
+from ptxemu.machine.special_registers import special
 from ptxemu.numerics.canonical import bits_of_f32
 from ptxemu.syntax.ast import (
     FloatImmediate,
@@ -107,7 +107,7 @@ class ThreadedCode:
         """Put what a warp has once into its register file, as far as it is not there yet."""
         for (operand, type_), offset in list(self._spare.items())[registers.num_spare :]:
             if isinstance(operand, SpecialRegister):
-                lanes = warp.special(operand.name)
+                lanes = special(warp, operand.name)
             else:
                 assert isinstance(operand, Symbol)
                 address = warp.symbol_address(operand.name) + operand.addend

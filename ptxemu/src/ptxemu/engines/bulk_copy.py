@@ -8,7 +8,7 @@ from ptxemu.engines.copy_operation import Signal, fault
 from ptxemu.machine.access import locate_shared
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
     from ptxemu.syntax.ast import Instruction
 
 UNIT = 16

@@ -14,9 +14,8 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cluster, Cta
     from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cluster, Cta, Warp
 
 
 class ClusterBarrier:

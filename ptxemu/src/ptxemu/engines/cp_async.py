@@ -18,13 +18,12 @@ from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
 from ptxemu.machine.access import report
-from ptxemu.machine.operation import NO_ORDER, AsyncOperation, Ordering
+from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
 from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
     from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 Addresses: TypeAlias = NDArray[np.int64]

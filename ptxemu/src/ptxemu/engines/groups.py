@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ptxemu.machine.convergence import ALL_BITS, bits_of
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lanes import ALL_BITS, bits_of
 
 if TYPE_CHECKING:
     from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.operation import AsyncOperation
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import AsyncOperation, Warp
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from ptxemu.memory.im2col import column
 
 if TYPE_CHECKING:
     from ptxemu.engines.reductions import Combine
-    from ptxemu.machine.operation import AsyncOperation
+    from ptxemu.machine.state import AsyncOperation
     from ptxemu.syntax.ast import Instruction
 
 

@@ -10,17 +10,15 @@ from numpy.typing import NDArray
 
 from ptxemu import machine_code
 from ptxemu.engines.shared_matrix import address_of_shared
-from ptxemu.machine.convergence import bits_of
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lanes import FULL, WARP_SIZE
+from ptxemu.machine.lanes import FULL, WARP_SIZE, bits_of
 from ptxemu.machine.register_file import RegisterFile
 from ptxemu.syntax.ast import Address, NegatedRegister, Operand, Register
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
     from ptxemu.machine.lanes import Mask
     from ptxemu.machine.register_file import RegisterLayout
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 _ROWS_AT_ONCE = 64
 _NO_LIMIT, _PREDICATE, _NEGATED, _COUNT = range(4)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ptxemu.events import Agent
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
 
 MAX_COUNT = 2**20 - 1
 

@@ -15,9 +15,8 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
     from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 NUM_BARRIERS = 16
 WARP_THREADS = 32

@@ -11,8 +11,7 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.sleepers import Sleepers
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 WARP_THREADS = 32
 WARPS_OF_A_WARPGROUP = 4

@@ -25,8 +25,7 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.numerics import dot
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.operation import AsyncOperation
+    from ptxemu.machine.state import AsyncOperation, Cta
 
 Descriptor: TypeAlias = WgmmaDescriptor | Tcgen05Descriptor
 

@@ -11,7 +11,7 @@ from ptxemu.numerics.dtypes import U2, Array
 
 if TYPE_CHECKING:
     from ptxemu.events import Agent
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
     from ptxemu.syntax.ast import Instruction
 
 _NARROW = 8

@@ -23,11 +23,10 @@ from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.engines.tmem_allocator import pair
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.machine.operation import AsyncOperation, Ordering
+from ptxemu.machine.state import AsyncOperation, Ordering
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 AccumulatorKey: TypeAlias = tuple[int, str, int, int, bool, int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from ptxemu.descriptors import BlockScaledInstructionDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
+from ptxemu.engines.forms import Matrix, Product
 from ptxemu.engines.shared_matrix import address_of_shared, place, report_read
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.events import AccessKind
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ptxemu.descriptors import Tcgen05Descriptor
-    from ptxemu.engines.mma_operands import Decoded
-    from ptxemu.engines.shared_matrix import Placed
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.operation import AsyncOperation
+    from ptxemu.engines.forms import Decoded
+    from ptxemu.machine.state import AsyncOperation, Cta
 
 _TYPES = ("bf16", "f16")
 _K, _PER_CHUNK, _DOUBLE, _WORD = 16, 8, 8, 4
@@ -35,44 +33,6 @@ _left, _right = np.empty((_MOST_ROWS, _K)), np.empty((_K, _MOST_COLUMNS))
 _LEFT, _RIGHT = (int(array.ctypes.data) for array in (_left, _right))
 _ROW_OF_A, _ROW_OF_B = _K * _DOUBLE, _MOST_COLUMNS * _DOUBLE
 _address_of_tmem: EngineState[Cta, int] = EngineState(lambda cta: int(cta.tmem.ctypes.data))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Matrix:
-    """A matrix in shared memory.
-
-    Attributes:
-        reading: what `products.matrix_reader` is told behind the memory: the address of the chunks'
-            numbers, lines, chunks of one; and bytes between lines, chunks and elements behind
-            where the numbers go.
-    """
-
-    type: str
-    placed: Placed
-    reading: tuple[int, int, int]
-    strides: tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """A product in the CTAs of a group.
-
-    Attributes:
-        a: A's rows of one CTA; None where they are in tensor memory, from `a_column` on.
-        b: B's columns of one CTA; columns: how many.
-        lane, column: D's first one; blocks: D's.
-    """
-
-    type_a: str
-    a: Matrix | None
-    a_column: int
-    b: Matrix
-    columns: int
-    lane: int
-    column: int
-    blocks: tuple[Block, ...]
-    accumulate: bool
-    is_negated: bool
 
 
 def product(decoded: Decoded) -> Product | None:

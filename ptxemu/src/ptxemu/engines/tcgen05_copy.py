@@ -18,9 +18,7 @@ from ptxemu.memory.tmem import COPY_SHAPES, LANES, PARTITION, split_address
 from ptxemu.numerics import dot
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.operation import AsyncOperation
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import AsyncOperation, Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 SHIFT_COLUMNS = 8

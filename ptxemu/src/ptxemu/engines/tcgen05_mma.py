@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ptxemu import machine_code
 from ptxemu.descriptors import BlockScaledInstructionDescriptor, ZeroColumnMask
 from ptxemu.engines import tcgen05_code
-from ptxemu.engines.mma_operands import Decoded, MmaOperands, decoded
+from ptxemu.engines.forms import Decoded, MmaOperands
+from ptxemu.engines.mma_operands import decoded
 from ptxemu.engines.mma_plan import MmaForm
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import warn_of_undefined
@@ -35,9 +36,7 @@ from ptxemu.memory.tmem import (
 from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.operation import AsyncOperation
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import AsyncOperation, Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 Matrix = NDArray[np.float64]

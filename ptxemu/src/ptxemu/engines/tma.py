@@ -24,9 +24,7 @@ from ptxemu.numerics import tf32
 
 if TYPE_CHECKING:
     from ptxemu.engines.reductions import Combine
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.operation import AsyncOperation
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import AsyncOperation, Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 Bytes = NDArray[np.uint8]

@@ -13,7 +13,7 @@ from ptxemu.machine.access import report
 from ptxemu.memory.tmem import LANE_BYTES
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
     from ptxemu.syntax.ast import Instruction
 
 

@@ -17,7 +17,7 @@ from ptxemu.memory.tmem import COLUMNS, split_address
 
 if TYPE_CHECKING:
     from ptxemu.events import Agent
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
     from ptxemu.syntax.ast import Instruction
 
 SECTION = 'PTX ISA, "tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit"'

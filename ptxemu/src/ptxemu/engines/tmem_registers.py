@@ -12,13 +12,13 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.operation import AsyncOperation
 from ptxemu.machine.register_file import set_words
+from ptxemu.machine.state import AsyncOperation
 from ptxemu.memory.tmem import COLUMNS, PARTITION, Fragment, split_address
 
 if TYPE_CHECKING:
     from ptxemu.machine.lanes import Lanes
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
     from ptxemu.syntax.ast import Instruction
 
 WARP_SIZE = 32

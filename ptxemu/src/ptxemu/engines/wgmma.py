@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines import wgmma_code
+from ptxemu.engines.forms import Accumulator, WgmmaForm
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.events import Fence, FenceKind
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.operation import NO_ORDER, AsyncOperation, Ordering
 from ptxemu.machine.register_file import set_words, words_of
+from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
 from ptxemu.numerics import dot, sparsity
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 ROWS = 16
@@ -37,73 +37,13 @@ WARPS = 4
 """Of a warpgroup."""
 WARP_SIZE = 32
 _FENCE = Fence(FenceKind.WGMMA)
-_PLAIN = ("bf16", "f16")
 _SIXTEEN = np.uint32(16)
 _LOW_HALF = np.uint32(0xFFFF)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Accumulator:
-    """The registers of a D: one object for equal ones."""
-
-    slots: frozenset[int]
-
-
-@cache
-def _accumulator(d: tuple[int, ...]) -> Accumulator:
-    return Accumulator(frozenset(d))
 
 
 @cache
 def _overlap(one: Accumulator, other: Accumulator) -> bool:
     return not one.slots.isdisjoint(other.slots)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WgmmaForm:
-    """What a wgmma.mma_async says at decode time.
-
-    Attributes:
-        n, k: the shape; dtype, atype, btype: the types of D, A and B.
-        d: slots of D's registers; a: slots of A's registers, () where A is in shared memory.
-        negate_a, negate_b, a_major, b_major, saturate: modifiers and immediates.
-        metadata: slot of the sparsity metadata's register, None where A is dense.
-        givers: which lanes of every four give metadata: the first one, and that behind the last.
-    """
-
-    n: int
-    k: int
-    dtype: str
-    atype: str
-    btype: str
-    d: tuple[int, ...]
-    a: tuple[int, ...]
-    negate_a: bool = False
-    negate_b: bool = False
-    a_major: Major = Major.K
-    b_major: Major = Major.K
-    saturate: bool = False
-    metadata: int | None = None
-    givers: tuple[int, int] = (0, 4)
-    accumulator: Accumulator = field(init=False)
-    """That of `d`."""
-    is_plain: bool = field(init=False)
-    """A dense product of 16-bit floats, which machine code knows."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "accumulator", _accumulator(self.d))
-        is_plain = self.dtype == "f32" and self.atype in _PLAIN and self.metadata is None
-        object.__setattr__(self, "is_plain", is_plain)
-
-    @property
-    def kept(self) -> int:
-        """Columns of A that are stored."""
-        return self.k if self.metadata is None else self.k // 2
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        """Slots of the registers that the product reads."""
-        return self.a if self.metadata is None else (*self.a, self.metadata)
 
 
 class WgmmaOperation(AsyncOperation):

@@ -17,9 +17,9 @@ from ptxemu.machine.register_file import RegisterFile, RegisterLayout
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ptxemu.engines.forms import WgmmaForm
     from ptxemu.engines.shared_matrix import Placed
-    from ptxemu.engines.wgmma import WgmmaForm
-    from ptxemu.machine.operation import AsyncOperation
+    from ptxemu.machine.state import AsyncOperation
 
 _K, _PER_CHUNK = 16, 8
 _ROWS, _ALL_ROWS, _MOST_COLUMNS = 16, 64, 256

@@ -28,7 +28,7 @@ from ptxemu.memory.address import (
 from ptxemu.syntax.ast import Instruction, Operand, Scalar, SpecialRegister
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _WINDOW_SHIFT = np.uint64(32)

@@ -14,13 +14,14 @@ from ptxemu.engines.groups import copy_groups
 from ptxemu.engines.lane_copies import CopyOperands
 from ptxemu.isa.copy_operands import wait
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import LaneReader, address_reader, reader
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, NegatedRegister, Operand, Register
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 
 @visible("cp.async", section="Data Movement and Conversion Instructions: cp.async")

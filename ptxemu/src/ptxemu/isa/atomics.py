@@ -30,7 +30,7 @@ from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Parallel Synchronization and Communication Instructions: "
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")

@@ -13,14 +13,15 @@ from ptxemu.engines.cluster_barrier import cluster_barrier
 from ptxemu.engines.named_barrier import Generation, named_barriers
 from ptxemu.errors import ExecutionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
 from ptxemu.machine.operands import reader, writer
 from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Parallel Synchronization and Communication Instructions: bar, barrier"
 Finish = Callable[["Warp", Mask, Generation], None]

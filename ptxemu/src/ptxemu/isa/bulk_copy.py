@@ -28,14 +28,15 @@ from ptxemu.isa.copy_operands import (
     wait,
 )
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask, only_lane
 from ptxemu.machine.operands import in_lane, reader
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
     from ptxemu.engines.copy_operation import Place
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Data Movement and Conversion Instructions: "
 OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")

@@ -24,7 +24,7 @@ from ptxemu.numerics.dtypes import Array
 from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 SECTION = "Extended-Precision Integer Arithmetic Instructions"
 _TYPES = ("u32", "s32", "u64", "s64")

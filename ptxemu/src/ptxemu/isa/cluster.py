@@ -21,17 +21,17 @@ from ptxemu.isa.memory_operands import Values, source, take_order, take_shape, t
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.grid import cancel_cluster
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, Lanes, Mask
 from ptxemu.machine.operands import address_reader
-from ptxemu.machine.operation import AsyncOperation
+from ptxemu.machine.state import AsyncOperation
 from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 _SECTION = "Parallel Synchronization and Communication Instructions: clusterlaunchcontrol"
 _RESPONSE_BYTES = 16
@@ -75,7 +75,7 @@ def _cancel(
     operation = AsyncOperation("clusterlaunchcontrol.try_cancel", warp, instruction)
 
     def answer() -> None:
-        first = machine.cancel_cluster()
+        first = cancel_cluster(machine)
         words = (*first, _SUCCESS) if first is not None else (0, 0, 0, _FAILURE)
         data = np.array(words, dtype=np.uint32).view(np.uint8)
         for cta in receivers:

@@ -21,7 +21,7 @@ from ptxemu.machine.print_format import ReadBytes, formatted, read_string
 from ptxemu.syntax.ast import Instruction, Symbol, Vector
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _Arguments = list[int]
 _Function = Callable[["Warp", int, _Arguments, Instruction], int | None]

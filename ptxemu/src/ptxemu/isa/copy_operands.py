@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.isa.registry import Modifiers, unsupported
-from ptxemu.machine.decoded import Blocked
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import LANE_IDS, Lanes, Mask, first_lane, only_lane
 from ptxemu.machine.operands import LaneItem, LaneReader, address_in_lane, address_reader
 from ptxemu.syntax.ast import Address, Instruction, Operand
 
 if TYPE_CHECKING:
     from ptxemu.engines.groups import Groups, Member
-    from ptxemu.machine.operation import AsyncOperation
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import AsyncOperation, Warp
 
 _SPACES = ("shared::cluster", "shared::cta", "global")
 COMPLETE_TX = "mbarrier::complete_tx::bytes"

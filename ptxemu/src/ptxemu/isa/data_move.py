@@ -26,9 +26,9 @@ from ptxemu.machine.operands import elements, uniform
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
 
 if TYPE_CHECKING:
-    from ptxemu.machine.grid import Launch
     from ptxemu.machine.lane_memory import Values
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.launch import Launch
+    from ptxemu.machine.state import Warp
 
 
 @visible("ld", section="Data Movement and Conversion Instructions: ld")

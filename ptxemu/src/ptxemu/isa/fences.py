@@ -17,7 +17,7 @@ from ptxemu.machine.operands import address_reader
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Parallel Synchronization and Communication Instructions: membar, fence"
 _ASYNC = Fence(FenceKind.ASYNC_PROXY)

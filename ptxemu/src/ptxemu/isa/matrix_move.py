@@ -21,7 +21,7 @@ from ptxemu.machine.operands import elements, reader, writer
 from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Warp Level Matrix Instructions: "
 _ROW_WORDS = 4

@@ -35,7 +35,7 @@ from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
 _BYTES = 8

@@ -10,14 +10,15 @@ import numpy as np
 from ptxemu.engines.mbarrier import Mbarrier, Mbarriers
 from ptxemu.isa.mbarrier import Keys, Target, phase_of_state, phases_of_states, take_scope
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import FULL, NOBODY, Mask
 from ptxemu.machine.operands import in_lane, reader, writer
 from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _last_seen: EngineState[Warp, dict[tuple[int, int], tuple[Mbarrier, int]]] = EngineState(
     lambda warp: {}

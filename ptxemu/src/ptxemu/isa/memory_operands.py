@@ -17,7 +17,7 @@ from ptxemu.syntax.ast import Instruction, Operand, Register, Sink
 from ptxemu.syntax.types import TYPES
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 Values: TypeAlias = NDArray[Any]
 

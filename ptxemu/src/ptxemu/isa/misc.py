@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from ptxemu.engines.register_pool import GRANULE, register_pool
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Miscellaneous Instructions"
 _FEWEST, _MOST = 24, 256

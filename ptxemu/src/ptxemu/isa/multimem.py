@@ -29,7 +29,7 @@ from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Data Movement and Conversion Instructions: multimem"
 _NAMES = ("add", "min", "max", "and", "or", "xor")

@@ -9,11 +9,12 @@ from ptxemu.engines import tmem_registers
 from ptxemu.engines.tcgen05_copy import DECOMPRESSED_BITS, issue_copy, issue_shift
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
 from ptxemu.machine.in_flight import release_all
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Lanes, Mask, first_lane
 from ptxemu.machine.operands import address_reader, elements, reader
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.memory.tmem import (
     COPY_SHAPES,
     MAX_REGISTERS,

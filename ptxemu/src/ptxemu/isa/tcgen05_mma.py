@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ptxemu.descriptors import BLOCK_SCALED_KINDS, KINDS
-from ptxemu.engines.mma_operands import MmaOperands
+from ptxemu.engines.forms import MmaOperands
 from ptxemu.engines.mma_plan import SHAPES, MmaForm
 from ptxemu.engines.tcgen05_mma import issue_mma
 from ptxemu.errors import ExecutionError, IllegalInstructionError
@@ -15,7 +15,7 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import LaneItem, address_in_lane, elements, in_lane
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Vector
 
 _DEFAULT_SCALE_COUNT = {"mxf8f6f4": 1, "mxf4": 2}

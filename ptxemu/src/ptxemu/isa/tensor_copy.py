@@ -43,7 +43,7 @@ from ptxemu.machine.operands import (
 from ptxemu.syntax.ast import Address, Instruction, Operand, Vector
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _SECTION = "Data Movement and Conversion Instructions: "
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")

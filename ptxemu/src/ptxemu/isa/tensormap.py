@@ -29,8 +29,7 @@ from ptxemu.memory.address import SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 Bytes = NDArray[np.uint8]
 

@@ -22,7 +22,7 @@ from ptxemu.numerics.dtypes import F2, F4, F8, U2, U4, U8, Array
 from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _FLOAT8 = ("e4m3", "e5m2")
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {

@@ -21,7 +21,7 @@ from ptxemu.numerics import dot, sparsity
 from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _ROWS = 16
 _GIVERS = {

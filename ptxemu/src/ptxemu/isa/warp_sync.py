@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 
 from ptxemu.errors import IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.convergence import bits_of, lane_names, mask_of
 from ptxemu.machine.decoded import Step
-from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask
+from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, bits_of, lane_names, mask_of
 from ptxemu.machine.operands import LaneWriter, reader, writer
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Pair, Sink
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 _LANES: NDArray[np.int64] = np.arange(WARP_SIZE)
 _CANONICAL_NAN = np.uint32(0x7FFFFFFF)

@@ -6,13 +6,14 @@ import re
 
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines import wgmma as engine
-from ptxemu.engines.wgmma import WgmmaForm
+from ptxemu.engines.forms import WgmmaForm
 from ptxemu.errors import IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.decoded import Blocked, Step
+from ptxemu.machine.decoded import Step
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import elements, uniform
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Vector
 
 _FLOAT_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2")

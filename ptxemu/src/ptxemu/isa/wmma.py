@@ -26,7 +26,7 @@ from ptxemu.numerics import dot
 from ptxemu.syntax.ast import Instruction, Operand
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 Array = NDArray[Any]
 _SECTION = "Warp Level Matrix Instructions: "

@@ -12,8 +12,7 @@ from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
 from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.grid import Machine
+    from ptxemu.machine.state import Cta, Machine
     from ptxemu.syntax.ast import Instruction
 
 TMEM_LANE_BYTES = 2048

@@ -13,7 +13,7 @@ from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.memory.address import PARAM_WINDOW
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
     from ptxemu.syntax.ast import Instruction
 
 

@@ -1,4 +1,4 @@
-"""A warp goes on by machine code: stretches of a kernel, chains of blocks and accesses."""
+"""A warp goes on by machine code: chains of blocks and weak accesses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 
 def run_code(warp: Warp, group: Group) -> bool | None:
@@ -18,9 +18,6 @@ def run_code(warp: Warp, group: Group) -> bool | None:
         None where there is none for what is next; nothing was done then.
     """
     program = warp.program
-    stretch = program.stretches.at.get(group.pc)
-    if stretch is not None and stretch.run(warp):
-        return True
     chain = program.chain(group.pc)
     if (
         chain is None

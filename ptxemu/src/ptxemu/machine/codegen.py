@@ -17,6 +17,7 @@ import numpy as np
 from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.machine.lanes import STORAGE, VALUE, Mask
 from ptxemu.machine.operands import convert, immediate_lanes
+from ptxemu.machine.special_registers import special
 from ptxemu.numerics.canonical import bits_of_f16, bits_of_f32
 from ptxemu.syntax.ast import (
     FloatImmediate,
@@ -66,6 +67,7 @@ class _Generator:
             "where": np.where,
             "putmask": np.putmask,
             "convert": convert,
+            "special": special,
             "full": np.full,
         }
         self._forms: dict[int, Forms] = {}
@@ -207,7 +209,7 @@ class _Generator:
         if isinstance(operand, IntImmediate | FloatImmediate):
             return self._constant(operand, type_)
         if isinstance(operand, SpecialRegister):
-            return self._assign(f"convert(warp.special({operand.name!r}), {type_!r})")
+            return self._assign(f"convert(special(warp, {operand.name!r}), {type_!r})")
         if isinstance(operand, Symbol):
             symbol = f"warp.symbol_address({operand.name!r}) + {operand.addend}"
             return self._assign(f"convert(full(32, {symbol}, 'uint64'), {type_!r})")

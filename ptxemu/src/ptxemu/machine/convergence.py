@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ptxemu.machine.lanes import FULL, LANE_IDS, Mask
+from ptxemu.machine.lanes import ALL_BITS, Mask, mask_of
 from ptxemu.machine.operands import reader
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 RequiredLanes: TypeAlias = Callable[["Warp", Mask], Mask]
 
-ALL_BITS = 0xFFFFFFFF
-"""All lanes, a bit each."""
-_DIGITS = bytes.maketrans(b"\0\1", b"01")
 _WITH_MEMBERS = ("shfl", "vote", "match", "redux", "elect")
 _CTA_BARRIERS = ("sync", "arrive", "red", "cta")
 
@@ -63,27 +60,3 @@ def _members(instruction: Instruction) -> RequiredLanes:
         return mask_of(bits) & warp.alive
 
     return lanes
-
-
-def mask_of(bits: int) -> Mask:
-    """The lanes whose bit is set."""
-    return ((np.uint32(bits) >> LANE_IDS) & np.uint32(1)).astype(np.bool_)
-
-
-def bits_of(mask: Mask) -> int:
-    """A mask as 32 bits, lane 0 lowest."""
-    if mask is FULL:
-        return ALL_BITS
-    return int(mask.tobytes().translate(_DIGITS)[::-1], 2)
-
-
-def lane_names(mask: Mask) -> str:
-    """For messages: "0-15, 20"."""
-    lanes = [int(lane) for lane in np.flatnonzero(mask)]
-    ranges: list[list[int]] = []
-    for lane in lanes:
-        if ranges and lane == ranges[-1][1] + 1:
-            ranges[-1][1] = lane
-        else:
-            ranges.append([lane, lane])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

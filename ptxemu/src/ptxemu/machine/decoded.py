@@ -10,8 +10,8 @@ from ptxemu.machine.lanes import Mask
 from ptxemu.syntax.ast import Address, Scalar
 
 if TYPE_CHECKING:
-    from ptxemu.machine.sleepers import Sleepers
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.lane_group import Blocked
+    from ptxemu.machine.state import Warp
 
 
 def identity(lanes: Any) -> Any:
@@ -35,24 +35,6 @@ class PureOp:
     source_types: tuple[str, ...]
     destinations: tuple[Scalar, ...]
     sources: tuple[Scalar, ...]
-
-
-@dataclass(slots=True)
-class Blocked:
-    """What a visible step returns when the warp must wait.
-
-    The scheduler asks `ready` until it is true, then calls `resume` (if any) and the warp goes on
-    behind the instruction. It asks again when one of `until` is woken, and where that is empty all
-    the time. `reason` is for the deadlock report. A wait with a time limit
-    (mbarrier.try_wait) has `expire`: when nothing else can go on, the scheduler may call it in
-    place of `resume`, and the warp goes on without what it waited for.
-    """
-
-    ready: Callable[[], bool]
-    reason: Callable[[], str]
-    resume: Callable[[], None] | None = None
-    expire: Callable[[], None] | None = None
-    until: tuple[Sleepers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

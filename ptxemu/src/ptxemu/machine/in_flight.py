@@ -11,30 +11,15 @@ registers hold is followed through pure instructions, which hardware may execute
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ptxemu.machine.state import Claim
 from ptxemu.syntax.ast import register_slots
 
 if TYPE_CHECKING:
     from ptxemu.machine.blocks import Block
-    from ptxemu.machine.operation import AsyncOperation
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import AsyncOperation, Warp
     from ptxemu.syntax.ast import Instruction
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Operations that a register belongs to: for what tcgen05.ld's results made, these."""
-
-    operations: tuple[AsyncOperation, ...]
-    is_result: bool
-    """The operation writes the register; otherwise it only reads it."""
-
-    @property
-    def operation(self) -> AsyncOperation:
-        """The operation, or the first one."""
-        return self.operations[0]
 
 
 def claim(

@@ -24,12 +24,6 @@ def tie_between_clusters(function: Function) -> Instruction | None:
     return next((i for i in function.instructions if _is_tie(i)), None)
 
 
-def waits_for_others(instruction: Instruction) -> bool:
-    """Whether threads may use it to wait for one another: an atomic, or an ordered access."""
-    name, *modifiers = instruction.modifiers
-    return name in _ATOMIC or (name in ("ld", "st") and any(m in _ORDERED for m in modifiers))
-
-
 def concerns_nobody_else(instruction: Instruction) -> bool:
     """Whether it is the warp's own business: no other one waits for what it does by itself."""
     name, *modifiers = instruction.modifiers

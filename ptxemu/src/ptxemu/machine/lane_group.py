@@ -1,13 +1,30 @@
-"""Lanes of a warp that are at the same place: what divergence makes and reconvergence merges."""
+"""Lanes of a warp that are at the same pc, and what they wait for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.sleepers import Sleepers
 
-if TYPE_CHECKING:
-    from ptxemu.machine.decoded import Blocked
+
+@dataclass(slots=True)
+class Blocked:
+    """What a visible step returns when the warp must wait.
+
+    The scheduler asks `ready` until it is true, then calls `resume` (if any) and the warp goes on
+    behind the instruction. It asks again when one of `until` is woken, and where that is empty all
+    the time. `reason` is for the deadlock report. A wait with a time limit
+    (mbarrier.try_wait) has `expire`: when nothing else can go on, the scheduler may call it in
+    place of `resume`, and the warp goes on without what it waited for.
+    """
+
+    ready: Callable[[], bool]
+    reason: Callable[[], str]
+    resume: Callable[[], None] | None = None
+    expire: Callable[[], None] | None = None
+    until: tuple[Sleepers, ...] = ()
 
 
 class Group:

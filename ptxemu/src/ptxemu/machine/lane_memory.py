@@ -21,7 +21,6 @@ from ptxemu.machine.regions import (
     LOCAL_TOP,
     LOW_BITS,
     SHARED_TOP,
-    Region,
     describe_generic,
     generic_shared_region,
     global_region,
@@ -29,6 +28,7 @@ from ptxemu.machine.regions import (
     local_stride,
     shared_region,
 )
+from ptxemu.machine.state import Region
 from ptxemu.memory.address import (
     CONST_WINDOW,
     PARAM_WINDOW,
@@ -38,7 +38,7 @@ from ptxemu.memory.address import (
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 Values: TypeAlias = NDArray[Any]
 """One word an active lane, shape (n,); or `count` of them, shape (count, n)."""

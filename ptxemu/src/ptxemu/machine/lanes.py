@@ -23,6 +23,9 @@ NOBODY.flags.writeable = False
 _FULL_BYTES, _NO_BYTES = FULL.tobytes(), NOBODY.tobytes()
 LANE_IDS: NDArray[np.uint32] = np.arange(WARP_SIZE, dtype=np.uint32)
 LANE_IDS.flags.writeable = False
+ALL_BITS = 0xFFFFFFFF
+"""All lanes, a bit each."""
+_DIGITS = bytes.maketrans(b"\0\1", b"01")
 
 STORAGE: dict[str, np.dtype[Any]] = {
     "pred": np.dtype(np.bool_),
@@ -107,3 +110,27 @@ def are_alike(lanes: Lanes) -> bool:
     """Whether all lanes have the same bits."""
     bits = lanes.tobytes()
     return bits == bits[: len(bits) // WARP_SIZE] * WARP_SIZE
+
+
+def mask_of(bits: int) -> Mask:
+    """The lanes whose bit is set."""
+    return ((np.uint32(bits) >> LANE_IDS) & np.uint32(1)).astype(np.bool_)
+
+
+def bits_of(mask: Mask) -> int:
+    """A mask as 32 bits, lane 0 lowest."""
+    if mask is FULL:
+        return ALL_BITS
+    return int(mask.tobytes().translate(_DIGITS)[::-1], 2)
+
+
+def lane_names(mask: Mask) -> str:
+    """For messages: "0-15, 20"."""
+    lanes = [int(lane) for lane in np.flatnonzero(mask)]
+    ranges: list[list[int]] = []
+    for lane in lanes:
+        if ranges and lane == ranges[-1][1] + 1:
+            ranges[-1][1] = lane
+        else:
+            ranges.append([lane, lane])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

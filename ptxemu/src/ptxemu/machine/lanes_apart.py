@@ -8,15 +8,11 @@ when lanes go apart.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.machine.lane_group import Group
 from ptxemu.machine.lanes import WARP_SIZE
-
-if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
 
 MOST_GROUPS = 6
 """Of a warp, where lanes part; branches may make more."""
@@ -32,30 +28,20 @@ class LanesApart:
         self._probability = probability
         self._random = random.Random(seed)
 
-    def runnable(self, warp: Warp) -> Group | None:
-        """The warp's group that goes on, or None. Groups meet only where one awaits the others."""
-        able = [group for group in warp.groups if warp.can_run(group)]
-        group = next((group for group in able if group.awaited is not None), None)
-        if group is not None:
-            warp.merge(group)
-        elif able:
-            return self._next(warp, able)
-        elif warp.groups and all(group.blocked is None for group in warp.groups):
-            group = warp.diverged()
-        if group is not None:
-            group.awaited = None
-        return group
+    def choose(self, able: list[Group], last: Group, groups: list[Group]) -> Group:
+        """One of the groups that can run and await nobody; it may part before.
 
-    def _next(self, warp: Warp, runnable: list[Group]) -> Group:
-        """One of a warp's groups that await nobody; it may part before."""
-        stays = warp.group in runnable and self._random.random() < STAYS
-        group = warp.group if stays else self._random.choice(runnable)
+        Args:
+            last: the group that ran last. groups: the warp's, to which a part is added.
+        """
+        stays = last in able and self._random.random() < STAYS
+        group = last if stays else self._random.choice(able)
         lanes = np.flatnonzero(group.mask)
-        parts = len(lanes) > 1 and len(warp.groups) < MOST_GROUPS
+        parts = len(lanes) > 1 and len(groups) < MOST_GROUPS
         if parts and self._random.random() < self._probability:
             count = self._random.randrange(1, len(lanes))
             left = np.zeros(WARP_SIZE, dtype=np.bool_)
             left[self._random.sample(lanes.tolist(), count)] = True
-            warp.groups.append(Group(group.pc, group.mask & ~left))
+            groups.append(Group(group.pc, group.mask & ~left))
             group.mask = left
         return group

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from ptxemu.errors import ExecutionError
 from ptxemu.memory.address import (
     CODE_WINDOW,
@@ -13,6 +15,7 @@ from ptxemu.memory.address import (
     SHARED_BASE,
     SHARED_WINDOW,
 )
+from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.syntax.ast import Function, Module, SpecialRegister, Variable
 
 _FUNCTION_BYTES = 128
@@ -101,6 +104,17 @@ class Layout:
             low = value & ((1 << (8 * place.size)) - 1)
             data[place.offset : place.offset + place.size] = low.to_bytes(place.size, "little")
         return bytes(data)
+
+    def register(self, memory: GlobalMemory, parameters: bytes) -> None:
+        """Put the parameters and the constants into the launch's memory."""
+        block = np.frombuffer(bytearray(parameters), dtype=np.uint8)
+        if len(block):
+            memory.register(block, "kernel parameters", base=PARAM_WINDOW, writable=False)
+        for variable, address in self.constants:
+            initial = self.initial_bytes(variable)
+            data = np.zeros(max(variable.size, 1), dtype=np.uint8)
+            data[: len(initial)] = np.frombuffer(initial, dtype=np.uint8)
+            memory.register(data, variable.name, base=address)
 
     def symbol_address(self, name: str) -> int:
         """Generic address of a parameter, constant, global or local variable."""

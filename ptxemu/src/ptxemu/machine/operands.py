@@ -19,6 +19,7 @@ from ptxemu.machine.lanes import (
     merged,
 )
 from ptxemu.machine.register_file import RegisterFile
+from ptxemu.machine.special_registers import special
 from ptxemu.syntax.ast import (
     Address,
     FloatImmediate,
@@ -33,7 +34,7 @@ from ptxemu.syntax.ast import (
 )
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 LaneReader = Callable[["Warp"], Lanes]
 LaneItem = Callable[["Warp", int], int]
@@ -106,7 +107,7 @@ def reader(operand: Operand, type_: str) -> LaneReader:
         return lambda warp: constant
     if isinstance(operand, SpecialRegister):
         name = operand.name
-        return lambda warp: convert(warp.special(name), type_)
+        return lambda warp: convert(special(warp, name), type_)
     if isinstance(operand, Symbol):
         symbol, addend = operand.name, operand.addend
         return lambda warp: convert(

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ptxemu.machine.operation import AsyncOperation
+from typing import Any, Generic, Protocol, TypeVar
 
 
-class PendingOperations:
+class Ordered(Protocol):
+    """An operation that others may have to complete before."""
+
+    agent_id: int
+    completed: bool
+    after: list[Any]
+    """Operations that complete before it may take a step."""
+
+
+OperationT = TypeVar("OperationT", bound=Ordered)
+
+
+class PendingOperations(Generic[OperationT]):
     """Operations in order of issue."""
 
     def __init__(self) -> None:
-        self.ready: list[AsyncOperation] = []
+        self.ready: list[OperationT] = []
         """Those that wait for no other operation, in order of issue."""
         self._ids: list[int] = []
         """Their agent ids, which grow."""
         self._count = 0
-        self._behind: dict[AsyncOperation, list[AsyncOperation]] = {}
+        self._behind: dict[OperationT, list[OperationT]] = {}
         """By operation those that wait for it and perhaps for others."""
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, operation: AsyncOperation) -> None:
+    def add(self, operation: OperationT) -> None:
         """An operation was issued; it is the last."""
         self._count += 1
         if operation.after:
@@ -36,7 +45,7 @@ class PendingOperations:
             self.ready.append(operation)
             self._ids.append(operation.agent_id)
 
-    def keep(self, is_kept: Callable[[AsyncOperation], bool]) -> None:
+    def keep(self, is_kept: Callable[[OperationT], bool]) -> None:
         """Forget the others, for which none of these waits."""
         self.ready = [operation for operation in self.ready if is_kept(operation)]
         self._ids = [operation.agent_id for operation in self.ready]
@@ -45,7 +54,7 @@ class PendingOperations:
         waiting = {follower for followers in behind.values() for follower in followers}
         self._count = len(self.ready) + len(waiting)
 
-    def remove(self, operation: AsyncOperation) -> None:
+    def remove(self, operation: OperationT) -> None:
         """An operation that was ready has completed."""
         self._count -= 1
         place = bisect_left(self._ids, operation.agent_id)

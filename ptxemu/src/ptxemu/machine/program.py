@@ -12,17 +12,16 @@ from ptxemu.errors import UnsupportedInstructionError
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.convergence import Together, together
 from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step
-from ptxemu.machine.independence import concerns_nobody_else, waits_for_others
+from ptxemu.machine.independence import concerns_nobody_else
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
 from ptxemu.machine.register_file import RegisterFile, RegisterLayout, Registers
-from ptxemu.machine.stretches import Stretches, StretchMaker
 from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
 
 if TYPE_CHECKING:
     from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +116,10 @@ class Program:
         decode: Callable[[Instruction], Decoded],
         accelerator: Accelerator | None = None,
         hot_runs: int | None = None,
-        make_stretch: StretchMaker | None = None,
         make_threaded: ThreadedMaker | None = None,
     ) -> None:
-        """`accelerator` makes machine code of hot blocks (`Block`), `make_stretch` of more, and
-        `make_threaded` what runs the other blocks."""
+        """`accelerator` makes machine code of hot blocks (`Block`), `make_threaded` what runs the
+        other ones."""
         self.function = function
         self._accelerator = accelerator
         self._hot_runs = hot_runs
@@ -140,19 +138,11 @@ class Program:
         self._threaded: ThreadedBlocks | None = None
         self._chains: dict[int, Chain | None] = {}
         self.plain: set[int] = set()
-        """Where neither a chain nor a stretch begins."""
+        """Pcs where no chain begins."""
         self.executed = 0
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
-        loops = [
-            (node.target, pc + 1)
-            for pc, node in enumerate(self.nodes)
-            if isinstance(node, BranchNode) and node.target <= pc
-        ]
-        self.stretches = Stretches(self, make_stretch, loops)
-        self.may_wait = any(waits_for_others(i) for i in function.instructions)
-        """Lanes may go round until another thread has changed memory."""
 
     def new_registers(self) -> Registers:
         """The registers of a warp that starts."""
@@ -167,7 +157,7 @@ class Program:
         if self._threaded is None:
             return None
         chain = self._chains[first] = self._threaded.chain(first)
-        if chain is None and first not in self.stretches.at:
+        if chain is None:
             self.plain.add(first)
         return chain
 

@@ -5,7 +5,6 @@ A region's words are at the addresses that instructions use, generic windows and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from ptxemu.events import Space
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
+from ptxemu.machine.state import Region
 from ptxemu.memory.address import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -26,32 +26,13 @@ from ptxemu.memory.address import (
 from ptxemu.memory.words import Words
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 _WINDOW_BITS = WINDOW_BYTES.bit_length() - 1
 SHARED_TOP = SHARED_WINDOW >> _WINDOW_BITS
 LOCAL_TOP = LOCAL_WINDOW >> _WINDOW_BITS
 LOW_BITS = WINDOW_BYTES - 1
 _LOCAL_ALIGNMENT = 32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Region:
-    """One run of bytes and whose it is."""
-
-    words: Words
-    space: Space
-    owner: Cta | None
-    """The CTA of shared memory."""
-    origin: int
-    """What an address is above the place that observers know it by (`events.Access.starts`)."""
-    is_writable: bool = True
-
-    @property
-    def is_observed(self) -> bool:
-        """Whether accesses are reported: other agents can reach the bytes and change them."""
-        return self.space in (Space.GLOBAL, Space.SHARED)
 
 
 def _shared(cta: Cta, window: int) -> Region:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+
+class Sleeper(Protocol):
+    """A warp."""
+
+    def wake(self) -> None:
+        """Let the scheduler ask it again."""
+        ...
 
 
 class Sleepers:
@@ -18,9 +23,9 @@ class Sleepers:
     __slots__ = ("_warps",)
 
     def __init__(self) -> None:
-        self._warps: set[Warp] | None = None
+        self._warps: set[Sleeper] | None = None
 
-    def add(self, warp: Warp) -> None:
+    def add(self, warp: Sleeper) -> None:
         """`warp` sleeps from now on."""
         if self._warps is None:
             self._warps = set()

@@ -1,4 +1,4 @@
-"""The special registers of a warp that never change (PTX ISA, "Special Registers")."""
+"""The special registers of a warp (PTX ISA, "Special Registers")."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxemu.errors import ExecutionError
 from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
 from ptxemu.memory.address import SHARED_BASE
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta, Machine, Warp
 
+NANOSECONDS_PER_INSTRUCTION = 1
+_GRID_WORKSPACE_BYTES = 8
+"""Its size and the barrier, a number of 32 bits each."""
 RESERVED_FOR_LIBRARIES = 0x200
 """Where cooperative groups find scratch space in the reserved part of shared memory."""
 _OF_LANES: dict[str, Lanes] = {
@@ -24,7 +28,47 @@ _OF_LANES: dict[str, Lanes] = {
 }
 
 
-def constant_special(cta: Cta, warp_index: int, name: str) -> Lanes | None:
+def special(warp: Warp, name: str) -> Lanes:
+    """Give the value of a special register in every lane.
+
+    Raises:
+        ExecutionError: there is no such register.
+    """
+    value = warp.constants.get(name)
+    if value is None:
+        value = _constant(warp.cta, warp.index, name)
+        if value is None:
+            return _changing(warp, name)
+        warp.constants[name] = value
+    return value
+
+
+def _changing(warp: Warp, name: str) -> Lanes:
+    """Clocks count the warp's instructions."""
+    machine = warp.cta.machine
+    ticks = warp.instruction_count * NANOSECONDS_PER_INSTRUCTION + machine.skipped_time
+    machine.clock_was_read = machine.clock_was_read or name.startswith(("%clock", "%globaltimer"))
+    if name in ("%clock", "%clock_hi"):
+        return np.full(WARP_SIZE, ticks & 0xFFFFFFFF if name == "%clock" else 0, np.uint32)
+    if name in ("%clock64", "%globaltimer"):
+        return np.full(WARP_SIZE, ticks, np.uint64)
+    if name in ("%globaltimer_lo", "%globaltimer_hi"):
+        return np.full(WARP_SIZE, ticks & 0xFFFFFFFF if name.endswith("lo") else 0, np.uint32)
+    if name.startswith("%envreg"):
+        return np.full(WARP_SIZE, _environment(machine, int(name[7:])), np.uint32)
+    raise ExecutionError(f"special register {name} is not known")
+
+
+def _environment(machine: Machine, number: int) -> int:
+    """%envreg1 and 2 hold the address of the workspace of cooperative groups' grid barrier."""
+    if number not in (1, 2):
+        return 0
+    if machine.grid_workspace is None:
+        machine.grid_workspace = machine.allocate(_GRID_WORKSPACE_BYTES, "the grid's workspace")
+    return machine.grid_workspace >> 32 if number == 1 else machine.grid_workspace & 0xFFFFFFFF
+
+
+def _constant(cta: Cta, warp_index: int, name: str) -> Lanes | None:
     """The value in every lane of a warp; None for a register that changes or does not exist."""
     of_lanes = _OF_LANES.get(name)
     if of_lanes is not None:

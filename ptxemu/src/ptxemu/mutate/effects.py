@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ptxemu.check.actors import Actor, OperationActor, WarpActor
+from ptxemu.check.actors import OperationActor
 from ptxemu.check.checker import Checker
+from ptxemu.check.state import Actor, WarpActor
 from ptxemu.check.vector_clock import (
     ARRIVED,
     ASYNC_GLOBAL,

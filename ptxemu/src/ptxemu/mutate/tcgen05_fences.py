@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxemu.check.actors import WarpActor
+from ptxemu.check.state import WarpActor
 from ptxemu.check.vector_clock import GENERIC, TCGEN05
 
 

@@ -25,7 +25,7 @@ from ptxemu.machine.independence import tie_between_clusters
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ptxemu.machine.grid import Machine
+    from ptxemu.machine.state import Machine
     from ptxemu.memory.global_memory import Allocation
 
 STEPS_BEFORE = 8192

@@ -8,13 +8,12 @@ from math import prod
 
 from ptxemu.errors import DeadlockError, StepLimitError
 from ptxemu.events import LaunchProgress, OnProgress
-from ptxemu.machine.convergence import lane_names
-from ptxemu.machine.cta import Cluster
-from ptxemu.machine.grid import Machine
+from ptxemu.machine.grid import clusters_left, deal, skip_time, start_clusters
+from ptxemu.machine.lanes import lane_names
 from ptxemu.machine.lanes_apart import LanesApart
 from ptxemu.machine.occupancy import ctas_per_sm
-from ptxemu.machine.operation import AsyncOperation
-from ptxemu.machine.warp import BLOCKED, EXITED, LOOP_ROUNDS, Warp
+from ptxemu.machine.state import LOOP_ROUNDS, AsyncOperation, Cluster, Machine, Warp
+from ptxemu.machine.warp import BLOCKED, EXITED, advance, expire_waits, fingerprint, sleep
 from ptxemu.sched.crew import STEPS_BEFORE, Crew
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.resident_warps import ResidentWarps
@@ -81,7 +80,7 @@ class Scheduler:
             raise
 
     def _run(self) -> None:
-        self._waiting = self._machine.clusters()
+        self._waiting = start_clusters(self._machine)
         self._start_clusters()
         spinning, seen, idle_rounds = 0, self._machine.progress, 0
         policy, machine, random = self._policy, self._machine, self._random.random
@@ -112,7 +111,7 @@ class Scheduler:
                     idle_rounds = 0
                     continue
                 idle_rounds = 0 if self._is_new_state() else idle_rounds + 1
-                if moved and idle_rounds and machine.skip_time():
+                if moved and idle_rounds and skip_time(machine):
                     idle_rounds = 0
                     continue
                 if (idle_rounds or not moved) and self._make_room():
@@ -125,7 +124,7 @@ class Scheduler:
 
     def _deal(self) -> None:
         """Go on with a share of the clusters, and leave the others to other processes."""
-        left = len(self._clusters) + self._machine.clusters_left
+        left = len(self._clusters) + clusters_left(self._machine)
         number, count = self._crew.deal(left, self._finished)
         if not self._crew.is_first:
             self._on_progress = None
@@ -136,7 +135,7 @@ class Scheduler:
         mine = {cluster.index for cluster in self._clusters}
         self._warps.keep(lambda warp: warp.cta.cluster.index in mine)
         self._machine.pending.keep(lambda operation: operation.cta.cluster.index in mine)
-        self._machine.deal((number - resident) % count, count)
+        deal(self._machine, (number - resident) % count, count)
         self._start_clusters()
 
     def _start_clusters(self) -> None:
@@ -186,9 +185,9 @@ class Scheduler:
                 first, end = 0, start  # around from `start`, each warp at most once
                 continue
             warp = warps[index]
-            status = warp.advance()
+            status = advance(warp)
             if status is BLOCKED:
-                if warp.sleep():
+                if sleep(warp):
                     warps.sleep(index)
                 first = index + 1
                 continue
@@ -255,17 +254,17 @@ class Scheduler:
             self._states.clear()
             self._states_since = self._machine.progress
         before = len(self._states)
-        self._states.update(warp.fingerprint() for warp in self._warps)
+        self._states.update(fingerprint(warp) for warp in self._warps)
         return len(self._states) > before
 
     def _time_out(self) -> None:
         """Now and then some warp's wait with a time limit gives up."""
         if self._warps and self._random.random() < self._policy.timeouts:
-            self._random.choice(self._warps).expire_waits()
+            expire_waits(self._random.choice(self._warps))
 
     def _expire_waits(self) -> bool:
         """End the waits that have a time limit; whether there was one."""
-        return any([warp.expire_waits() for warp in self._warps])
+        return any([expire_waits(warp) for warp in self._warps])
 
     def _drain(self) -> None:
         ready = self._machine.pending.ready
@@ -307,7 +306,7 @@ class Scheduler:
         """For the report of a deadlock: the CTAs that wait for room."""
         machine = self._machine
         each = prod(machine.launch.cluster)
-        left = machine.clusters_left
+        left = clusters_left(machine)
         if not left:
             return []
         return [

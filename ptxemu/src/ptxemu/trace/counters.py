@@ -17,7 +17,7 @@ from ptxemu.trace.classes import class_of, is_store_unit, unit_of
 from ptxemu.trace.roles import Roles, guess, role_of
 
 if TYPE_CHECKING:
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Warp
     from ptxemu.syntax.ast import Instruction
 
 _MATRIX_INSTRUCTIONS = ("ldmatrix", "stmatrix")
