@@ -1,6 +1,6 @@
 """The charts of README and docs, each drawn from kept results.
 
-    python -m workbench.charts peers workbench/results/peers/2026-11-21.json --out docs/assets/peers.png
+    python -m workbench.charts peers RESULT.json --out docs/assets/peers.png
     python -m workbench.charts bench RESULT.json --out X.png     # any document of flashdsa-bench/3
     python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
     python -m workbench.charts context-parallel RESULT.json ... --out X.png

@@ -159,7 +159,8 @@ def _print_report(report: MajornessReport) -> None:
         f"{plan['dtype']}, {report.arch}, on {where}"
     )
     console.print(
-        f"A = S^T {plan['a_major'].upper()}-major; swizzle {plan['swizzle']}; cut by {plan['cut']}; "
+        f"A = S^T {plan['a_major'].upper()}-major; swizzle {plan['swizzle']}; "
+        f"cut by {plan['cut']}; "
         f"{'with' if plan['boundary'] else 'without'} the stage boundary"
     )
     console.print(f"data: {report.distribution}; seed {report.seed}\n")

@@ -1,4 +1,4 @@
-"""`python -m workbench launch`: a small call of a kernel, emulated and judged, or saved as a file."""
+"""`python -m workbench launch`: small calls of a kernel, emulated and judged, or saved."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def describe(found: dict[str, int]) -> str:
 
 
 def is_as_demanded(control: Control, result: Result) -> bool:
-    """A mutant must be reported, or end without a report where racecheck cannot see what it does."""
+    """A mutant must be reported, or end without a report where racecheck cannot see it."""
     return result.clean if control.unseen else bool(result.reports or result.warnings)
 
 

@@ -71,7 +71,7 @@ def b200_shapes() -> list[Shape]:
 
 
 def product_clocks(machine: GpuModel, plan: IndexerPlan = PLAN) -> float:
-    """Count the clocks of a stage's products: tensor core, or the port, which gives both operands."""
+    """Count the clocks of a stage's products: of the tensor core, or of the operands' port."""
     clocks = 0.0
     for product in plan.products:
         rate = machine["fp8_rate"] / (2 if product.m <= machine["half_rate_m"] else 1)

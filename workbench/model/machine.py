@@ -116,7 +116,7 @@ _CONSTANTS: dict[str, tuple[str, str, _Known, _Known]] = {
     ),
     "shared_latency": ("a load of shared memory", _CLK, (29, P, _PAPER), (29, A, _CARRIED)),
     "barrier_latency": ("a barrier or an mbarrier", _CLK, (60, A, _ORDER), (60, A, _ORDER)),
-    "mma_latency": ("an MMA's completion, seen by a warp", _CLK, (120, A, _ORDER), (120, A, _ORDER)),
+    "mma_latency": ("an MMA's end, seen by a warp", _CLK, (120, A, _ORDER), (120, A, _ORDER)),
     "dsmem_latency": ("a write seen by the peer", _CLK, (180, P, _PAPER), (300, A, _ORDER)),
     "l2_latency": ("a load that hits L2", _CLK, (297, P, _PAPER), (277, A, "the H200's 150 ns")),
     "hbm_latency": ("a load that misses", _CLK, (540, P, _PAPER), (505, A, "the H200's 273 ns")),

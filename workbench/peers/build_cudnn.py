@@ -34,7 +34,7 @@ LOGITS = "cudnn.deepseek_sparse_attention.indexer_forward.indexer_fwd_sm90"
 MANY_ROWS = 148
 """With more of them its kernel takes less of an SM's shared memory; see the module below, too."""
 ALIGNMENT = 16
-MODULE = '''"""cuDNN Frontend's top-k and logits, compiled; made by workbench/peers/build_cudnn.py."""
+MODULE = '''"""cuDNN Frontend's top-k and logits; made by workbench/peers/build_cudnn.py."""
 
 from functools import lru_cache
 from pathlib import Path

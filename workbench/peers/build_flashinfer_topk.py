@@ -45,7 +45,7 @@ extern "C" int filtered(float* logits, int* indices, int* lengths, int* offsets,
       static_cast<cudaStream_t>(stream)));
 }
 """
-MODULE = '''"""FlashInfer's exact top-k kernels; made by workbench/peers/build_flashinfer_topk.py."""
+MODULE = '''"""FlashInfer's exact top-k; made by workbench/peers/build_flashinfer_topk.py."""
 
 import ctypes
 from functools import lru_cache, partial

@@ -167,9 +167,9 @@ def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: b
 
 
 def training(
-    operation: str, name: str, S: int, topk: int, heads: int, index_heads: int = 16, *, sms: int = 1,
-    keys: int = KEYS, ordered: bool = False, plant: Callable[[Any], None] | None = None,
-    **features: Any,
+    operation: str, name: str, S: int, topk: int, heads: int, index_heads: int = 16, *,
+    sms: int = 1, keys: int = KEYS, ordered: bool = False,
+    plant: Callable[[Any], None] | None = None, **features: Any,
 ) -> SmallCall:  # fmt: skip
     """An operation that trains the indexer."""
     case = SparseMlaCase(name, S, keys, heads, topk, invalid=True, **features)

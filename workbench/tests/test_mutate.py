@@ -1,4 +1,4 @@
-"""`python -m workbench mutate`: a stopped run goes on, --again tries what was not caught, counts."""
+"""`python -m workbench mutate`: a stopped run goes on, --again tries what was not caught."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class MajornessPlan:
         dtype: of A and B, a key of ELEMENT_BYTES.
         swizzle: span in bytes of the swizzle of both operands, 0 for none.
         a_major, b_major: "k" or "mn": the dimension along which neighbours lie next to each other.
-        cut: the way part and k-step are cut out of the tile: a Tile (a tuple of layouts) or a Shape.
+        cut: how part and k-step are cut out of the tile: a Tile (a tuple of layouts) or a Shape.
         boundary: part 0 is committed, waited for and read back before part 1 is issued.
     """
 
