@@ -23,8 +23,8 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
     """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
-    cluster_size) on torch's current stream; needs no GPU. With splits it is (..., topk_indices,
-    arrivals, slots, num_clusters, cluster_size, num_splits)."""
+    cluster_size) on torch's current stream; needs no GPU. A plan with splits takes (...,
+    topk_indices, arrivals, slots, num_clusters, cluster_size, num_splits)."""
     rows, requests, pages, table, counters, slots = (cute.sym_int32() for _ in range(6))
     workspace = (
         fake_tensor(Int32, (counters,), WORD_ALIGNMENT),

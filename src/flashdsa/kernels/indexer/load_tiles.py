@@ -1,8 +1,8 @@
-"""What the load warps of every architecture do: announce work tiles, keep to a depth of pages.
+"""Load warps of every architecture: they announce work tiles and limit the pages in flight.
 
-The first argument is the context of an architecture's role load. It has `inputs`, the producer's
-end of InputBuffers; `queries_map`, a pointer to a tensor map, None: no pages follow; `weights` and
-`block_table`, in device memory; `warp`, the calling one among the role's.
+The first argument is the context of an architecture's role load. Its fields: `inputs`, the
+producer's end of InputBuffers; `queries_map`, a pointer to a tensor map, None: no pages follow;
+`weights` and `block_table`, in device memory; `warp`, the calling one among the role's.
 """
 
 from typing import Any
@@ -110,8 +110,8 @@ def acquire_stage(
     """Wait until the stage of use `number` is free, and no more than `depth` stages of the calling
     warp are in flight.
 
-    The stages ahead are a whole number. It changes from use to use over DEPTH_STEPS uses, so that
-    `depth` is met on average; SPREAD keeps neighbouring uses apart.
+    The number of stages in flight is an integer. It varies over DEPTH_STEPS uses, so that its
+    average is `depth`; SPREAD keeps neighbouring uses apart.
     """
     if const_expr(depth is not None):
         step = number // plan.load_warps * SPREAD & (DEPTH_STEPS - 1)
@@ -119,8 +119,8 @@ def acquire_stage(
         nearer = number - plan.load_warps * ahead
         if nearer >= 0 and ahead < plan.warp_stages:
             # page_empty, phase of the use `ahead` of the same load warp: four warps have read it.
-            # Nothing may be written for that; one stage less is in flight. The parity is enough, as
-            # this warp has not filled that stage again.
+            # Nothing may be written because of that; one stage less is in flight. The parity is
+            # enough, as this warp has not filled that stage again.
             ring.wait_until_read(nearer)
     # page_empty[stage], the phase before: the four warps of its warpgroup have read what was here.
     # TMA may overwrite keys and scales, this thread page_valid.

@@ -17,7 +17,8 @@ def prefetch_inputs(
     threads: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """What is read after `seq_lens`; the caller is `thread` of `threads` that share the lines.
+    """Prefetch what is read after `seq_lens`; the caller is `thread` of `threads` that share the
+    lines.
 
     Args:
         block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H) fp32.

@@ -15,9 +15,9 @@ LAST_POSITION = 0x7FFFFFFF
 ENTRY_WORDS = 2
 """32-bit words of an entry on its way between CTAs: key and position."""
 SLOT_HEADER_WORDS = 4
-"""32-bit words before the entries that a CTA publishes. Where clusters split a row: their number,
-the first position of its part and that behind its last, one unused; where CTAs do: their number,
-the best key."""
+"""32-bit words before the entries that a CTA publishes. Clusters that split a row write: their
+number, the first position of the part and one past its last, one unused word. CTAs that split a row
+write: their number, the best key."""
 ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
 """32-bit words that the CTAs of a split row count in: arrivals, CTAs that have counted their parts
 by groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
@@ -36,7 +36,7 @@ schedule/row_schedule.py)."""
 MAX_OWN_ROWS = 64
 """Rows of such a batch that a group of CTAs gets, at most."""
 MAX_HALVINGS = 2
-"""How often a cluster is halved into groups of CTAs that share rows, at most."""
+"""Maximum number of times that a cluster is halved into groups of CTAs that share rows."""
 SCRATCH_WORDS = 64
 """32-bit words for scans and broadcasts of the consumers (see smem_views.py)."""
 PAIRS_SCRATCH_WORDS = SCRATCH_WORDS + 32

@@ -60,7 +60,7 @@ def write_scores(
         scoring.score_pages(
             ctx.inputs, source.scorer, prepared, pages, thread, write_score, sink, plan
         )
-        # Between the reads of the tile's weights and the copy that may overwrite them later.
+        # Orders the reads of the tile's weights before the copy that may overwrite them later.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if thread % WARP_SIZE == 0:
@@ -71,7 +71,7 @@ def write_scores(
 
 
 class OutputSink(NamedTuple):
-    """Where the scores of a tile go."""
+    """Destination of a tile's scores."""
 
     ctx: WriteContext
     row: Int32

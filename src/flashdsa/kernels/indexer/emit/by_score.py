@@ -70,7 +70,7 @@ def sort_winners(
         expected = winners * (4 * ENTRY_WORDS)
         cluster.winners_full.arrive_and_expect_tx(expected)
     # winners_full, the row's phase: the winners of every CTA have come (st.async). The list may be
-    # overwritten behind the sync: its own winners have been sent, too.
+    # overwritten after the sync: its own winners have been sent, too.
     cluster.winners_full.wait(phase)
     consumer_sync(plan)
     for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
@@ -102,7 +102,7 @@ def store_ids(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The ids of the first `winners` positions in `ordered`, -1 behind them. Ends synced."""
+    """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
     per_thread = plan.topk // plan.consumer_threads
     ids = cute.make_rmem_tensor(per_thread, Int32)
     for i in cutlass.range_constexpr(per_thread):

@@ -1,4 +1,4 @@
-"""Where ids go, and what needs no scores: short rows, and the rest of an output row."""
+"""Destination of the ids, and output without scores: short rows, and the rest of an output row."""
 
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ PAGE_BITS = PAGE_SIZE.bit_length() - 1
 
 
 class Output(NamedTuple):
-    """Where ids go, and what they are made from."""
+    """Destination of the ids, and what they are computed from."""
 
     topk_indices: Any  # (B, topk) int32, device memory
-    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: there are no pages
+    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: no pages
     id_table: Any  # the block table; None: ids are positions
     num_pages: Int32
     rows: Rows
@@ -49,8 +49,7 @@ def fill_rest(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The group's last CTA: -1 behind the ids of a row with fewer than `topk` tokens in the
-    cache."""
+    """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
     if coord.part == coord.num_parts - 1:
         for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
             store_id(output, row, i, Int32(-1), plan)

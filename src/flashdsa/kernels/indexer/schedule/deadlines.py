@@ -1,11 +1,11 @@
 """Rows given out so that the last CTA ends early: deadlines are tried, and the best one is taken.
 
-Times are in pages that a CTA scores. For a deadline, rows that a group of CTAs does not end in time
-are *long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may
-be split, as many as it takes. The others go to the groups of the clusters that are left, forwards
-and backwards in turns, which evens out the sums. What comes of each deadline, for each number of
-halvings that makes groups of clusters, is worked out from the rows in their order; the deadline
-itself need not be kept.
+Times are in pages that a CTA scores. Rows that a group of CTAs does not end before a deadline are
+*long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may be
+split, as many as it takes. The others go to the groups of the clusters that are left, forwards and
+backwards in turns, which evens out the sums. The result of each deadline, for each number of
+halvings that makes groups of clusters, is computed from the rows in their order; the deadline
+itself need not be met.
 """
 
 from typing import Any, NamedTuple
@@ -32,15 +32,15 @@ from flashdsa.kernels.indexer.sizes import (
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_WARP_SUMS, SelectBuffers
 
 LEAST_PART_PAGES = 8
-"""Of a row that is split, each CTA gets about as many pages at least."""
+"""Minimum pages per CTA of a split row, approximately."""
 ORDER_BITS = ORDERED_ROWS.bit_length() - 1
-"""Of a key, below its pages."""
+"""Bits of a key below its pages."""
 WARP_BITS = 4
-"""Of the numbers of consumer warps."""
+"""Bits of a consumer warp's number."""
 TIME_STEPS = 16
-"""Of a page, in which times are compared."""
+"""Steps of a page in which times are compared."""
 MOST_TIME = (LAST_POSITION >> WARP_BITS) // TIME_STEPS
-"""In pages: what is longer compares as equal."""
+"""Longest time, in pages: longer ones compare as equal."""
 
 
 class Tally(NamedTuple):
@@ -52,7 +52,7 @@ class Tally(NamedTuple):
 
 
 def least_time(coord: Coord, tally: Tally, plan: Any) -> Float32:
-    """When all CTAs would end together, each having selected in rows of its own."""
+    """Time at which all CTAs would end together, each having selected in rows of its own."""
     work = Float32(tally.pages) + Float32(tally.scored * plan.select_pages)
     return work * cute.arch.rcp_approx(Float32(coord.num_groups * coord.num_parts))
 
@@ -95,7 +95,7 @@ def clusters_for(
 
 
 class LongRow(NamedTuple):
-    """What a lane knows of one of the first rows in the order, for a deadline."""
+    """A lane's knowledge of one of the first rows in the order, for a deadline."""
 
     key: Int32
     is_long: cutlass.Boolean
@@ -113,7 +113,7 @@ def long_row(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> LongRow:
-    """What the lane's row gets."""
+    """Return the clusters and the time of the lane's row."""
     key, pages = Int32(0), Float32(0.0)
     if lane < tally.scored:
         key = key_at(select, lane)
@@ -137,7 +137,7 @@ def in_steps(time: Float32) -> Int32:
 
 
 class Division(NamedTuple):
-    """What comes of a deadline."""
+    """Result of a deadline."""
 
     last: Int32  # when the last CTA ends, in TIME_STEPS; below it the warp
     halvings: Int32
@@ -202,7 +202,7 @@ def give_out(
             best = other
     if lane == 0:
         select.scratch[SCRATCH_WARP_SUMS + warp] = best.last
-    # All consumers: what comes of each deadline is there.
+    # All consumers: the result of each deadline is available.
     consumer_sync(plan)
     least = Int32(LAST_POSITION)
     if lane < plan.consumer_warps:
@@ -279,10 +279,10 @@ def take_turns(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Coord, Int32]:
-    """One warp: the rows behind the long ones that the caller's group gets; their time.
+    """One warp: list the caller's group's rows after the long ones; return (coordinates, time).
 
     Args:
-        share: of each CTA of the group.
+        share: part of a row that each CTA of the group scores.
     """
     time, turns = Float32(0.0), Int32(0)
     for block in cutlass.range_constexpr(MAX_OWN_ROWS // WARP_SIZE):

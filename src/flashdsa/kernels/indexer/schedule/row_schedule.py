@@ -1,7 +1,7 @@
-"""Which rows a group of CTAs gets, and how many CTAs a row: by the lengths, on the device.
+"""Assignment of rows to groups of CTAs, and of CTAs to a row: by the lengths, on the device.
 
 Every CTA weighs the lengths of all rows, up to ORDERED_ROWS of them, and all come to the same
-results. A row a cluster is kept if the lengths are even enough. Otherwise the rows are put in
+results. One row per cluster is kept if the lengths are even enough. Otherwise the rows are put in
 order, the longest first, and given out so that the last CTA ends early: see deadlines.py.
 """
 
@@ -53,8 +53,8 @@ def first_lengths(
     """The length, as it is in memory, that the thread needs first; the caller syncs.
 
     Lane 0 of a load warp gets the length of the row with the cluster's number. Its other lanes ask
-    for the rows behind: if all lanes shared a number, ptxas would wait for it here, to keep it only
-    once. If rows are weighed, a consumer gets the length of the row with its own thread number.
+    for the next rows: if all lanes shared a number, ptxas would wait for it here, to keep it only
+    once. A consumer, if rows are weighed, gets the length of the row with its own thread number.
     """
     row = coord.group // coord.num_splits + thread % WARP_SIZE
     if const_expr(plan.scheduled):
@@ -75,10 +75,10 @@ def schedule_rows(
     consumes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> Coord:
-    """All threads of a CTA: its coordinates as the rows' lengths decide. If they are given out by
-    lengths, the rows of its group are in own_rows.
+    """All threads of a CTA: return its coordinates as the rows' lengths decide. The rows of its
+    group are in own_rows if they are given out by lengths.
 
-    With too many rows to be weighed, groups are as small as they can be.
+    Groups are as small as they can be if the rows are too many to be weighed.
     """
     if const_expr(plan.scheduled):
         if coord.weighed:
@@ -94,7 +94,7 @@ def schedule_rows(
                     consumer_sync(plan)
                     warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
                     give_out(select, coord, tally, warp, thread % WARP_SIZE, plan)
-                # All threads of the CTA: coordinates and own_rows are there.
+                # All threads of the CTA: coordinates and own_rows are written.
                 cute.arch.sync_threads()
                 coord = read_coord(select, coord)
             else:
@@ -107,7 +107,7 @@ def schedule_rows(
 
 
 def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
-    """What was given out to the caller's group."""
+    """Read the coordinates that were given to the caller's group."""
     words = [select.scratch[SCRATCH_COORD + i] for i in range(COORD_WORDS)]
     known = dict(zip(Coord._fields, words, strict=False))
     return coord._replace(ordered=cutlass.Boolean(True), **known)
@@ -123,7 +123,7 @@ def weigh_rows(
     """
     assert const_expr(plan.consumer_threads == ORDERED_ROWS)
     pages = cutlass.min(pages_to_score(length, plan), Int32(MOST_ORDERED_PAGES))
-    # Among rows with the same number of pages the first one has the largest key.
+    # The first one of rows with the same number of pages has the largest key.
     key = pages * ORDERED_ROWS + ORDERED_ROWS - 1 - thread
     select.histogram[thread] = key if thread < rows.count else Int32(-1)
     select.lengths[thread] = length
@@ -140,7 +140,7 @@ def weigh_rows(
 
 
 class Even(NamedTuple):
-    """How rows are given out that keep the batch's order."""
+    """Distribution of rows that keep the batch's order."""
 
     halvings: Int32
     turns: Int32  # 0: they do not
@@ -190,7 +190,7 @@ def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr
 
 @cute.jit
 def put_in_order(select: SelectBuffers, rows: Rows, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """Consumers: the rows' keys behind the first ORDERED_ROWS words, the largest first."""
+    """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words."""
     row, before = order_of_row(select.histogram, rows, thread, plan)
     if row >= 0:
         select.histogram[ORDERED_ROWS + before] = select.histogram[row]
@@ -201,8 +201,8 @@ def order_of_row(
     keys: cute.Tensor, rows: Rows, thread: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
     """(a row, how many rows come before it in the order), in as many threads as there are rows;
-    (-1, ...) in the others. In small batches two or four neighbouring threads share the comparisons
-    of a row."""
+    (-1, ...) in the others. Two or four neighbouring threads share the comparisons of a row in
+    small batches."""
     sharing = Int32(0)
     for shift in cutlass.range_constexpr(1, MAX_SHARING + 1):
         if rows.count <= plan.consumer_threads >> shift:

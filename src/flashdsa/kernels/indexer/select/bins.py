@@ -46,7 +46,7 @@ def bin_of(key: Uint32) -> Int32:
 
 @cute.jit
 def lowest_key(bin_index: Int32) -> Uint32:
-    """The smallest key of a bin; of the bin behind the last one, a key that no score has."""
+    """The smallest key of a bin; of the bin after the last one, a key that no score has."""
     shifted = MIDDLE + WINDOW_START + bin_index - HALF_BINS
     if bin_index < HALF_BINS:
         shifted = MIDDLE - 1 - (HALF_BINS - 1 - bin_index + WINDOW_START)
@@ -68,7 +68,7 @@ def highest_key(bin_index: Int32) -> Uint32:
 
 @cute.jit
 def step_bits(width: Uint32) -> Int32:
-    """By how much to shift values in [0, width] so that they number fewer than the bins."""
+    """Right shift after which values in [0, width] number fewer than the bins."""
     return cutlass.max(Int32(32 - BIN_BITS) - Int32(cute.arch.clz(width)), Int32(0))
 
 

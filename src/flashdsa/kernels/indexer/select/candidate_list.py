@@ -61,8 +61,8 @@ def append_all(
     wanted: cute.Tensor,
     count: cutlass.Constexpr,
 ) -> None:
-    """As `append`, several entries a lane: (count,) registers each, `wanted` not 0 where an entry
-    is to be put into the list."""
+    """Same as `append`, several entries a lane: (count,) registers each; an entry is appended where
+    `wanted` is not 0."""
     slots = cute.make_rmem_tensor(count, Int32)
     alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wanted, slots, count)
     for i in cutlass.range_constexpr(count):

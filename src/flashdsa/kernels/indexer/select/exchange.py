@@ -6,8 +6,8 @@ best, sends its counts of that group's bins (`fine`), and finds the bin. All fin
 Messages are st.async: they count up bytes of the receiver's mbarrier, so that neither a fence nor a
 barrier of the cluster is needed. INVARIANT: a buffer has been read before its next message can
 come. A sender's `coarse` of the next round comes after it has this CTA's `fine` of this round,
-which this CTA sent behind its reads of `coarse`; and its next `fine` comes after it has this CTA's
-next `coarse`, which this CTA sends behind its reads of `fine`.
+which this CTA sent after its reads of `coarse`; and its next `fine` comes after it has this CTA's
+next `coarse`, which this CTA sends after its reads of `fine`.
 
 One warp searches: an instruction of all sixteen takes four times as long. A CTA that selects in its
 part alone looks into its own counts instead.
@@ -37,9 +37,9 @@ COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
 
 
 class Found(NamedTuple):
-    """What a round found."""
+    """Result of a round."""
 
-    bin: Int32  # the bin of the k-th best; bin 0 if there are fewer entries
+    bin: Int32  # the bin of the k-th best; bin 0 if the entries are fewer
     above: Int32  # entries in better bins
     within: Int32  # entries in the bin
     total: Int32  # entries in all bins
@@ -53,7 +53,7 @@ def sum_groups(
     vectors = NUM_BINS // VECTOR // plan.consumer_threads  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
-        # Of a team's threads, which have four vectors each, eight neighbours read all banks.
+        # Eight neighbours of a team's threads, which have four vectors each, read all banks.
         turn = (i + thread // 2) % vectors if const_expr(vectors == VECTOR) else i
         four = load4(select.histogram, vectors * thread + turn)
         mine += four[0] + four[1] + four[2] + four[3]
@@ -143,7 +143,7 @@ def search(
     phase: Int32,
     lane: Int32,
 ) -> None:
-    """One warp: what a round finds, into scratch. With fewer entries than `k` it is bin 0."""
+    """One warp: write what a round finds into scratch: bin 0 if the entries are fewer than `k`."""
     group, above, total = find_group(cluster, coord, shared, k, phase, lane)
     first = group * BIN_GROUP
     bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
@@ -237,7 +237,7 @@ def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32)
 
 @cute.jit
 def above_before(cluster: ClusterBuffers, coord: Coord, lane: Int32) -> Int32:
-    """One warp, behind the wait for received_full: what the CTAs before the caller sent."""
+    """One warp, after the wait for received_full: return what the CTAs before the caller sent."""
     above = Int32(0)
     if lane < coord.part:
         above = cluster.above[lane]

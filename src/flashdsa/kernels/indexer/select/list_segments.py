@@ -1,7 +1,7 @@
 """Lists of rows in pairs: a segment for each warp that lists scores, filled from its front.
 
-Behind a segment's last entry is nothing, or, where the list is full or complete, what never wins.
-How many entries each segment has is in the row's scratch.
+Nothing follows a segment's last entry, or, if the list is full or complete, entries that never win.
+The row's scratch has the number of entries of each segment.
 """
 
 import cutlass

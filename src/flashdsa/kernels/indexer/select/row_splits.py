@@ -91,7 +91,7 @@ def announce_published(
     """Whether the caller's cluster is the row's last to publish: the same in all its CTAs.
 
     Each CTA draws a ticket from the row's counter and shows it to its cluster; the last ticket is
-    in the last cluster. What all clusters published is visible to the last one: it is released and
+    in the last cluster. The last cluster sees all that clusters published: it is released and
     acquired with the tickets, first at the device's scope, then at the cluster's, where messages
     bring the numbers and arrivals the order. A CTA gets all of both before it can end.
     """
@@ -162,8 +162,8 @@ def list_published(
             if thread < entries:
                 index = before + thread
                 put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
-    # The rest of slots with more entries than there are consumers, which are rare. In a loop that
-    # is the same for all lanes: with one of each lane's own, ptxas would keep no uniform registers.
+    # The rest of slots with more entries than the consumers' number, which are rare. The loop is
+    # the same for all lanes: ptxas would keep no uniform registers with one of each lane's own.
     most = cute.arch.warp_redux_sync(count, "max")
     for begin in cutlass.range(plan.consumer_threads, most, plan.consumer_threads, unroll=1):
         for slot in cutlass.range(coord.num_splits, unroll=1):

@@ -2,9 +2,9 @@
 
 An entry is (key, position); of equal keys the smaller position is better. The *threshold* is the
 last winner: every entry that is at least as good is accepted. It is found in rounds, each of which
-narrows a range of keys to one of its 4096 bins. When few entries are left, all CTAs get them, and
-each compares them itself. When a single key is left that many entries have, the CTAs' counts say
-how many of its own each accepts: smaller parts of the row have the smaller positions.
+narrows a range of keys to one of its 4096 bins. All CTAs get the entries when few are left, and
+each compares them itself. The CTAs' counts say how many of its own each accepts when a single key
+is left that many entries have: smaller parts of the row have the smaller positions.
 """
 
 from typing import NamedTuple
@@ -110,11 +110,11 @@ def find_threshold(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Threshold, PackedPhases]:
-    """The `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
+    """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
 
-    With `topk` entries or fewer all of them are accepted. The histogram holds the bins of the
-    list's entries; it is destroyed. If `to_bin`, a worse entry will do: at most max_candidates more
+    All entries are accepted if they are `topk` or fewer. The histogram holds the bins of the list's
+    entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
     entries are accepted then, and `first_out_index` means nothing. Returns the events' phases, too.
     """
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))

@@ -32,7 +32,7 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         selecting = (*select_regions(self), *select_barrier_regions(self))
         absent = {region.name for region in selecting} | {"scratch"}
         return [region for region in super().regions if region.name not in absent]

@@ -1,4 +1,4 @@
-"""Role mma: one warp issues the products of every stage and says when they are there.
+"""Role mma: one warp issues the products of every stage and says when they are complete.
 
 stage n of the ring, accumulator n % 4:
    page_full | score_empty of use n - 4 | 4 steps along K a product | commit to score_full

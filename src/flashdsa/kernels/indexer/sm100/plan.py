@@ -27,11 +27,11 @@ from flashdsa.plan import (
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 PAGES_PER_STAGE = (1, 2, 4)
-"""What kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
+"""Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
 SORTED_STAGES = 8
 """Pages in flight where all winners need room, too."""
 MOST_LOAD_WARPS = 3
-"""Beside the issuing warp in its warpgroup."""
+"""Load warps, at most: the issuing warp is in their warpgroup."""
 SCALE_BYTES = PAGE_SIZE * 4
 """fp32 scales of a page."""
 
@@ -125,12 +125,12 @@ class IndexerPlan(SelectPlan):
 
     @property
     def accumulator_columns(self) -> int:
-        """Of a warpgroup: the products of a stage beside each other."""
+        """Columns of a warpgroup: the products of a stage beside each other."""
         return self.products_per_stage * self.num_heads
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         stages, tiles, pages = self.ring_stages, self.tile_stages, self.pages_per_stage
         groups = self.consumer_warpgroups
         return [
@@ -189,7 +189,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def roles(self) -> tuple[Role, Role, Role]:
-        """The consumers, and the load warps and the issuing warp behind them."""
+        """The consumers, then the load warps and the issuing warp."""
         loading = self.load_registers
         freed = WARPGROUP_SIZE * (self.launch_registers - loading)
         more = freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP

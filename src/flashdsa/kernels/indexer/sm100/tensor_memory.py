@@ -33,7 +33,7 @@ def run_mma(arena: Arena, plan: cutlass.Constexpr) -> None:
 
 
 def page_source(arena: Arena, thread: Int32, plan: Any) -> PageSource:
-    """What a consumer scores pages with."""
+    """Return the consumer's source of page scores."""
     address = arena.pointer("tmem_start", Int32).load()
     scales = arena.array("scales", Float32, plan.ring_stages * plan.stage_tokens)
     ring = arena.consumer("score_full", "score_empty")

@@ -9,7 +9,7 @@ tile, to each of them (see schedule/scheduled_tiles.py).
 a tile's head: q, weights |
 pages, up to 12 in flight | score a page, append (key, position), histogram
 the next tile's head ...  | counts to the other CTAs, theirs back: the row's threshold
-"no more"                 | ids of the part's winners, behind those of the parts before
+"no more"                 | ids of the part's winners, after those of the parts before
 """
 
 from typing import Any
@@ -74,8 +74,8 @@ def indexer_kernel(
     prefetch_meanwhile(caller, operands, plan)
     coord = schedule_rows(select, rows, coord, lengths, caller.thread, caller.consumes, plan)
     load, role = plan.roles
-    # The load role first: code more than 64 KB behind a kernel's start is slow where it runs first,
-    # and the other role is longer than that.
+    # The load role comes first: code more than 64 KB after a kernel's start is slow where it runs
+    # first, and the other role is longer than that.
     if not caller.consumes:
         cute.arch.setmaxregister_decrease(load.registers)
         load_ctx = LoadContext(

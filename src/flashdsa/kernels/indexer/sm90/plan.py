@@ -18,7 +18,7 @@ from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import PAGE_BYTES
 
 LOAD_REGISTERS = 32
-"""Registers of a load thread; with 24, the least there is, the consumers would get no more."""
+"""Registers of a load thread; with 24, the least possible, the consumers would get no more."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         pages, tiles = self.ring_stages, self.tile_stages
         return [
             SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),

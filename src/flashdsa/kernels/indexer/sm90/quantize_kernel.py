@@ -49,7 +49,7 @@ def divide(numerator: Float32, denominator: Float32) -> Float32:
 def scale_of(elements: cute.Tensor) -> Float32:
     """max(amax, MIN_AMAX) / 448 of the vector; NaN if the vector has one.
 
-    Magnitudes compare as their bits do, and NaN is above infinity there.
+    Magnitudes compare as their bits do; NaN's bits are above those of infinity.
     """
     largest = Uint32(0)
     for i in cutlass.range_constexpr(ELEMENTS_EACH):
@@ -100,7 +100,7 @@ def quantize_kernel(
     vector = (cta * THREADS + thread) // LANES_EACH
     part = thread % LANES_EACH
     count = vectors.shape[0]
-    # Lanes behind the last vector go along, for the shuffles, and store nothing.
+    # Lanes past the last vector take part in the shuffles, and store nothing.
     elements = load_elements(vectors, cutlass.min(vector, count - 1), part)
     scale = scale_of(elements)
     words = quantize(elements, scale)

@@ -1,4 +1,4 @@
-"""What a compiled quantisation takes, as data."""
+"""Inputs of a compiled quantisation, as data."""
 
 from __future__ import annotations
 

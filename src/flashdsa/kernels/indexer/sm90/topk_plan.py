@@ -35,7 +35,7 @@ class TopkPlan(IndexerPlan):
 
     @property
     def load_warps(self) -> int:
-        """One load warp: there are only tiles to announce."""
+        """One load warp: it only announces tiles."""
         return 1
 
     @property
@@ -45,5 +45,5 @@ class TopkPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         return [region for region in super().regions if region.name not in _PAGES]

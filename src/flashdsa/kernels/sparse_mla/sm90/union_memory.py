@@ -25,7 +25,7 @@ MOST_UNORDERED = (1 << 15) - 1
 
 
 class Slots(NamedTuple):
-    """What the group's queries name."""
+    """Slots that the group's queries name."""
 
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
@@ -75,7 +75,7 @@ class Lists(NamedTuple):
 
 @cute.jit
 def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 behind the last query."""
+    """Slots of the query that may be valid; 0 after the last query."""
     count = Int32(0)
     if query < x.indices.shape[0]:
         count = Int32(x.indices.shape[1])

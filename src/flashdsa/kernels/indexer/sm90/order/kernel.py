@@ -1,8 +1,8 @@
-"""Lists of rows into the order of their scores, in place: a warp a list, in its registers.
+"""Sort lists of rows by their scores, within the lists' memory: a warp a list, in its registers.
 
-A word has the first bits of a score's distance to the best one, and below them the entry's place in
-the list, so equal scores stay in its order. Batcher's network sorts words, which are 32 bits in
-place of 64; where the bits of neighbours are too few to tell, whole keys are compared behind it.
+A word has the first bits of a score's distance to the best one, and below them the entry's index in
+the list, so equal scores keep its order. Batcher's network sorts words of 32 bits, not keys of 64;
+if the bits of neighbours are too few to tell, whole keys are compared afterwards.
 """
 
 from typing import Any
@@ -141,7 +141,8 @@ def load_word(arena: Arena, place: Int32, plan: Any) -> Int32:
 
 @cute.jit
 def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """Neighbours that differ in their place alone into the order of their keys, until all are."""
+    """Order neighbours whose words differ only in their indices by their keys, until all are in
+    order."""
     moved = Int32(1)
     while moved != 0:
         mine = Int32(0)
@@ -156,7 +157,7 @@ def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
 def settle_pairs(
     arena: Arena, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Some of this lane's pairs; whether one changed places."""
+    """Order some of this lane's pairs; return whether any pair was exchanged."""
     keys = arena.array("list", Int32, plan.width)
     places, ones, twos = [], [], []
     for i in cutlass.range_constexpr(TOGETHER):

@@ -46,7 +46,7 @@ class OrderPlan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: there is one warp."""
+        """No roles: the kernel has one warp."""
         return ()
 
     @cached_property

@@ -1,11 +1,9 @@
 """The indexer over shared keys for Hopper: a CTA scores a tile of queries, and ranks it.
 
-load                      | score, two warpgroups
-------------------------- | -----------------------------------------------------------
-a tile's queries          | weights and ranges
-64 keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins
-...                       | behind a segment: every team of warps ranks its queries
-the next tile's           | rows of the best
+load | score, two warpgroups ------------------------- |
+----------------------------------------------------------- a tile's queries | weights and ranges 64
+keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins ... |
+after a segment: every team of warps ranks its queries the next tile's | rows of the best
 """
 
 from typing import Any
@@ -128,13 +126,13 @@ def score_all(
                     emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == number % 2:
-            wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on behind the last product
+            wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on after the last product
 
 
 @cute.jit
 def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """Of all queries of a tile, by all warps that score, which count behind the barrier of a tile's
-    sample at the earliest."""
+    """Clear the histograms of all queries of a tile, by all warps that score. These count after the
+    barrier of a tile's sample at the earliest."""
     team = team_of(arena, thread, plan)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
         clear(team, part(arena, "histogram", query, plan.bins), plan.bins, plan)

@@ -19,7 +19,7 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
 )
 
 LINE_WORDS = 32
-"""Of the second-level cache."""
+"""Words of a line of the second-level cache."""
 
 
 class LoadContext(NamedTuple):
@@ -64,7 +64,7 @@ def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Co
 
 @cute.jit
 def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Constexpr) -> None:
-    """A tile's columns; those of queries behind the last one are zeros."""
+    """Load a tile's columns; queries past the last one become zeros."""
     ring = ctx.arena.producer("query_full", "query_empty")
     state = ring.state(number)
     acquire_reused(ring, state, number)
@@ -90,7 +90,7 @@ def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Cons
 
 @cute.jit
 def load_keys(ctx: LoadContext, first_key: Int32, number: Int32, plan: cutlass.Constexpr) -> None:
-    """64 keys and their scales; those behind the last one are zeros."""
+    """Load 64 keys and their scales; keys past the last one become zeros."""
     ring = ctx.arena.producer("key_full", "key_empty")
     state = ring.state(number)
     acquire_reused(ring, state, number)

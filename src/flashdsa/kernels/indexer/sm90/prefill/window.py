@@ -72,7 +72,7 @@ def take_sample(
             slot = 2 * (warp * plan.tile_queries + group * QUERY_GROUP + lane)
             slots[slot] = least
             slots[slot + 1] = most
-    # The extremes of all warps are in their slots. They are overwritten behind the barrier at the
+    # The extremes of all warps are in their slots. They are overwritten after the barrier at the
     # segment's end at the earliest.
     score_sync(plan)
     windows = arena.array("windows", Float32, 2 * plan.tile_queries)
@@ -144,8 +144,8 @@ def count_words(
 
 @cute.jit
 def bounds_of(arena: Arena, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
-    """Of the bin `cut`, which has the score that cuts: half a bin more on either side than it has,
-    so that no rounding matters."""
+    """Bounds of the bin `cut`, which has the score that cuts: half a bin wider on either side, so
+    that no rounding matters."""
     windows = arena.array("windows", Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     width = Float32(1.0 / (plan.bins - 1))

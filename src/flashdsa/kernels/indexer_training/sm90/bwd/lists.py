@@ -1,10 +1,10 @@
 """Lists of the keys that a group of neighbouring queries gives a gradient to.
 
-A CTA a group. Keys that any of its queries gives a gradient to are bits in shared memory; how many
-bits are before a key's is its place in the list. Then keys and each query's gradients come to
-tables in shared memory, at their places, and from there to the list. What a query names twice adds
-up: first all threads write, and if one of them finds a gradient there, the table is written again,
-a warp for each query, in the order of its slots.
+Each group has a CTA. Keys that any of its queries gives a gradient to are bits in shared memory; a
+key's index in the list is the number of bits before its own. Keys and each query's gradients then
+go to tables in shared memory, at their indices, and on to the list. Gradients of a key that a query
+names twice add up: all threads write first, and if one of them overwrites a gradient, the table is
+written again, a warp for each query, in the order of its slots.
 """
 
 from typing import Any
@@ -94,7 +94,8 @@ def mark_keys(
 
 @cute.jit
 def count_keys(x: Slots, shared: Shared, keys: Range) -> Int32:
-    """Notes how many bits are before each word; returns how many there are. All call, and sync."""
+    """Write the number of bits before each word; return the number of all bits. All call, and
+    sync."""
     lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
     # Words of which a thread counts the bits follow each other.
     own_vectors = RANGE_WORDS // x.plan.list_threads // VECTOR
@@ -138,8 +139,8 @@ def fill_slots(
     start: Int32,
     lengths: list[Int32],
 ) -> None:
-    """Gradients of the slots whose keys have places from `first` on; other arguments as for
-    `mark_slots`."""
+    """Write the gradients of the slots whose keys have list indices from `first` on; other
+    arguments as for `mark_slots`."""
     places = x.plan.table_places
     for turn in cutlass.range_constexpr(len(slots)):
         slot = start + turn * x.plan.list_threads + x.thread
@@ -164,8 +165,8 @@ def fill_slots(
 def fill_table(
     x: Slots, shared: Shared, keys: Range, first: Int32, first_slots: Any, lengths: list[Int32]
 ) -> None:
-    """Each query's gradients of the places from `first` on; notes whether a query names a key
-    twice. All threads call, and sync. Other arguments as for `mark_keys`."""
+    """Write each query's gradients of the list indices from `first` on; note whether a query names
+    a key twice. All threads call, and sync. Other arguments as for `mark_keys`."""
     topk, threads = Int32(x.indices.shape[1]), x.plan.list_threads
     fill_slots(x, shared, keys, first, first_slots, Int32(0), lengths)
     for start in cutlass.range(x.plan.own_slots * threads, topk, threads, unroll=1):
@@ -176,8 +177,8 @@ def fill_table(
 
 @cute.jit
 def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
-    """Keys and gradients of the table's places up to `end` to the list's places from `first` on;
-    notes how many gradients are not 0. All threads call.
+    """Copy keys and gradients of the table's entries up to `end` to the list from index `first` on;
+    note how many gradients are not 0. All threads call.
 
     Args:
         lists: None: they are only counted.
@@ -205,7 +206,8 @@ def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int3
 
 @cute.jit
 def clear_table(x: Slots, shared: Shared, end: Int32) -> None:
-    """No query has a gradient at the places up to `end`. All threads call, and sync."""
+    """Clear all queries' gradients of the table's entries up to `end`. All threads call, and
+    sync."""
     for member in cutlass.range_constexpr(x.plan.queries):
         first = member * x.plan.table_places
         clear(x, shared.table, Int32(first), first + (end + (VECTOR - 1)) // VECTOR * VECTOR)
@@ -251,7 +253,7 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
                 clear_table(x, shared, end)
                 fill_table_in_order(x, shared, keys, first)
             write_places(x, shared, lists, group, count + first, end)
-            # All have read the table, which is cleared for the next places.
+            # All have read the table, which is cleared for the next entries.
             cute.arch.sync_threads()
         count += found
         # All have read the bits, which are cleared for the next range.

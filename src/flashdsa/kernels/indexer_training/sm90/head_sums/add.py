@@ -26,7 +26,7 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.products import multiply_c
 from flashdsa.plan.row_tiles import CHUNK_BYTES, TILE_ROWS
 
 WARP_KEYS = 16
-"""Of a wgmma's 64 rows."""
+"""Keys of a warp among a wgmma's 64 rows."""
 QUAD = 4
 """Lanes that share a key."""
 
@@ -41,7 +41,7 @@ class Adder(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tile lies in the rings, and whether it is this warpgroup's last of its item."""
+    """Position of a tile in the rings, and whether it is this warpgroup's last of its item."""
 
     k: PipelineState
     q: PipelineState
@@ -108,7 +108,7 @@ def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
 
 @cute.jit
 def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32]:
-    """Over every head, for this thread's two keys; in all lanes of the quad."""
+    """Sum over every head, for this thread's two keys; in all lanes of the quad."""
     plan = role.ctx.plan
     # Two sums a key: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
@@ -152,10 +152,10 @@ def add_tile(
 
 @cute.jit
 def free_query(ctx: Context, q_at: PipelineState) -> None:
-    """Of an item with no tile for this warpgroup: it has read every piece of Q."""
+    """Free Q of an item with no tile for this warpgroup: it has read every piece of Q."""
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
         at = advanced(q_at, piece, ctx.plan.query_slots)
-        # Not before it is there: the arrival is for that phase.
+        # Wait until Q has come: the arrival is for that phase.
         ctx.arena.barriers("q_full").wait(at.phase, at.stage)
         if ctx.thread % WARP_SIZE == 0:
             ctx.arena.barriers("q_free").arrive(at.stage)
@@ -163,7 +163,7 @@ def free_query(ctx: Context, q_at: PipelineState) -> None:
 
 @cute.jit
 def fill_rest(role: Adder, item: Item) -> None:
-    """The slots behind the item's last tile, where it is the query's last one."""
+    """Fill the slots after the item's last tile, if it is the query's last one."""
     ctx = role.ctx
     own = role.number * WARPGROUP_SIZE + ctx.thread
     line = role.out.iterator + Int64(item.query) * ctx.topk
@@ -201,7 +201,7 @@ def add_all(role: Adder) -> None:
             add_tile(role, acc, heads, place, item, tile)
             k_at = tiles_on(k_at, plan.consumers, plan)
         fill_rest(role, item)
-        # Turns go on over the items' ends.
+        # The turns continue across items.
         first = first - item.tiles % plan.consumers
         if first < 0:
             first += plan.consumers

@@ -10,7 +10,7 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
 
 STEP_TILES = 4
-"""Tiles whose row numbers the gather reads together, a step ahead of their copies."""
+"""Tiles whose row numbers the gather reads together, a step before their copies."""
 STEP_SLOTS = STEP_TILES * TILE_ROWS
 FP32 = 4
 TARGET_HEADS = (8, 16, 32, 64, 128)
@@ -75,12 +75,12 @@ class TargetPlan(Sm90Plan):
 
     @property
     def key_pieces(self) -> int:
-        """Of a tile."""
+        """Pieces of a tile."""
         return self.chunks // self.key_piece
 
     @property
     def query_pieces(self) -> int:
-        """Of a query."""
+        """Pieces of a query."""
         return self.chunks // self.query_piece
 
     @property
@@ -100,12 +100,12 @@ class TargetPlan(Sm90Plan):
 
     @property
     def queries(self) -> int:
-        """In shared memory at a time."""
+        """Queries in shared memory at a time."""
         return self.query_slots // self.query_pieces
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         q, k = self.query_slots * self.query_piece_bytes, self.key_slots * self.key_piece_bytes
         heads = self.queries * self.num_heads * FP32
         return [
@@ -123,7 +123,7 @@ class TargetPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def add(self) -> Role:
-        """The warpgroups behind it."""
+        """The warpgroups after the gather's."""
         does = "products of a tile each, their sums over heads"
         return Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers, does)
 

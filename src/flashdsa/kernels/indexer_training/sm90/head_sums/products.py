@@ -6,7 +6,7 @@ from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 MMA_BYTES = 32
-"""Of a row, that one wgmma multiplies: 16 columns."""
+"""Bytes of a row that one wgmma multiplies: 16 columns."""
 
 
 def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> None:

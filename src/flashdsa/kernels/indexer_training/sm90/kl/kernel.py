@@ -19,7 +19,7 @@ AT_ONCE = 8
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 TARGET_SCALE = 2.0**24
-"""Of targets, which cancels: the least fp32 number becomes a normal one, with a logarithm."""
+"""Scale of targets, which cancels: the least fp32 number becomes a normal one, with a logarithm."""
 LEAST = -3.0e38
 """The largest score of a row without a valid slot."""
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the second pass takes of the first."""
+    """Values of the first pass that the second one needs."""
 
     largest: Float32  # score
     exponentials: Float32  # sum of exp(score - largest)

@@ -1,4 +1,4 @@
-"""What a compiled divergence writes, as data."""
+"""Output of a compiled divergence, as data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class KlPlan:
     """One compiled kernel.
 
     Attributes:
-        gradient: the gradient of the scores is written, in place of the divergence.
+        gradient: the gradient of the scores is written, not the divergence.
     """
 
     gradient: bool = False

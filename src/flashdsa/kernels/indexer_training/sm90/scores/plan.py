@@ -15,7 +15,7 @@ NUM_HEADS = (16, 32, 64)
 BF16 = 2
 FP32 = 4
 CTA_BYTES = 1024
-"""Of shared memory, that the system takes of each CTA."""
+"""Bytes of shared memory that the system takes of each CTA."""
 SM_BYTES = SM90.smem_bytes + CTA_BYTES
 
 
@@ -42,12 +42,12 @@ class ScoresPlan:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return WARPGROUP_SIZE
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: a query's Q and behind it its weights."""
+        """Dynamic shared memory of a CTA: a query's Q, then its weights."""
         return self.query_bytes + self.num_heads * FP32
 
     @property

@@ -21,7 +21,7 @@ from flashdsa.problem import INDEX_HEAD_DIM
 
 UNIT_BYTES = 16
 UNITS = INDEX_HEAD_DIM * BF16 // UNIT_BYTES
-"""Of a row."""
+"""16-byte pieces of a row."""
 QUAD = 4
 """Lanes that share rows of a product."""
 
@@ -42,7 +42,7 @@ def load_unit(pointer: Any) -> Any:
 def store_query(
     q: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
 ) -> None:
-    """All threads: this one's part of Q; heads that are not there are zeros.
+    """All threads: copy this one's part of Q; heads past the last become zeros.
 
     Args:
         q: (S, H, 128) bf16, H at most num_heads. to: shared memory address.

@@ -31,9 +31,9 @@ HEADS_APART = 8
 HALF = 8
 """Keys between the two of a lane."""
 LOADS = UNITS // QUAD
-"""Units of a row that a lane reads."""
+"""16-byte pieces of a row that a lane reads."""
 WORDS = 2 * LOADS * 4
-"""Of a lane's two rows."""
+"""Words of a lane's two rows."""
 MMA_BYTES = 32
 """Of a row of Q, that one wgmma multiplies: 16 columns."""
 
@@ -49,15 +49,15 @@ class Stretch(NamedTuple):
 
     @property
     def first_key(self) -> Int32:
-        """Of a tile, this lane's first key."""
+        """This lane's first key of a tile."""
         return self.thread // WARP_SIZE * WARP_KEYS + self.thread % WARP_SIZE // QUAD
 
 
 @cute.jit
 def read_slots(ctx: Stretch, tile: Int32) -> list[Int32]:
-    """What the slots of this lane's two keys hold; -1 behind the last one in use.
+    """Read the slots of this lane's two keys; -1 after the last one in use.
 
-    Nothing is done with it here: who does waits until it has come.
+    The values are not used here: their first use waits until they have come.
     """
     first = tile * TILE_KEYS + ctx.first_key
     line = ctx.indices.iterator + Int64(ctx.query) * ctx.indices.shape[1]

@@ -162,7 +162,7 @@ def delta_beside(lse: Float32, delta: Float32) -> Float32:
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments."""
+    """Arguments of every launch, in order."""
 
     q: cute.Tensor  # (S * H, 576) bf16 with H = plan.group_heads
     kv: cute.Tensor  # (S_kv, 576) bf16

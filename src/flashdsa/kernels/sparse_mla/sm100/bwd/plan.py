@@ -172,7 +172,7 @@ class BwdPlan(Sm100Plan):
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         row_bytes = self.index_stages * B_TOPK * 4
         mask_bytes = self.index_stages * self.mask_words * 4
         ring_slots = 0 if self.from_registers else self.ring_slots
@@ -228,7 +228,7 @@ class BwdPlan(Sm100Plan):
 
     @property
     def columns(self) -> list[TmemRegion]:
-        """What tensor memory holds."""
+        """Tensor memory regions."""
         dkv_live = (
             LiveRange(Step.DKV0_S, Step.DP, "part 0"),
             LiveRange(Step.DKV1, Step.DKV1, "part 1"),

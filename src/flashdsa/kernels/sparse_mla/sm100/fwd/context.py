@@ -13,7 +13,7 @@ LEADER = 0
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch."""
+    """One CTA's position in the launch."""
 
     arena: Arena  # shared memory
     tmem: Int32  # TMEM address of the allocation

@@ -31,7 +31,7 @@ NAMED_BARRIER = 3
 
 
 class Output(NamedTuple):
-    """Where results go."""
+    """Destination of the results."""
 
     ctx: Context
     out_map: Any  # (S * H, 512) bf16, boxes of 64 x 64

@@ -108,7 +108,7 @@ class FwdPlan(Sm100Plan):
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         masks = self.mask_stages * self.group * MASK_WORDS * 4
         threads = self.softmax.threads
         return [

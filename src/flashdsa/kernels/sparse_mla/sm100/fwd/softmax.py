@@ -33,7 +33,7 @@ NO_KEY = -float("inf")
 LEAST = -3.0e38
 """The maximum of a row without a key: below every score, and minus itself it is 0."""
 LEAST_SCALE = 2.0**-124
-"""In place of 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
+"""Replaces 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
 CHUNK = 64
 """Columns of O that are rescaled at once."""
 ROW_WARPS = 2
@@ -41,7 +41,7 @@ ROW_WARPS = 2
 
 
 class Scale(NamedTuple):
-    """From scores to logits in base 2."""
+    """Factor from scores to logits in base 2."""
 
     factor: Float32  # positive
     sign: Float32  # what scores are multiplied with first: 1 or -1

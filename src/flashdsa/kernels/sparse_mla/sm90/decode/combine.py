@@ -119,7 +119,7 @@ def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
 
 
 def row_reduce(value: Any, combine: Any) -> Any:
-    """Over the four lanes that share a row, in all of them."""
+    """Reduce over the four lanes that share a row; all four get the result."""
     for offset in (WARP_ROWS, 2 * WARP_ROWS):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
     return value

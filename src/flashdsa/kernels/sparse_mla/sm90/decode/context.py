@@ -63,7 +63,7 @@ class Context(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where results go."""
+    """Destination of the results."""
 
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16

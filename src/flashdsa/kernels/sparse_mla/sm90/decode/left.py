@@ -86,7 +86,7 @@ def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
         unscale(ctx, r.s)
     mask_scores(ctx, r.s, role.scale, 0)
     exponentiate(r.s, r.p, r.rows, role.scale, ctx.plan.lazy_log2, ctx.kind)
-    # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
+    # P overwrites tile 0's RoPE chunk: all four warps have their scores.
     cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
     store_p(ctx, r.p, r.rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
     ctx.barriers("p0_full").arrive()

@@ -55,7 +55,7 @@ class DecodePlan(Sm90Plan):
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        # What setmaxnreg hands out is what the CTA has at its launch.
+        # setmaxnreg hands out only the registers that the CTA has at its launch.
         self.check(self.threads * registers_each(self.threads, SM90.registers))
 
     group = 1
@@ -73,7 +73,7 @@ class DecodePlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         return [
             SmemRegion(
                 "q",

@@ -63,7 +63,7 @@ class FewHeadsPlan(Sm90Plan):
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        # What setmaxnreg hands out is what the CTA has at its launch.
+        # setmaxnreg hands out only the registers that the CTA has at its launch.
         self.check(self.threads * registers_each(self.threads, SM90.registers))
 
     @property
@@ -104,7 +104,7 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         statistics = MOST_CTAS * ROWS * (STATISTICS + 2) * FP32
         of_warps = CONSUMERS * WARPS * (self.columns + 4) * FP32
         return [

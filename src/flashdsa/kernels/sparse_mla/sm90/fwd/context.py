@@ -1,4 +1,4 @@
-"""What every role knows: the plan, shared memory, the CTA's work."""
+"""Context of every role: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 

@@ -28,7 +28,7 @@ BLOCK_DIMS = 32
 
 
 class Output(NamedTuple):
-    """Where results go."""
+    """Destination of the results."""
 
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16

@@ -106,7 +106,7 @@ def consume_left(role: Left) -> None:
         more = flags & LAST_OF_ALL == 0
         mask_scores(ctx, s, role.scale, 0)
         exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2)
-        # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
+        # P overwrites tile 0's RoPE chunk: all four warps have their scores.
         cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
         store_p(ctx, p, rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
         ctx.barriers("p0_full").arrive()

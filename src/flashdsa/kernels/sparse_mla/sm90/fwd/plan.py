@@ -81,7 +81,7 @@ class FwdPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         masks = TILES * self.group * MASK_WORDS * 4
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
         return [

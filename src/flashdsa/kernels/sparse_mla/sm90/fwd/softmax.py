@@ -25,14 +25,14 @@ NO_KEY = -float("inf")
 LEAST = -3.0e38
 """The maximum of a row without a key: below every score, and minus itself it is 0."""
 LEAST_SCALE = 2.0**-124
-"""In place of 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
+"""Replaces 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
 THREAD_ROWS = 2
 MMA_ROWS = 16
 """Rows of a warp in a wgmma."""
 
 
 class Scale(NamedTuple):
-    """From scores to logits in base 2."""
+    """Factor from scores to logits in base 2."""
 
     factor: Float32  # positive
     negative: Boolean  # whether scores are to be negated first
@@ -81,7 +81,7 @@ def exp2(value: Any) -> Any:
 
 
 def quad_reduce(value: Any, combine: Any) -> Any:
-    """Over the four lanes that share a row, in all of them."""
+    """Reduce over the four lanes that share a row; all four get the result."""
     for offset in (1, 2):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
     return value

@@ -1,4 +1,4 @@
-"""What all roles know: the plan, shared memory, the CTA's work."""
+"""Context of all roles: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ MANY_HEADS = 64
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch."""
+    """One CTA's position in the launch."""
 
     arena: Arena
     work: Work

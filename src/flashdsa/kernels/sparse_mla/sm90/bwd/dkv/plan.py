@@ -74,7 +74,7 @@ class DkvPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         holds = f"Q and dO of {self.row_blocks} row blocks, {SLICE_DIMS} dims, SW128"
         counters = WARPGROUPS * WARPGROUP_SIZE // WARP_SIZE * 4
         added = SmemRegion("added", counters, 16, "tiles that each warp has added")

@@ -18,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS, THREAD_ROWS, pack
 
 STEP_BYTES = MMA_K * CHUNK * BF16
-"""From 16 keys of an image or a chunk to the next ones."""
+"""Bytes from 16 keys of an image or a chunk to the next 16."""
 PRODUCTS = 2
 """Of a warpgroup, each with its accumulator."""
 

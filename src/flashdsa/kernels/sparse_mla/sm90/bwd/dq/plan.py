@@ -81,7 +81,7 @@ class DqPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         holds = f"{self.row_blocks} dS images and {self.key_chunks} chunks of 64 keys, SW128"
         return [
             SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES),

@@ -1,4 +1,4 @@
-"""What all roles know: the plan, shared memory, the CTA's work."""
+"""Context of all roles: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 

@@ -43,7 +43,7 @@ PRODUCTS = 2
 PRODUCT_CHUNKS = LEFT_CHUNKS // PRODUCTS
 """Of dQ, each a group of wgmmas."""
 STEP_BYTES = MMA_K * CHUNK * BF16
-"""From 16 keys of an image or a chunk to the next ones."""
+"""Bytes from 16 keys of an image or a chunk to the next 16."""
 HALVES = 2
 
 

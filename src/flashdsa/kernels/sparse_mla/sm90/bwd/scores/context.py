@@ -1,4 +1,4 @@
-"""What both roles know: the plan, shared memory, the CTA's work."""
+"""Context of both roles: the plan, shared memory, the CTA's work."""
 
 from typing import NamedTuple
 

@@ -68,7 +68,7 @@ def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments."""
+    """Arguments of every launch, in order."""
 
     q: cute.Tensor  # (S * H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
