@@ -200,7 +200,7 @@ def put_in_order(select: SelectBuffers, rows: Rows, thread: Int32, plan: cutlass
 def order_of_row(
     keys: cute.Tensor, rows: Rows, thread: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """(a row, how many rows come before it in the order), in as many threads as there are rows;
+    """(a row, how many rows come before it in the order), in one thread for each row;
     (-1, ...) in the others. Two or four neighbouring threads share the comparisons of a row in
     small batches."""
     sharing = Int32(0)

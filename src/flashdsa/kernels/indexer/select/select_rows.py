@@ -69,7 +69,7 @@ def select_rows(
         source: of scores, what `fill` takes.
         fill: (ctx, source, batch, entries, floor, thread, plan) lists scores while the list has
             room; returns (entries of the list, the tile's first page that is not listed).
-        plan: of a team, if there are several: each selects in its own row of a tile, and all
+        plan: of a team, if the CTA has several: each selects in its own row of a tile, and all
             compact their lists after the same pages.
     """
     lane = thread % WARP_SIZE

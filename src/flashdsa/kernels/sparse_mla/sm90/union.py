@@ -1,9 +1,9 @@
 """The union of the kv rows that a group of neighbouring queries names.
 
 A CTA a group. Each row of a range has a byte in shared memory, or two, a bit a query; those that
-are not 0 come out in an order that only they decide. Where a query names a row again, the row comes
-again behind them, in order, so that a group's list is the same every time. Where very many do, the
-group gets all its queries' slots one after another.
+are not 0 come out in an order that only they decide. A row that a query names again comes again
+after them, in order, so that a group's list is the same every time. If very many rows are named
+again, the group gets all its queries' slots one after another.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
 is of a row that the group names, so that none needs a test before it is read.
@@ -36,8 +36,8 @@ __all__ = ["Lists", "launch_union"]
 
 @cute.jit
 def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) -> Int32:
-    """The repeats behind the `before` rows that there are, by row and query; returns how many
-    there are then."""
+    """Write the repeats after the first `before` rows, by row and query; return the number of rows
+    then."""
     group, _, _ = cute.arch.block_idx()
     line = Int64(group) * lists.rows.shape[1] + before
     count = shared.num_repeats[0]

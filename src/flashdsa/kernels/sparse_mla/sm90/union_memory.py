@@ -1,4 +1,4 @@
-"""What the kernel of the unions reads, keeps in shared memory and writes."""
+"""Inputs, shared memory and outputs of the kernel of the unions."""
 
 import math
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Slots(NamedTuple):
 
     @property
     def row_bits(self) -> int:
-        """Of a row, in shared memory and in `members`."""
+        """Bits of a row, in shared memory and in `members`."""
         return members_bits(self.group)
 
     @property
@@ -62,12 +62,12 @@ class Shared(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Where the union goes, row `group` of each."""
+    """Destination of the union, row `group` of each."""
 
     rows: cute.Tensor  # (groups, capacity) int32; capacity is at least group * topk
     members: cute.Tensor  # (groups, capacity) uint8 or uint16: bit i: query i of the group names it
     counts: cute.Tensor  # (groups,) int32
-    # With whole tiles (groups,) int32: bit i: query i names any row; from bit UNORDERED_SHIFT on:
+    # (groups,) int32, with whole tiles: bit i: query i names any row; bits UNORDERED_SHIFT and up:
     # how many of the list's last rows may be less than, or equal to, one before; see MOST_UNORDERED
     present: Any = None
     named: Any = None  # with whole tiles (groups,) int32: rows of all queries, one by one
@@ -99,6 +99,6 @@ def allocate_shared(tile: int) -> Shared:
         return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
 
     kept = [words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1)]
-    # To 16 bytes: the compiler may load neighbouring words at once.
+    # Aligned to 16 bytes: the compiler may load neighbouring words at once.
     noted = [words(1), words(2)] if tile > 0 else [None, None]
     return Shared(*kept, *noted)

@@ -22,7 +22,7 @@ from flashdsa.kernels.sparse_mla.sm90.union_memory import (
 )
 
 SLOTS_AT_ONCE = 16
-"""Of a thread, over all queries of the group; MOST_SLOTS of a query."""
+"""Slots of a thread, over all queries of the group; MOST_SLOTS of a query."""
 MOST_SLOTS = 4
 
 
@@ -57,7 +57,7 @@ def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
 
 @cute.jit
 def mark_several(x: Slots, shared: Shared, base: Int32, start: Int32, thread: Int32) -> None:
-    """Of slots start, start + THREADS, ... of each query."""
+    """Mark the rows of slots start, start + THREADS, ... of each query."""
     rows = []
     for member in cutlass.range_constexpr(x.group):
         query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
@@ -83,9 +83,9 @@ def mark_several(x: Slots, shared: Shared, base: Int32, start: Int32, thread: In
 def set_bit(
     x: Slots, shared: Shared, row: Int32, base: Int32, member: cutlass.Constexpr, thread: Int32
 ) -> Int32:
-    """The member's bit of a row; returns it, as bits of queries, if it was set before, else 0.
+    """Set the member's bit of a row; return it, as bits of queries, if it was set before, else 0.
 
-    Of a row that is not valid, or of another range, no bit of any word is set.
+    No bit of any word is set for a row that is not valid, or of another range.
     """
     place = row - base
     word, bit, query = thread, Int32(0), Int32(0)
@@ -152,7 +152,7 @@ def write_range(
     before: Int32,
     thread: Int32,
 ) -> Int32:
-    """The range's rows behind the `before` that there are; returns how many there are then.
+    """Write the range's rows after the first `before`; return the number of rows then.
 
     Each warp has an equal part of the words, so that its rows follow those of the warps before.
 
@@ -196,8 +196,8 @@ def write_range(
 def write_dense(
     x: Slots, shared: Shared, lists: Lists, base: Int32, words: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """The warp's rows, in ascending order, to place `to` and those behind it, where words have
-    several: a lane takes one of 32 neighbouring rows, and neighbours write to neighbouring places.
+    """Write the warp's rows, in ascending order, from index `to` on, if words have several: a lane
+    takes one of 32 neighbouring rows, and neighbours write to neighbouring addresses.
 
     Args:
         words: number of the first, and how many.
@@ -244,7 +244,7 @@ def write_sparse(
 
 @cute.jit
 def write_word(x: Slots, lists: Lists, to: Int64, first: Int32, word: Int32, rows: Int32) -> Int64:
-    """A word's rows, from `first` on, to place `to`; returns the place behind them."""
+    """Write a word's rows, from `first` on, to index `to`; return the index after them."""
     left = rows
     while left != 0:
         number = lowest_bit(left) // x.row_bits

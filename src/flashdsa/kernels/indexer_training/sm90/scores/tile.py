@@ -35,7 +35,7 @@ LOADS = UNITS // QUAD
 WORDS = 2 * LOADS * 4
 """Words of a lane's two rows."""
 MMA_BYTES = 32
-"""Of a row of Q, that one wgmma multiplies: 16 columns."""
+"""Bytes of a row of Q that one wgmma multiplies: 16 columns."""
 
 
 class Stretch(NamedTuple):

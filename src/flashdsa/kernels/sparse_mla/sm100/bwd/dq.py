@@ -17,7 +17,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, D_QK, D_V
 COLUMNS = 32
 """Read at once: fp32, of which 16 words of bf16 become."""
 WORDS = 8
-"""Of a store, a whole sector of the second-level cache."""
+"""Words of a store, a whole sector of the second-level cache."""
 
 
 class DqWriter(NamedTuple):
@@ -36,7 +36,7 @@ def write_columns(
     words = load_lane(ctx, region, COLUMNS, first).to(BFloat16).bitcast(Int32)
     row = Int64(ctx.item) * B_H + ctx.thread
     at = role.dq.iterator + row * D_QK + dim
-    # Behind the last query of the last group there are no rows.
+    # The last group has no rows after its last query.
     if row < role.dq.shape[0]:
         for word in cutlass.range_constexpr(0, COLUMNS // 2, WORDS):
             store8(at + 2 * word, [words[word + i] for i in range(WORDS)])

@@ -2,7 +2,7 @@
 
 Block b, in the order of issue:
     P(b+1) | dKV part 0 = S dO, + dS Q | dQ += dS K | dP(b+1) | dKV part 1 | owner: dKV part 2
-Behind the last block of an item come P(0) and dP(0) of the next one. Blocks have running numbers.
+P(0) and dP(0) of the next item follow the last block of an item. Blocks have running numbers.
 Another warp of the role has Q and dO brought: see query.py.
 """
 
@@ -53,7 +53,7 @@ def issue_product(
 def issue_p(role: Issuer, number: Int32) -> None:
     """P of a block, this CTA's dims of Q K^T."""
     ctx, plan = role.ctx, role.ctx.plan
-    # kv_full: the gather has filled the block's stage; it stays until kv_free, committed behind dQ.
+    # kv_full: the gather has filled the block's stage; it stays until kv_free, committed after dQ.
     wait_then_tcgen05(role.keys.full, number)
     at = role.keys_offset(number)
     issue_product(ctx, role.products.p, True, 0, at)
@@ -83,7 +83,7 @@ def issue_block(role: Issuer, block: Int32) -> None:
     # s_ready of this block: S is in shared memory, visible to the async proxy, until s_ds_free.
     wait_then_tcgen05(ctx.barriers("s_ready"), number)
     # dkv_free of the block before's last part: the reduce role has read it, so part 0 may overwrite
-    # the columns. Before the first block the wait passes.
+    # the columns. The wait passes for the first block.
     if owns_rope(ctx.cta_rank, number - 1) and number > 0:
         wait_then_tcgen05(free, owned_before(number - 1), 2)
     else:
@@ -134,7 +134,7 @@ def owns_rope(cta_rank: Any, number: Any) -> Any:
 
 
 def owned_before(number: Any) -> Any:
-    """How many blocks before this one of its own the CTA has owned: every other one."""
+    """Number of blocks that the CTA has owned before this one of its own: every other one."""
     return number >> 1
 
 
@@ -143,7 +143,7 @@ def issue_item(role: Issuer) -> None:
     """One thread: every block of an item."""
     ctx, first = role.ctx, role.ctx.number(0)
     before = ctx.turn.items_before
-    # q_full of this item: TMA has brought Q, which stays until query_free. It came behind all MMAs
+    # q_full of this item: TMA has brought Q, which stays until query_free. It came after all MMAs
     # of the item before: P's columns, read before S was ready, and dP's may be overwritten.
     wait_then_tcgen05(ctx.barriers("q_full"), before)
     issue_p(role, first)

@@ -27,7 +27,7 @@ B_H = 128
 """(query, head) rows of a pair, one a TMEM lane."""
 GROUPS = (1, 2, 4, 8)
 HEADS = tuple(B_H // group for group in GROUPS)
-"""Of a query."""
+"""Heads of a query."""
 D_QK = 576
 D_V = 512
 CLUSTER = 2
@@ -36,7 +36,8 @@ BOX_DIMS = 64
 BF16 = 2
 FP32 = 4
 QUERY_STEPS = 2
-"""In which Q and dO of an item come, as the parts of dKV of the item before that read them end."""
+"""Steps in which Q and dO of an item come, as the parts of dKV of the item before that read them
+end."""
 
 
 class Step(IntEnum):
@@ -69,7 +70,7 @@ class BwdPlan(Sm100Plan):
         from_registers: dKV is added by `red` of threads, without the ring; else by bulk reduce-adds
             from shared memory.
         deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
-            (docs/decisions/0012); else dKV is added to in memory. Of a group of 1, by bulk copies.
+            (docs/decisions/0012); else dKV is added to in memory. Requires group 1, bulk copies.
     """
 
     group: int = 1
@@ -166,7 +167,7 @@ class BwdPlan(Sm100Plan):
 
     @property
     def part_dims(self) -> int:
-        """Dims of dKV's parts 0 and 1: as many as there are lanes."""
+        """Dims of dKV's parts 0 and 1: one for each lane."""
         return B_H
 
     # -- resources --------------------------------------------------------------------------------

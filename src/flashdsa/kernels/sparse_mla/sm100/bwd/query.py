@@ -31,7 +31,7 @@ def load_query(role: QueryLoader) -> None:
     free, boxes = ctx.barriers("query_free"), plan.dims // BOX_DIMS
     for step in cutlass.range_constexpr(QUERY_STEPS):
         # query_free of the item before: the MMAs that read this half of Q and dO are done, and
-        # reduce had copied dO before. Before the first item the wait passes.
+        # reduce had copied dO before. The wait passes for the first item.
         free.wait_round(ctx.turn.items_before - 1, step)
         for name, tensor_map in (("q", role.q_map), ("do", role.do_map)):
             full = ctx.barriers(f"{name}_full")
@@ -52,11 +52,11 @@ def load_rows(
     boxes: cutlass.Constexpr[range],
     rope: cutlass.Constexpr[bool],
 ) -> None:
-    """A query's rows of Q or dO: boxes of 64 value dims, and the RoPE dims if asked for.
+    """Load a query's rows of Q or dO: boxes of 64 value dims, and the RoPE dims if asked for.
 
-    A query of a group that names no row shares dKV's sums with others, and what its Q and dO hold,
-    NaN too, times S = 0 would go there: it is read from a place outside of the tensor, which gives
-    zeros. So are queries behind the last one.
+    A query of a group that names no row shares dKV's sums with others, and its Q and dO, NaN too,
+    times S = 0 would be added: it is read from coordinates outside of the tensor, which gives
+    zeros. So are queries past the last one.
     """
     ctx, plan = role.ctx, role.ctx.plan
     row = ctx.item * B_H + query * plan.group_heads
@@ -72,5 +72,6 @@ def load_rows(
 
 
 def wait_until_read(arena: Arena, turn: Turn) -> None:
-    """Before the CTA ends: the last commit of its MMAs has arrived; `turn` is the one behind it."""
+    """Wait, before the CTA ends, until the last commit of its MMAs has arrived; `turn` is the one
+    after it."""
     arena.barriers("query_free").wait_round(turn.items_before - 1, QUERY_STEPS - 1)

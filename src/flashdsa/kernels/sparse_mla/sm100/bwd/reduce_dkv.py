@@ -51,7 +51,7 @@ class Reducer(NamedTuple):
 @cute.jit
 def store_do(ctx: Context) -> None:
     """dO from shared memory into TMEM: thread = lane = head."""
-    # do_full of this item: TMA has brought dO, which stays for dKV. It came behind the last dP of
+    # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
     wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
     for box in cutlass.range_constexpr(ctx.plan.dims // BOX_DIMS):
@@ -126,8 +126,8 @@ def send_slices(
                 store_float(at + key * (dims * FP32), values[first_key + key])
         # generic writes above -> the bulk copy reads through the async proxy
         cute.arch.fence_proxy("async.shared", space="cta")
-        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; behind
-        # the barrier every lane's have, so the slot behind this one is free, and this slot is
+        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; every
+        # lane's have after the barrier, so the slot after this one is free, and this slot is
         # complete.
         cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
         cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
@@ -204,6 +204,6 @@ def reduce_item(role: Reducer, slot: Int32) -> Int32:
 
 
 def finish(plan: BwdPlan) -> None:
-    """Before the CTA ends: the bulk operations it issued are done."""
+    """Wait, before the CTA ends, until the bulk operations that it issued are done."""
     if not plan.from_registers:
         cute.arch.cp_async_bulk_wait_group(0)

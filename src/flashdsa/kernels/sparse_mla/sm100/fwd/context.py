@@ -1,4 +1,4 @@
-"""What every role knows: where things lie in both memories, and which rows it works on."""
+"""Context of every role: addresses in both memories, and the rows that it works on."""
 
 from typing import Any, NamedTuple
 
@@ -33,6 +33,6 @@ class Context(NamedTuple):
         return self.arena.barriers(name)
 
     def keys_at(self, tile: Any) -> PipelineState:
-        """Where a tile of keys comes. The first ones leave out the stages that hold Q, and those
-        are the last of each round."""
+        """State of a tile of keys in its ring. The first tiles leave out the stages that hold Q,
+        which are the last of each round."""
         return rotated_state(tile, self.plan.q_stages, self.plan.kv_stages)

@@ -178,7 +178,7 @@ def launch_pairs(
 
 @cute.jit
 def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the forward on `stream`, of a group behind the kernel for the groups' unions.
+    """Launch the forward on `stream`; the kernel for the groups' unions comes first.
 
     Args:
         arguments: those of `Operands` with H = plan.group_heads. Then

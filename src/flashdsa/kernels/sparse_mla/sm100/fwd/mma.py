@@ -40,7 +40,7 @@ def issue_scores(role: Issuer, tile: Int32) -> None:
     ctx = role.ctx
     at = ctx.keys_at(tile)
     # kv_full: both CTAs' gathers have filled the tile's stage; it stays until kv_free, which is
-    # committed behind P V.
+    # committed after P V.
     role.keys.wait(at)
     after_sync()
     offset = at.stage * ctx.plan.kv_bytes

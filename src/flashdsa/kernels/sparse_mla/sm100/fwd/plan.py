@@ -31,13 +31,13 @@ FP32 = 4
 BOX_DIMS = 64
 """bf16 in a span of the 128-byte swizzle: columns of a box."""
 BOX_BYTES = ROWS * BOX_DIMS * BF16
-"""Of 64 rows: of Q, of O, of P, and of keys, whose tiles have as many."""
+"""Bytes of a box of 64 rows: of Q, of O, of P, and of keys, whose tiles have 64."""
 DIMS = D_V // CLUSTER
 """Value dims of the keys in one CTA."""
 ROPE_DIMS = (D_QK - D_V) // CLUSTER
 """RoPE dims of the keys in one CTA."""
 VALUE_BOXES = DIMS // BOX_DIMS
-"""Boxes of a CTA's value dims; the RoPE dims lie behind them."""
+"""Boxes of a CTA's value dims; the RoPE dims follow them."""
 Q_BOXES = D_QK // BOX_DIMS
 HALF_KEYS = TILE_KEYS // 2
 """Keys of a row whose P a thread computes."""
@@ -45,7 +45,7 @@ MASK_WORDS = TILE_KEYS // WARP_SIZE
 P_STAGES = 2
 GROUPS = (1, 2, 4, 8)
 HEADS = tuple(PAIR_ROWS // group for group in GROUPS)
-"""Of a query."""
+"""Heads of a query."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class FwdPlan(Sm100Plan):
 
     @property
     def columns(self) -> list[TmemRegion]:
-        """What tensor memory holds; lanes 0 to 63 and 64 to 127 have the CTA's 64 rows each."""
+        """Tensor memory regions; lanes 0 to 63 and 64 to 127 have the CTA's 64 rows each."""
         q_columns, rope_columns = DIMS // 2, ROPE_DIMS // 2
         rope = DIMS + q_columns
         return [
@@ -169,9 +169,9 @@ class FwdPlan(Sm100Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        What the MMAs wait for is counted by the first CTA's barriers, for both CTAs; the commits
-        arrive in both. Two of softmax's warps may be a tile ahead of the others, so p_ready has a
-        stage for each of two tiles.
+        The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive in
+        both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage for
+        each of two tiles.
         """
         softmax, load, mma = self.roles
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP

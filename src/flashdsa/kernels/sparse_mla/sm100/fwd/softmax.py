@@ -79,7 +79,7 @@ def exp2(value: Any) -> Any:
 
 @cute.jit
 def meet(ctx: Context) -> None:
-    """The two warps that share rows: what either wrote to shared memory is there for the other."""
+    """Sync the two warps that share rows: each sees what the other wrote to shared memory."""
     if ctx.thread // WARP_SIZE % ROW_WARPS == 0:
         cute.arch.barrier(barrier_id=1, number_of_threads=2 * WARP_SIZE)
     else:
@@ -131,7 +131,7 @@ def read_mask(ctx: Context, tile: Int32) -> Int32:
 
 @cute.jit
 def row_maximum(ctx: Context, scores: list[Any]) -> Float32:
-    """Over all keys of the tile, of both threads of the row."""
+    """Maximum over all keys of the tile, of both threads of the row."""
     top = scores[0]
     for score in scores[1:]:
         top = cute.arch.fmax(top, score)
@@ -161,7 +161,7 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
 
 @cute.jit
 def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
-    """P of this thread's half of the keys, in bf16: four units of its row."""
+    """Store P of this thread's half of the keys, in bf16: 64 bytes of its row."""
     ring = ctx.arena.producer("p_ready", "p_free")
     to = ring.state(tile)
     # p_free of the tile before in this stage: its P V, which reads P, is done.

@@ -1,4 +1,4 @@
-"""What the products over the spool share: the groups of a launch, their lists, and wgmmas."""
+"""Common parts of the products over the spool: the groups of a launch, their lists, and wgmmas."""
 
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Lists(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Of a launch: from `begin` to `end`, which is not one, where `choice` takes them."""
+    """Groups of a launch: from `begin` to `end`, exclusive, if `choice` takes them."""
 
     begin: Int32
     end: Int32

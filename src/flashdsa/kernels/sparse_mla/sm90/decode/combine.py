@@ -46,7 +46,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 )
 
 WEIGHTS_AT = MOST_CTAS * OF_CTA
-"""Of the region q: the weights of each half of each CTA's rows, behind the statistics."""
+"""Offset in region q of the weights of each half of each CTA's rows, after the statistics."""
 WEIGHTS_BYTES = 2 * FP32
 WARP_ROWS = 8
 LANES_A_ROW = WARP_SIZE // WARP_ROWS
@@ -58,7 +58,7 @@ AT_ONCE = 4
 def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
     """A consumer's half of O, against `rows`, to where CTAs get it."""
     ctx = w.ctx
-    # Behind it both consumers have read their last keys.
+    # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
     # The CTAs of the cluster have their barriers: nobody has sent them anything before.
     cute.arch.cluster_wait()
@@ -89,7 +89,7 @@ def write_share(w: Output, side: Int32) -> None:
 
 @cute.jit
 def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
-    """What the sum of a row's weighted O is to be multiplied by; the first CTA writes its lse.
+    """Return the factor of the sum of a row's weighted O; the first CTA writes the row's lse.
 
     Args:
         number: of the lane among the four that share the row; each weighs every fourth CTA.
@@ -127,10 +127,10 @@ def row_reduce(value: Any, combine: Any) -> Any:
 
 @cute.jit
 def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tuple[Any, Any]:
-    """What a row's O is to be multiplied by, and its lse.
+    """(the factor of a row's O, the row's lse).
 
     Args:
-        top: the maximum that the sum is against, log2. head: that there is.
+        top: the maximum that the sum is against, log2. head: an existing one.
     """
     factor, lse = Float32(0.0), Float32(float("inf"))
     if total != 0.0:
@@ -146,9 +146,9 @@ def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tupl
 
 @cute.jit
 def add_up(w: Output, row: Int32, number: Int32, factor: Float32) -> None:
-    """Every fourth group of this CTA's dims of a row: the CTAs' O times their weights.
+    """Add up every fourth group of this CTA's dims of a row: the CTAs' O times their weights.
 
-    Several groups at a time, as long as there are so many: each alone waits for shared memory.
+    Several groups are added at a time while that many are left: each alone waits for shared memory.
     """
     i, count = number, share_of(w.ctx, w.ctx.rank).count
     while i + (AT_ONCE - 1) * LANES_A_ROW < count:

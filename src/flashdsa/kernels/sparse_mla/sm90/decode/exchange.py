@@ -1,7 +1,8 @@
-"""What the CTAs of a cluster tell and send each other; a CTA alone has nothing to say.
+"""Messages between the CTAs of a cluster; a CTA alone sends none.
 
-When all others have said that they read neither keys nor Q any more, a CTA sends each the dims that
-are that one's, into the place of its keys, and its statistics into that of Q: two bulk copies.
+A CTA waits until all others have announced that they read neither keys nor Q any more. It then
+sends each its dims, which overwrite the keys, and its statistics, which overwrite Q: two bulk
+copies.
 """
 
 from typing import Any, NamedTuple
@@ -122,14 +123,14 @@ def send_to(w: Output, peer: Int32) -> None:
 
 @cute.jit
 def leave(ctx: Context, side: Int32) -> None:
-    """What this CTA sent has come, and it may end."""
+    """Wait until this CTA's messages have arrived, so that it may end."""
     if side == 0 and ctx.thread < WARP_SIZE:
         ctx.barriers("done").wait(0)
 
 
 @cute.jit
 def place_of_dims(w: Output, rank: Any) -> Any:
-    """Where a CTA's O of this one's dims begins."""
+    """Address of a CTA's O of this one's dims."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     place = rank * (share.count * rows * GROUP_BYTES)

@@ -7,11 +7,11 @@ gather                | left                        | right
 --------------------- | --------------------------- | ---------------------------------------
 Q, both tiles         | (packed rows: Q to f16)     | (packed rows: Q to f16)
 (packed rows: bytes,  | S0 = Q K0^T                 |
- then f16 in place)   | P0 = exp2(S0) -> shared     | S1 = Q K1^T
+ then f16)            | P0 = exp2(S0) -> shared     | S1 = Q K1^T
                       | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
 the next step's tiles |                             |     P1 = exp2(S1) -> shared
                       | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
-                      |     and behind it S0        |
+                      |     and after it S0         |
 """
 
 from typing import Any

@@ -57,7 +57,7 @@ class Left(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Of a thread."""
+    """Registers of a thread."""
 
     s: cute.Tensor
     p: cute.Tensor
@@ -67,17 +67,17 @@ class Registers(NamedTuple):
 
 @cute.jit
 def finish_scores(ctx: Context, step: Int32) -> None:
-    """All of the step's S is there: tile 1's may come."""
+    """Announce that all of the step's S is computed: tile 1's may follow."""
     cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
     ctx.barriers("notes").wait(ctx.phase(step), 0)
 
 
 @cute.jit
 def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
-    """From the step's S on; S of the next one is issued behind the products.
+    """Take a step after its S; S of the next one is issued after the products.
 
     Args:
-        num_tiles: from this step on. One: nothing comes of tile 1.
+        num_tiles: from this step on. 1: the step has no tile 1.
     """
     ctx = role.ctx
     k0 = ctx.arena.address("k")

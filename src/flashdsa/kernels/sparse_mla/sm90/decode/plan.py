@@ -24,13 +24,13 @@ GROUP_DIMS = 8
 """Dims of O that a lane sends at once."""
 DIM_GROUPS = D_V // GROUP_DIMS
 CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
-"""CTAs that may share an item; all dims of O have a place in the key tiles then."""
+"""CTAs that may share an item; the key tiles then have room for all dims of O."""
 MOST_CTAS = max(CLUSTER_SIZES)
 GROUP_BYTES = GROUP_DIMS * F16
 STATISTICS = 4
-"""fp32 of a row that CTAs tell each other: maximum, sum, and what each half of O is in units of."""
+"""fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
 STAGED_AT = TILE_BYTES
-"""Of the region k: this CTA's O, behind what comes of other CTAs."""
+"""Offset in region k of this CTA's O, after what other CTAs send."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DecodePlan(Sm90Plan):
     group_heads = ROWS
 
     def items(self, num_heads: int) -> int:
-        """Of a query."""
+        """Work items of a query."""
         return -(-num_heads // self.group_heads)
 
     @property

@@ -22,13 +22,13 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import THREAD_ROWS, quad_reduc
 QUARTERS = 4
 """Threads of a row."""
 UNITS = 8
-"""16-byte units of a row of a chunk."""
+"""16-byte pieces of a row of a chunk."""
 LATENT_CHUNKS = (CHUNKS - 1) // QUARTERS
 """Chunks of a thread."""
 BATCH = 4
-"""Units that a thread has under way."""
+"""16-byte pieces that a thread has under way."""
 BATCHES = UNITS // BATCH
-"""Of a chunk."""
+"""Batches of a chunk."""
 TOP_EXPONENT = 14
 BIAS = 127
 MOST_POWER = 126
@@ -49,7 +49,8 @@ def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
 
 
 def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any]:
-    """Of a thread's units of that batch; a row's four threads are at units with other banks."""
+    """Addresses of a thread's 16-byte pieces of that batch; a row's four threads use different
+    banks."""
     base = ctx.arena.address("q") + (quarter * LATENT_CHUNKS + batch // BATCHES) * CHUNK_BYTES
     first = batch % BATCHES * BATCH
     return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
@@ -57,9 +58,9 @@ def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any
 
 @cute.jit
 def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
-    """Both consumers together, once. All of them have it in the new form behind.
+    """Convert Q by both consumers together, once. All of them have the new form afterwards.
 
-    In loops, as code that runs once costs most: it is fetched.
+    The code is loops, as code that runs once costs most: it is fetched.
     """
     thread = ctx.thread + side * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS

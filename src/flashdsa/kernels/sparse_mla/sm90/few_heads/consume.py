@@ -47,7 +47,7 @@ class Math(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Of a thread."""
+    """Registers of a thread."""
 
     out: cute.Tensor  # O^T: 8 blocks of 64 dims, columns / 2 fp32 each
     heads: Heads
@@ -59,7 +59,7 @@ def meet(ctx: Context, side: Any) -> None:
 
 
 def read_units(ctx: Context) -> list[Any]:
-    """What the lane's heads of Q are multiples of."""
+    """Scales of the lane's heads of Q."""
     count = ctx.plan.columns // 4
     shared = ctx.arena.array("row_unit", Float32, ctx.plan.columns)
     first = first_head(ctx.thread % WARP_SIZE)
@@ -67,7 +67,7 @@ def read_units(ctx: Context) -> list[Any]:
 
 
 def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
-    """Of the consumer's pieces of a step; found again at each use, not kept in registers."""
+    """States of the consumer's pieces of a step; found again at each use, not kept in registers."""
     first = opaque(step) * TILE_PIECES
     return [state_of_piece(role.ctx.plan, role.side, first + i) for i in range(TILE_PIECES)]
 
@@ -77,7 +77,7 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     """The tile of that step, whose pieces have come."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    # As rows of S^T a warp has 16 keys, of one of the pieces.
+    # A warp has 16 keys, of one of the pieces, as rows of S^T.
     key = warp % 2 * MMA_ROWS
     states = states_of_tile(role, step)
     stage = states[0].stage
@@ -91,7 +91,7 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     s = multiply_tile(ctx.plan, q, keys, row)
     scale = role.output.scale
     s = mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
-    # Behind it all four warps are done with P of the tile before.
+    # All four warps are done with P of the tile before when it returns.
     tops, largest = find_tops(ctx, s, row, role.side, meet)
     tops, factors = move_tops(ctx, r.heads, tops, largest, scale, role.side)
     rescale(ctx, r.out, factors)

@@ -61,7 +61,7 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     piece = step * TILE_PIECES + warp % TILE_PIECES
     state = state_of_piece(ctx.plan, warp // TILE_PIECES, piece)
-    # free: the consumer has read the piece that was there before, and its mask.
+    # free: the consumer has read the piece before in this stage, and its mask.
     ring.acquire(state)
     mask = cute.arch.vote_ballot_sync(row >= 0)
     if lane == 0:
@@ -79,6 +79,6 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
 
 @cute.jit
 def clear_row(to: Int32) -> None:
-    """Zeros in place of a row: 0 times what was there may be NaN."""
+    """Write zeros over a row: 0 times its old bytes may be NaN."""
     for unit in cutlass.range(KV_ROW_BYTES // UNIT, unroll=1):
         store_words(to + unit * UNIT, [Int32(0)] * 4)

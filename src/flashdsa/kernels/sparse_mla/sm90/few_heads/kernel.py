@@ -8,8 +8,8 @@ rows of 32 keys a warp | Q                           | Q
 the next step's rows   | O^T += V^T P^T              | O^T += V^T P^T
 
 Keys, and dims, are the rows of the products, as there are few heads; K and V^T come from registers,
-so that e4m3 become f16 on their way there. At the end the consumers add up their O (`merge.py`),
-and the CTAs theirs as in the other decode.
+so that e4m3 become f16 on the way. The consumers add up their O at the end (`merge.py`), and the
+CTAs theirs as in the other decode.
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ def few_heads_kernel(
         ctx = locate(arena, lse, indices, topk_length)
         side = group - GATHER - 1
         r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, side))
-        # Found again: what is behind the steps would be live through them.
+        # Computed again: values that are used after the steps would be live through them.
         ctx = locate(arena, lse, indices, topk_length)
         output = Output(ctx, out, lse, attn_sink, scale)
         stage_share(Math(ctx, output, q, side), r)

@@ -1,6 +1,6 @@
 """The end of a CTA's steps: its consumers exchange halves of O, and each stages half of the dims.
 
-What is staged is what the other decode stages (`decode/stage.py`), and goes on likewise
+The staged data are those of the other decode (`decode/stage.py`), and are combined likewise
 (`decode/combine.py`).
 """
 
@@ -51,7 +51,7 @@ def stage_share(role: Math, r: Registers) -> None:
     publish_sums(role, r)
     # Other CTAs' copies write where threads have read keys and Q.
     cute.arch.fence_proxy("async.shared", space="cta")
-    # all_read: nobody reads keys or Q any more; all sums are there.
+    # all_read: nobody reads keys or Q any more; all sums are written.
     meet_consumers(ctx, "all_read")
     # The CTAs of the cluster have their barriers: nobody has sent them anything before.
     cute.arch.cluster_wait()
@@ -82,7 +82,7 @@ def publish_sums(role: Math, r: Registers) -> None:
 
 
 class Merged(NamedTuple):
-    """Of a head, of both consumers."""
+    """Merged maxima and sum of a head, of both consumers."""
 
     tops: list[Any]  # each one's maximum
     top: Any  # the larger one
@@ -109,8 +109,8 @@ def merge_sums(role: Math, number: int) -> Merged:
 
 @cute.jit
 def find_factors(role: Math, r: Registers) -> list[Any]:
-    """What this consumer's O of the lane's heads is to be multiplied by, before both are added:
-    0 of a head without a key."""
+    """Factors of this consumer's O of the lane's heads, before both are added: 0 of a head without
+    a key."""
     unit = Float32(0.0) - Float32(r.heads.power[0])
     factors = []
     for number in cutlass.range_constexpr(role.ctx.plan.columns // 4):
@@ -119,7 +119,7 @@ def find_factors(role: Math, r: Registers) -> list[Any]:
         own = exp2((mine - merged.top) * role.output.scale.factor + unit)
         inverse = cute.arch.rcp_approx(merged.total) if merged.total != 0.0 else Float32(0.0)
         factors.append(own * inverse)
-        # What all heads read would be in registers at once.
+        # Otherwise the values that all heads read would be in registers at once.
         cute.arch.sync_warp()
     return factors
 
@@ -145,7 +145,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
             mine.append((high if role.side == 1 else low) * factor)
             others.append((low if role.side == 1 else high) * factor)
         store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
-    # halves: the other consumer's part of this one's dims is there.
+    # halves: the other consumer's part of this one's dims has come.
     meet_consumers(ctx, "halves")
     at = own_at + ctx.thread * (WORDS * FP32)
     results = []
@@ -198,7 +198,8 @@ def store_floats(address: Any, values: list[Any]) -> None:
 
 @cute.jit
 def stage_statistics(role: Math) -> None:
-    """Four lanes: this CTA's maxima and sums to its place of all CTAs'. O is in units of 1."""
+    """Write this CTA's maxima and sums, by four lanes, to its offset among all CTAs'. O has scale
+    1."""
     ctx = role.ctx
     base = ctx.arena.address("q") + ctx.rank * OF_CTA
     for number in cutlass.range_constexpr(ctx.plan.columns // 4):

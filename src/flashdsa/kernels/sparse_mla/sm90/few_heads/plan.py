@@ -36,7 +36,8 @@ CHUNK_ROW = 128
 """Bytes of a row of an operand with the 128-byte swizzle."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 PIECE_BYTES = PIECE_KEYS * KV_ROW_BYTES
-"""Of a stage. A row is an odd number of 16-byte units, so that eight of them are in all banks."""
+"""Bytes of a stage. A row is an odd multiple of 16 bytes, so that eight of them are in all
+banks."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class FewHeadsPlan(Sm90Plan):
         return self.columns
 
     def items(self, num_heads: int) -> int:
-        """Of a query."""
+        """Work items of a query."""
         return -(-num_heads // self.group_heads)
 
     @property
@@ -87,7 +88,7 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def operand_bytes(self) -> int:
-        """Of 64 values of each head: a chunk of Q, or P of a tile."""
+        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
         return self.columns * CHUNK_ROW
 
     @property
@@ -156,7 +157,7 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """In the order of their threads."""
+        """Roles in the order of their threads."""
         return self.gather, self.math
 
     @property

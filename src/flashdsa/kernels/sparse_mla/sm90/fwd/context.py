@@ -16,7 +16,7 @@ SCORES_DONE, P_FREE = 1, 2
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its work items are first_item, first_item + num_ctas, ...
+    """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
 
     An item is 64 rows of Q: of a group of queries, or of `blocks` items of one query each.
     """
@@ -34,7 +34,7 @@ class Context(NamedTuple):
         return self.arena.plan
 
     def kind_of_piece(self, piece: int) -> str:
-        """What the columns of a piece are to the products."""
+        """Kind of a piece's columns in the products."""
         return BF16_KIND
 
     def barriers(self, name: str) -> Barriers:

@@ -39,10 +39,10 @@ class Output(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Of an item's rows in the results, which are numbered over queries and heads."""
+    """Position of an item's rows in the results, which are numbered over queries and heads."""
 
     first: Int64  # number of the item's first row
-    count: Int32  # rows that there are, of 64
+    count: Int32  # existing rows, of 64
     head: Int32  # of this thread's first row
     row: Int32  # this thread's first row in the item
 
@@ -106,7 +106,7 @@ def write_item(
 
 
 def clear_rows(out: Any, factors: Any) -> None:
-    """0 where the factor is: O may be NaN there."""
+    """Write 0 where the factor is 0: O may be NaN in these rows."""
     for i in range(OF_OUT):
         out[i] = select(factors[i // 2 % THREAD_ROWS] == 0.0, Float32(0.0), out[i])
 

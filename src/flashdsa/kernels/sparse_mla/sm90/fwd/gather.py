@@ -61,13 +61,13 @@ class Gatherer(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """A step: of which item, its number there, and how far the item goes."""
+    """A step: its item, its number in the item, and the item's length."""
 
     item: Int32
     list: Int32  # the row of `slots`
     step: Int32
     num_slots: Int32
-    next_slots: Int32  # of the item behind it
+    next_slots: Int32  # of the item after it
 
 
 class Slots(NamedTuple):
@@ -79,7 +79,7 @@ class Slots(NamedTuple):
 
 @cute.jit
 def slots_of(role: Gatherer, item: Int32) -> Int32:
-    """Slots of the item that may be valid; any number behind the last item."""
+    """Slots of the item that may be valid; any number after the last item."""
     count = Int32(role.slots.shape[1])
     if role.num_slots.shape[0] > 0:
         if item < role.ctx.num_items:
@@ -98,7 +98,7 @@ def first_step(role: Gatherer) -> Cursor:
 
 @cute.jit
 def following(role: Gatherer, at: Cursor) -> Cursor:
-    """The step behind `at`: an item has one, even without a slot."""
+    """The step after `at`: an item has one, even without a slot."""
     item, row, step = at.item, at.list, at.step + 1
     num_slots, next_slots = at.num_slots, at.next_slots
     if step * STEP_KEYS >= num_slots:
@@ -176,7 +176,7 @@ def copy_half(
 
 @cute.jit
 def load_query(role: Gatherer, at: Cursor) -> None:
-    """One thread: the item's rows of Q; those behind the last one come as zeros."""
+    """One thread: load the item's rows of Q; those past the last one become zeros."""
     ctx = role.ctx
     barrier = ctx.barriers("q_full")
     barrier.arrive_and_expect_tx()
@@ -228,7 +228,7 @@ def gather_all(role: Gatherer) -> None:
             ring = RingProducer(ctx.barriers(f"k{tile}_full"), ctx.barriers(free))
             ring.acquire(PipelineState(Int32(tile), phase))
             copy_half(role, rows, to, unit, half)
-            # Behind the copies, which the consumers wait for longer.
+            # This follows the copies, which the consumers wait for longer.
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
                     write_note(role, slots, flags, lane, tile)

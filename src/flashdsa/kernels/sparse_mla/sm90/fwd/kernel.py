@@ -9,7 +9,7 @@ Q, both tiles         | S0 = Q K0^T                 |
                       | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
 tile 0 left, right    |                             |     P1 = exp2(S1) -> shared
                       | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
-tile 1 right, left    |     and behind it the       |
+tile 1 right, left    |     and after it the        |
                       |     next step's S0          |
 """
 
@@ -53,8 +53,8 @@ def forward_kernel(
     """One CTA; arguments as in `launch_forward`.
 
     Args:
-        slots, num_slots: indices and topk_length, or of a group rows and counts of its lists.
-        members: of the lists; None: there is no group.
+        slots, num_slots: indices and topk_length, or rows and counts of the groups' lists.
+        members: of the lists; None: no group.
     """
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
@@ -97,7 +97,7 @@ def locate(lse: cute.Tensor, arena: Arena) -> Context:
 
 @cute.jit
 def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the forward on `stream`, of a group behind the kernel for the groups' unions.
+    """Launch the forward on `stream`; the kernel for the groups' unions comes first.
 
     Args:
         arguments: those of `Operands`, of a group with H = plan.group_heads. Then

@@ -29,7 +29,7 @@ HALF_DIMS = D_V // 2
 """Value dims of a consumer."""
 PIECE_CHUNKS = 2
 PIECES = -(-CHUNKS // PIECE_CHUNKS)
-"""Of a tile: each is announced, and its scores are computed, as soon as it is there."""
+"""Pieces of a tile: each is announced, and its scores are computed, as soon as it has come."""
 LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
 RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
 MASK_WORDS = TILE_KEYS // 32
@@ -128,8 +128,8 @@ class FwdPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of Q and of the sums complete a phase an item, all others a phase a step. At those
-        of P and of the sums every thread arrives for what it has read and written itself:
+        Those of Q and of the sums complete a phase an item, all others a phase a step. Every thread
+        arrives at those of P and of the sums for what it has read and written itself:
         compute-sanitizer's racecheck does not see what a warp's lanes did before one of them
         arrives for all. That costs no time.
         """

@@ -1,7 +1,8 @@
 """The wgmmas of both consumers: S = Q K^T and O += P V.
 
 Every operand is made of chunks [64 rows][64 columns] with the 128-byte swizzle. A row's columns are
-along K of the product where it is a row of Q, K or P. Of V they are along N, and the keys along K.
+along K of the product where it is a row of Q, K or P. V's columns are along N, and the keys along
+K.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32"
 VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32"
 BF16_KIND = "bf16"
 F16_KIND = "f16"
-"""What Q, K, V and P are to a product; of packed rows all but the RoPE columns are f16."""
+"""Kind of Q, K, V and P in a product; all but the RoPE columns of packed rows are f16."""
 OF_SCORES = TILE_KEYS // 2
 """fp32 of S in a thread."""
 OF_OUT = HALF_DIMS // 2

@@ -1,4 +1,5 @@
-"""From S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base 2.
+"""The step from S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base
+2.
 
 A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that O is rarely
 rescaled. P is at most that, and what was left out cancels between O and the row's sum.
@@ -103,7 +104,7 @@ def read_masks(ctx: Context, tile: int) -> list[list[Int32]]:
 
 
 def read_flags(ctx: Context, tile: int) -> Any:
-    """What follows the step: LAST_OF_ITEM, LAST_OF_ALL."""
+    """Flags of the work after the step: LAST_OF_ITEM, LAST_OF_ALL."""
     return ctx.arena.array("flags", Int32, TILES)[tile]
 
 
@@ -135,10 +136,11 @@ def exponentiate(
     lazy_log2: cutlass.Constexpr,
     kind: cutlass.Constexpr = BF16_KIND,
 ) -> None:
-    """P in words of two bf16, or of two of `kind`, against each row's maximum, which may move.
+    """Compute P in words of two bf16, or of two of `kind`, against each row's maximum, which may
+    move.
 
     The sums follow. Differences are scaled, not scores: they are exact near the maximum, however
-    large it is. There is no branch: one more, never taken, cost 3% of the kernel's time.
+    large it is. The code has no branch: one more, never taken, cost 3% of the kernel's time.
     """
     for h in cutlass.range_constexpr(THREAD_ROWS):
         of_row = [i for i in range(OF_SCORES) if i // 2 % THREAD_ROWS == h]

@@ -12,7 +12,8 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""
 PAIR_DIMS = 16
-"""Of two neighbouring groups of 8 columns, four of them in each thread of a row: see rows.py."""
+"""Dims of two neighbouring groups of 8 columns, four of them in each thread of a row: see
+rows.py."""
 LINE_DIMS = 2 * PAIR_DIMS
 """128 bytes of dKV, which eight lanes add in one piece: pieces of 64 take the kernel 9 % longer."""
 
@@ -49,7 +50,7 @@ def add_tile(dkv: Any, acc: Any, keys: list[Int32]) -> None:
 
 @cute.jit
 def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32]) -> None:
-    """As `add_tile`, a row after the other: several may be of the same key."""
+    """Same as `add_tile`, a row after the other: several may be of the same key."""
     lane = cute.arch.lane_idx()
     for h in cutlass.range_constexpr(KEYS):
         row = dkv + (Int64(keys[h]) * D_QK + lane % 4 * 4)
@@ -62,7 +63,7 @@ def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32]) -> None:
 
 
 def four_dims(acc: Any, pair: int, h: int) -> list[Any]:
-    """Of one of the thread's rows its four neighbouring dims of a pair of groups."""
+    """The four neighbouring dims of a pair of groups, in one of the thread's rows."""
     return [acc[8 * pair + 4 * group + 2 * h + e] for group in range(2) for e in range(2)]
 
 

@@ -80,7 +80,7 @@ def locate(
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments; see spool.py."""
+    """Arguments of every launch, in order; see spool.py."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32

@@ -11,7 +11,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, CHUNK_BYTES, D_QK, 
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
-"""That multiply: they take turns with the tiles of keys."""
+"""Warpgroups that multiply: they take turns with the tiles of keys."""
 SLICES = 3
 """Items of a group: parts of the 576 dims."""
 SLICE_DIMS = D_QK // SLICES
@@ -20,7 +20,7 @@ LAST_LATENT_DIMS = D_V - (SLICES - 1) * SLICE_DIMS
 CHUNKS = SLICE_DIMS // CHUNK
 """Chunks of 64 dims of a slice; each is copied by a warp."""
 WORDS = 16
-"""Of an item, where additions are in order: see order.py. Two are used; the others keep those of
+"""Words of an item, if additions are in order: see order.py. Two are used; the others keep those of
 different items apart."""
 PART_BYTES = CHUNKS * CHUNK_BYTES
 """A row block's slice of Q or of dO."""
@@ -68,8 +68,8 @@ class DkvPlan(Sm90Plan):
 
     @property
     def full_barriers(self) -> int:
-        """That say that an image is there. There are as many as images in a turn of the
-        warpgroups, and so each is awaited by one of them, which sees all its phases."""
+        """Barriers that say that an image has come. They are as many as images in a turn of the
+        warpgroups, so each is awaited by one of them, which sees all its phases."""
         return max(self.slots, WARPGROUPS * self.parts)
 
     @property

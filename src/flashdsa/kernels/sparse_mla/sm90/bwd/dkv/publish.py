@@ -22,7 +22,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS
 
 NAP_NS = 100
-"""Between two looks at a counter."""
+"""Nanoseconds between two looks at a counter."""
 
 
 class Publish(NamedTuple):
@@ -54,13 +54,13 @@ def wait_for_tile(role: Publish, number: Int32) -> None:
             <= number // WARPGROUPS
         ):
             cute.arch.inline_ptx(f"nanosleep.u32 {NAP_NS};")
-    # What each lane has seen is seen by the one that says so.
+    # Each lane's observations become visible to the lane that publishes them.
     cute.arch.sync_warp()
 
 
 @cute.jit
 def say(place: Place, key: Int32) -> None:
-    """To lower keys all groups up to this one have added."""
+    """Publish: all groups up to this one have added to keys below `key`."""
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         store_release(place.words + ADDED, key)
@@ -68,7 +68,7 @@ def say(place: Place, key: Int32) -> None:
 
 @cute.jit
 def first_key(role: Publish, item: Item, tile: Int32) -> Int32:
-    """Of a tile that there may not be."""
+    """First key of a tile that may not exist."""
     key = Int32(DONE)
     if tile < item.tiles:
         key = (role.ctx.lists.row(item.group) + tile * TILE_KEYS).load()

@@ -59,8 +59,7 @@ def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) 
 
 
 class Operands(NamedTuple):
-    """What a launch has, in the order of its arguments. What the tensors hold is said in
-    spool.py."""
+    """Arguments of a launch, in order. The contents of the tensors are documented in spool.py."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32

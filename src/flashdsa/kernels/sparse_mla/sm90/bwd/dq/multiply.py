@@ -20,7 +20,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS, THREAD_ROWS, 
 STEP_BYTES = MMA_K * CHUNK * BF16
 """Bytes from 16 keys of an image or a chunk to the next 16."""
 PRODUCTS = 2
-"""Of a warpgroup, each with its accumulator."""
+"""Products of a warpgroup, each with its accumulator."""
 
 
 class Multiply(NamedTuple):
@@ -32,7 +32,7 @@ class Multiply(NamedTuple):
 
 
 def operands(role: Multiply, product: int) -> tuple[Any, int]:
-    """Of a product: the image's number in the stage and the first chunk of the keys."""
+    """Operands of a product: the image's number in the stage and the first chunk of the keys."""
     if role.ctx.plan.row_blocks == 4:
         return role.warpgroup * PRODUCTS + product, 0
     return role.warpgroup, 3 * product

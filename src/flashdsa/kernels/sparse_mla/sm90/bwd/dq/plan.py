@@ -25,8 +25,8 @@ class DqPlan(Sm90Plan):
     """One compiled dQ: choices first, then what follows from them.
 
     Attributes:
-        row_blocks: of a group. With 4 each warpgroup takes two of them and 192 dims of an item's;
-            with 2 one of them and 288 dims.
+        row_blocks: of a group. 4: each warpgroup takes two of them and 192 dims of an item's;
+            2: one of them and 288 dims.
         load_registers, multiply_registers: of a thread.
     """
 
@@ -76,7 +76,7 @@ class DqPlan(Sm90Plan):
 
     @property
     def stage_bytes(self) -> int:
-        """dS images, and behind them the keys."""
+        """dS images, then the keys."""
         return self.images_bytes + self.key_chunks * CHUNK_BYTES
 
     @property

@@ -19,10 +19,10 @@ def compile_fused(plan: FusedPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, copy, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named,
-    dq, dkv, heads, sm_scale, spread, num_ctas). Where plan.more is not 0 follow (more_rows,
-    more_members, more_counts, more_present, more_named, choice, ratio, most_keys). With slots there
-    is no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again, row_of_key,
-    unit_groups) follow num_ctas. See `launch_backward`.
+    dq, dkv, heads, sm_scale, spread, num_ctas). If plan.more is not 0, then (more_rows,
+    more_members, more_counts, more_present, more_named, choice, ratio, most_keys). A plan with
+    slots has no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again,
+    row_of_key, unit_groups) follow num_ctas. See `launch_backward`.
     """
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
     slots = fake_slots(keys) if plan.slots else []

@@ -13,10 +13,10 @@ from flashdsa.kernels.sparse_mla.sm90.union import Lists
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its work items are cta, cta + num_ctas, ...
+    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
-    Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list
-    from one that is `spread` tiles behind that of the CTA before.
+    Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list;
+    its first tile is `spread` tiles after that of the previous CTA.
     """
 
     arena: Arena
@@ -47,7 +47,7 @@ class Context(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Of an item: keys of its list, tiles, and the tile with which the CTA begins."""
+    """Tiles of an item: keys of its list, tiles, and the tile with which the CTA begins."""
 
     keys: Int32
     count: Int32

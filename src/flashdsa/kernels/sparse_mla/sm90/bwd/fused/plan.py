@@ -15,18 +15,18 @@ MORE = (0, 2, 4)
 HALF_ROWS = BLOCK_ROWS // 2
 """Rows of which S and dP are one wgmma: N is so many rows of Q and as many of dO."""
 HALF_BYTES = HALF_ROWS * CHUNK * BF16
-"""Of Q, or of dO: 64 columns of 32 rows."""
+"""Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 V_CHUNKS = D_V // CHUNK
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
 """64 columns: Q and dO of the first 32 rows, then of the others."""
 ROPE_PLACE = V_CHUNKS * ROWS_CHUNK_BYTES
-"""Bytes from the rows' first to the columns that only Q has: of the first 32 rows, and behind them
-of the others."""
+"""Bytes from the rows' first to the columns that only Q has: of the first 32 rows, then of the
+others."""
 ROWS_BYTES = ROPE_PLACE + 2 * HALF_BYTES
 LEFT_CHUNKS = 4
 """Chunks of 64 dims of dQ that role score multiplies; role right has the others."""
 ORDER = (0, 1, 4, 5, 2, 3, 6, 7, 8)
-"""In which a tile's chunks become free, and so come and are multiplied."""
+"""Order in which a tile's chunks become free, and so come and are multiplied."""
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 

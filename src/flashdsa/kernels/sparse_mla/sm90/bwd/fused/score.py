@@ -1,7 +1,7 @@
 """Role score: S, dP, P and dS of each tile, and the left dims of dQ.
 
 Keys are M and rows are N: S^T and dP^T of 32 rows are one product of the keys with those rows of Q
-and of dO, which lie one behind the other. P and dS go to shared memory as images [key][row].
+and of dO, which lie one after the other. P and dS go to shared memory as images [key][row].
 """
 
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ OF_HALF = HALF_ROWS // 2
 """fp32 of S, and of dP, in a thread."""
 PRODUCTS = 2
 PRODUCT_CHUNKS = LEFT_CHUNKS // PRODUCTS
-"""Of dQ, each a group of wgmmas."""
+"""Chunks of dQ of a product, each a group of wgmmas."""
 STEP_BYTES = MMA_K * CHUNK * BF16
 """Bytes from 16 keys of an image or a chunk to the next 16."""
 HALVES = 2
@@ -62,7 +62,8 @@ class Scorer(NamedTuple):
 
 @cute.jit
 def write_statistics(role: Scorer, item: Int32) -> None:
-    """Of rows 2 i and 2 i + 1: lse / ln 2 of both, then delta * sm_scale of both."""
+    """Write the statistics of rows 2 i and 2 i + 1: lse / ln 2 of both, then delta * sm_scale of
+    both."""
     ctx = role.ctx
     if ctx.thread < BLOCK_ROWS:
         row = cutlass.min(item * BLOCK_ROWS + ctx.thread, role.lse.shape[0] - 1)
@@ -87,7 +88,7 @@ def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Cons
         place = chunk * ROWS_CHUNK_BYTES + 2 * half * HALF_BYTES
         if cutlass.const_expr(not has_v):
             place = ROPE_PLACE + half * HALF_BYTES
-        # Behind a wait, and before a product of another shape.
+        # It follows a wait, and precedes a product of another shape.
         warpgroup.fence()
         for step in cutlass.range_constexpr(STEPS):
             offset = step * MMA_K * BF16
@@ -178,7 +179,7 @@ def add_dq(role: Scorer, accs: Any) -> None:
 
 @cute.jit
 def read_members(role: Scorer, line: cute.Pointer, tile: Int32) -> list[Int32]:
-    """Of this thread's two keys of a tile, which queries name them."""
+    """Read which queries name this thread's two keys of a tile."""
     first = line + tile * TILE_KEYS
     return [Int32((first + 8 * h).load()) for h in range(2)]
 

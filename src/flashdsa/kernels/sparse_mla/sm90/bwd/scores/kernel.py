@@ -87,11 +87,11 @@ LSE_END, LIST_TENSORS = 4, len(Lists._fields)
 
 @cute.jit
 def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the scores on `stream`; where the plan is not optional, first delta and the lists.
+    """Launch the scores on `stream`; if the plan is not optional, first delta and the lists.
 
     Args:
-        arguments: those of `Operands`; where the plan is optional, then choice: (1,) int32; the
-            kernel has work where it is FIRST. Else, behind lse, out (S * H, 512) bf16, indices (S,
+        arguments: those of `Operands`; if the plan is optional, then choice: (1,) int32; the
+            kernel has work if it is FIRST. Else, after lse, out (S * H, 512) bf16, indices (S,
             topk) int32 and topk_length (S,) int32, or (0,): every slot counts; and delta and the
             lists are written.
     """

@@ -25,7 +25,7 @@ BATCH_CHUNKS = 3
 """Chunks whose products are one group, and which are freed together."""
 QUERIES = (1, 2, 4, 8, 16)
 WARP_ROWS = 16
-"""Of a warp in a wgmma."""
+"""Rows of a warp in a wgmma."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ScoresPlan(Sm90Plan):
 
     Attributes:
         queries: of a group. split_warps: a warp's 16 rows are of two queries, of 8 heads each.
-        optional: delta and lists are there; the kernel has work where a choice takes it.
+        optional: delta and lists exist already; the kernel has work if a choice takes it.
         slots: chunks that the ring of keys holds.
         gather_registers, consumer_registers: of a thread.
     """

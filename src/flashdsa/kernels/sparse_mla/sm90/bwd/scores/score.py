@@ -71,7 +71,7 @@ class Scorer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What this thread keeps of its two rows, and where its part of a tile goes."""
+    """This thread's values of its two rows, and the destination of its part of a tile."""
 
     do: cute.Tensor  # (128,) Int32: wgmma's A of all columns
     lse_log2: list[Float32]
@@ -89,7 +89,7 @@ def row_of(mma_row: Any) -> Any:
 
 @cute.jit
 def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
-    """This warpgroup's 64 rows of Q; those behind the last one are copies of it."""
+    """Load this warpgroup's 64 rows of Q; those past the last one are copies of it."""
     last = role.q.shape[0] - 1
     for turn in cutlass.range_constexpr(BLOCK_ROWS * UNITS // WARPGROUP_SIZE):
         place = turn * WARPGROUP_SIZE + role.ctx.thread

@@ -1,10 +1,10 @@
 """Eight fp32 of dKV in twelve bytes: 11 bits each, and the exponent of the largest.
 
-A number is off by at most 2^-10 of the largest one of its eight. Where one of them is not finite
-all eight become NaN.
+A number is off by at most 2^-10 of the largest one of its eight. All eight become NaN if one of
+them is not finite.
 
-The numbers lie one behind the other in 96 bits, and the exponent behind them. Six of them can be
-masked where they lie: with the exponent of a power of two above them they are an fp32.
+The numbers lie one after the other in 96 bits, then the exponent. Six of them can be masked without
+a shift: with the exponent of a power of two above them they are an fp32.
 """
 
 import struct
@@ -28,7 +28,7 @@ _LARGEST_SCALE = 263
 _PLACES = ((0, 0), (0, BITS), (0, 22), (1, 1), (1, 12), (1, 23), (2, 2), (2, 13))
 """The word and the bit with which each number begins; two of them end in the next word."""
 _EXPONENT_BIT = 24
-"""Of the last word."""
+"""First bit of the exponent in the last word."""
 
 
 def _words_of_zeros(exponent: int) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ def pack_eight(values: list[Any]) -> list[Any]:
         f"abs.f32 t, {{$r{i}}}; max.NaN.f32 m, m, t; " for i in range(1, NUMBERS)
     )
     exponent = (
-        # Of the largest one as it is after rounding, so that it is below 2^10 then too.
+        # The exponent is the largest one's after rounding, so that it is below 2^10 then too.
         f"mov.b32 e, m; add.u32 e, e, {1 << 23 - BITS + 1}; shr.u32 e, e, 23; "
         f"min.u32 e, e, {NOT_FINITE}; max.u32 e, e, {LEAST_EXPONENT}; "
         f"sub.u32 f, {_LARGEST_SCALE}, e; shl.b32 f, f, 23; mov.b32 s, f; "
@@ -64,7 +64,7 @@ def pack_eight(values: list[Any]) -> list[Any]:
         f"fma.rn.f32 t, {{$r{i}}}, s, {_BIASED_ZERO}; mov.b32 u{i}, t; " for i in range(NUMBERS)
     )
     words = ["", "", f"shl.b32 w2, e, {_EXPONENT_BIT}; "]
-    # Of 2^23's what is not shifted out, to be subtracted.
+    # The part of 2^23 that is not shifted out, to be subtracted.
     magics = [0] * WORDS
     for i, (word, bit) in enumerate(_PLACES):
         words[word] += f"shl.b32 f, u{i}, {bit}; add.u32 w{word}, w{word}, f; "
@@ -100,7 +100,7 @@ def add_packed(total: list[Any], words: list[Any]) -> list[Any]:
             source, place = "u", 0
         elif bit + BITS > 23:
             source, place = "last", bit - 1
-        # With this exponent the number's lowest bit is 2^-9, and 2^10 of them 2.
+        # The number's lowest bit is 2^-9 with this exponent, and 2^10 of them are 2.
         power = 14 - place
         biased_zero = f"0f{_float_bits(2.0**power + 2.0):08X}"
         parts.append(
