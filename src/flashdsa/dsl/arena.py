@@ -25,7 +25,7 @@ class Arena(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """What says where things lie."""
+        """The plan, which has the offsets."""
         return self.static.value
 
     def bytes(self, name: str) -> Any:

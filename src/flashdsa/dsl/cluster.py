@@ -47,8 +47,9 @@ def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
 
 
 def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
-    """One thread: neighbouring bytes of this CTA's shared memory to another CTA's, whose barrier
-    counts them. The source may change, and this CTA may end, only behind that barrier's phase.
+    """One thread: copy neighbouring bytes of this CTA's shared memory to another CTA's, whose
+    barrier counts them. The source may change, and this CTA may end, only after that barrier's
+    phase.
 
     Args:
         address, barrier: shared::cluster, of the same CTA; see `peer_address`. source: an Int32.
@@ -62,15 +63,17 @@ def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
 
 
 def send(address: Any, words: Sequence[Any], barrier: Any, peer: Any) -> None:
-    """`store_async` to the same place of another CTA; pointers to this CTA's shared memory."""
+    """Call `store_async` for the same offset in another CTA; pointers to this CTA's shared
+    memory."""
     store_async(peer_address(address, peer), words, peer_address(barrier, peer))
 
 
 @cute.jit
 def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> None:
-    """All threads of a CTA: its barriers, and the word to the other CTAs that they are there.
+    """All threads of a CTA: initialise its barriers, and tell the other CTAs that they are ready.
 
-    They need not be as far: `cute.arch.cluster_wait` comes before the first message to them.
+    The other CTAs need not be ready yet: `cute.arch.cluster_wait` comes before the first message to
+    them.
     """
     initialise_barriers(arena, thread, warps)
     cute.arch.sync_threads()
@@ -78,10 +81,10 @@ def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> 
 
 
 def leave_cluster(relaxed: bool = False) -> None:
-    """All threads: no CTA ends before all have come here, so that messages find its memory.
+    """All threads: wait until all CTAs have called, so that messages find their memory.
 
     Args:
-        relaxed: what the threads wrote is not released: nobody reads it behind this.
+        relaxed: what the threads wrote is not released: nobody reads it afterwards.
     """
     if relaxed:
         cute.arch.cluster_arrive_relaxed()

@@ -29,12 +29,12 @@ def free(address: Any, columns: int, cta_group: int = 1) -> None:
 
 
 def before_sync() -> None:
-    """Before a synchronisation behind which other threads use tensor memory."""
+    """Fence before a synchronisation after which other threads use tensor memory."""
     prims.tcgen05_fence("before_thread_sync")
 
 
 def after_sync() -> None:
-    """After a synchronisation with threads that used tensor memory."""
+    """Fence after a synchronisation with threads that used tensor memory."""
     prims.tcgen05_fence("after_thread_sync")
 
 
@@ -108,6 +108,6 @@ def wait_for_tmem(barriers: Barriers, number: Any) -> None:
 
 
 def arrive_after_tcgen05(barriers: Barriers, stage: Any = 0) -> None:
-    """Arrive behind this thread's loads and stores of tensor memory, which it has waited for."""
+    """Arrive after this thread's loads and stores of tensor memory, which it has waited for."""
     before_sync()
     cute.arch.mbarrier_arrive(barriers.at(stage))

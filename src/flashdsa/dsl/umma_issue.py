@@ -13,7 +13,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.umma import UmmaProduct
 
 ADDRESS_BITS = (1 << 18) - 1
-"""Of shared memory, in a descriptor (PTX ISA, "Shared memory descriptor")."""
+"""Address bits of shared memory in a descriptor (PTX ISA, "Shared memory descriptor")."""
 LOW_BITS = (1 << 32) - 1
 BOTH_CTAS = 0b11
 """Ranks in a cluster of two, a bit each."""
@@ -58,7 +58,7 @@ def issue(
 
 
 def descriptor(base: Any, relative: int) -> Any:
-    """A descriptor `base` 16-byte units behind one that is relative to address 0.
+    """A descriptor 16 * `base` bytes after one that is relative to address 0.
 
     No start address is beyond the 14 bits of its field, so nothing is carried out of it.
     """

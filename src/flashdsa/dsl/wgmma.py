@@ -42,7 +42,7 @@ def along_n(address: Any) -> Any:
 
 
 def descriptor_behind(low: Any, offset: int) -> Any:
-    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
+    """The descriptor `offset` bytes after that of `low`. Only low words differ."""
     high = (ATOM_BYTES >> 4 | 1 << 30) << 32
     return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 

@@ -1,4 +1,4 @@
-"""Where each compiled kernel of this machine comes from."""
+"""Origin of each compiled kernel of this machine."""
 
 from __future__ import annotations
 

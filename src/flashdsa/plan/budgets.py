@@ -1,4 +1,4 @@
-"""What follows from a plan's roles, barriers and regions, for the plans of one CTA an SM."""
+"""Budgets that follow from a plan's roles, barriers and regions, for plans of one CTA an SM."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class CtaPlan(ABC):
     @property
     @abstractmethod
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
 
     @property
     def behind_barriers(self) -> list[SmemRegion]:
-        """What it holds behind them."""
+        """Shared memory regions after the mbarriers, in order."""
         return []
 
     def check(self, registers: int | None = None) -> None:
@@ -57,7 +57,7 @@ class CtaPlan(ABC):
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return sum(role.threads for role in self.roles)
 
     @property
@@ -76,24 +76,24 @@ class CtaPlan(ABC):
 
 
 class Sm90Plan(CtaPlan):
-    """Of a Hopper kernel."""
+    """Plan of a Hopper kernel."""
 
     arch = SM90
 
 
 class Sm100Plan(CtaPlan):
-    """Of a Blackwell kernel, which has tensor memory."""
+    """Plan of a Blackwell kernel, which has tensor memory."""
 
     arch = SM100
 
     @property
     @abstractmethod
     def columns(self) -> list[TmemRegion]:
-        """What tensor memory holds."""
+        """Tensor memory regions."""
 
     @property
     def behind_barriers(self) -> list[SmemRegion]:
-        """Where the allocation of tensor memory is noted."""
+        """The region that holds the address of the tensor memory allocation."""
         return [SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation")]
 
     @property
@@ -103,7 +103,7 @@ class Sm100Plan(CtaPlan):
         return plan_tmem(self.columns, self.arch.tmem_columns)
 
     def check(self, registers: int | None = None) -> None:
-        """As of any CTA, and tensor memory.
+        """Hold the choices against the architecture, as for any CTA, and against tensor memory.
 
         Raises:
             BudgetError: names the region or role that does not fit.

@@ -72,7 +72,7 @@ def is_own(x: Queries, of_dq: Any, row: Int32) -> Boolean:
 
 @cute.jit
 def load_row(tensor: cute.Tensor, row: Int32, lane: Int32) -> list[Any]:
-    """Load this lane's columns of a row of 576, in fp32: UNIT in each V_UNITS, then of RoPE or 0."""
+    """Load this lane's columns of a row of 576 as fp32: UNIT in each V_UNITS, then RoPE's or 0."""
     values = []
     for number in cutlass.range_constexpr(V_UNITS):
         unit = load_unit(tensor, row, number * WARP_SIZE + lane)
