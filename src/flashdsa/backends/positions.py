@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _BEHIND = torch.iinfo(torch.int32).max
-"""Orders what is negative behind every position."""
+"""Key that orders negative entries after every position."""
 
 
 def ascending(positions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import threading
 
 
 class _Thread(threading.local):
-    """Of each thread: whether it is known to have a context."""
+    """State of each thread: whether it is known to have a context."""
 
     has_context = False
 

@@ -1,4 +1,4 @@
-"""Device memory that launches share: those of a stream, and those that a graph captures there."""
+"""Device memory that launches share: those of a stream, and those that a graph captures on one."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Workspaces:
         self.spare: list[Tensor] = []
         """Counters for graphs; 0."""
         self._given: list[Tensor] = []
-        """Those that graphs have: a graph does not keep memory alive that was there before it."""
+        """Counters that graphs have: a graph does not keep memory alive that existed before it."""
         self._captured: _Captured | None = None
 
     def of_capture(self, stream: int, make: Make) -> Workspace:
-        """Of the launches that are captured on this stream now."""
+        """Workspace of the launches that are captured on this stream now."""
         capture, kept = capture_id(stream), self._captured
         if kept is not None and capture and kept[:2] == (capture, stream):
             return kept.workspace

@@ -1,4 +1,4 @@
-"""What the indexer's kernels take of tensors beyond the operations' own checks."""
+"""Requirements of the indexer's kernels on tensors beyond the operations' own checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashdsa.settings import Settings
 
 _NAMES = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
 _NUM_COPIED = 3
-"""Of the operands, the first ones: TMA and bulk copies read them."""
+"""First operands, which TMA and bulk copies read."""
 
 
 def require_layout(*tensors: Tensor) -> None:

@@ -29,7 +29,7 @@ def plan_for(num_heads: int) -> TargetPlan:
 def bind(
     runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
 ) -> Callable[[AttentionTargetOperands], Tensor]:
-    """`attention_target` of operands that differ from these in what they hold alone."""
+    """`attention_target` of operands that differ from these only in their values."""
     num_queries, topk = operands.indices.shape
     if not operands.kv.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).zero_()

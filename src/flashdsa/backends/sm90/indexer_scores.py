@@ -24,7 +24,7 @@ def plan_for(num_heads: int) -> ScoresPlan:
 def bind(
     runner: Runner, operands: IndexerScoresOperands
 ) -> Callable[[IndexerScoresOperands], Tensor]:
-    """`indexer_scores` of operands that differ from these in what they hold alone."""
+    """`indexer_scores` of operands that differ from these only in their values."""
     num_queries, topk = operands.indices.shape
     if not operands.k_index.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).fill_(-torch.inf)

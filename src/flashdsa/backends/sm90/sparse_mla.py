@@ -16,7 +16,7 @@ from flashdsa.operands import SparseMlaOperands
 def choose(
     runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
 ) -> Kernel:
-    """As `sparse_mla_launches.Choose`: the decode, or the forward."""
+    """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
@@ -53,11 +53,11 @@ def _plan(group: int, max_logits: bool) -> FwdPlan:
 def arguments_for(
     runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
 ) -> Arguments:
-    """Of the compiled function of `plan`."""
+    """Arguments of the compiled function of `plan`."""
     num_heads = operands.q.shape[1]
 
     def num_ctas(queries: int) -> tuple[int]:
-        """Of a launch: as many as have an item, at most one an SM."""
+        """CTAs of a launch: one for each item, at most one an SM."""
         groups = -(-queries // plan.group)
         items = groups * -(-num_heads // ROWS) if plan.group == 1 else groups
         return (min(items, runner.num_sms),)
