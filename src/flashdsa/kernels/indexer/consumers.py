@@ -14,8 +14,8 @@ CONSUMER_BARRIER = 1
 
 
 def consumer_sync(plan: Any) -> None:
-    """All consumers of the plan wait for each other, those of a team where it is one's; their
-    shared memory accesses are ordered by it."""
+    """Sync all consumers of the plan, a team's if the plan is a team's; it orders their shared
+    memory accesses."""
     barrier: Any = CONSUMER_BARRIER
     if plan.is_team:
         thread, _, _ = cute.arch.thread_idx()

@@ -31,7 +31,8 @@ def announce(
 
 @cute.jit
 def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The first warp: a tile's description, and its row's queries and weights if pages follow."""
+    """The first warp: load a tile's description, and its row's queries and weights if pages
+    follow."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
         state = ring.state(number)

@@ -112,8 +112,8 @@ def share_schedule(
     given_out: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The second team's copy of what the schedule gave the CTA, if it gave anything out; the team
-    syncs before it looks."""
+    """Copy what the schedule gave the CTA, if anything, for the second team; the team syncs before
+    it looks."""
     given = select_buffers_in(arena, plan).scratch
     mine = select_buffers_of(arena, team, plan).scratch
     if given_out and team == 1 and thread < COORD_WORDS:

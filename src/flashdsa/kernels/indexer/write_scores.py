@@ -27,7 +27,7 @@ class WriteContext(NamedTuple):
 
 @cute.jit
 def store_score(ctx: WriteContext, row: Int32, position: Int32, score: Float32) -> None:
-    """One score of the output."""
+    """Store one score of the output."""
     (ctx.scores.iterator + (Int64(row) * ctx.max_len + position)).store(score)
 
 
@@ -86,7 +86,7 @@ def write_score(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """A score to its position in the row; -inf if its page id is outside the cache."""
+    """Write a score to its position in the row; -inf if its page id is outside the cache."""
     if not valid:
         score = -Float32.inf
     if present and position < sink.length:

@@ -85,7 +85,7 @@ def load_row(tensor: cute.Tensor, row: Int32, lane: Int32) -> list[Any]:
 
 @cute.jit
 def store_units(tensor: cute.Tensor, row: Int32, lane: Int32, values: Any) -> None:
-    """The opposite, in bf16; of a tensor of 512 columns without RoPE."""
+    """Store what `load_row` loads, in bf16; a tensor of 512 columns has no RoPE."""
     has_rope = tensor.shape[1] == D_QK
     for number in cutlass.range_constexpr(V_UNITS + has_rope):
         own = [values[UNIT * number + i] for i in range(UNIT)]
@@ -152,7 +152,7 @@ def slots_of(x: Queries, query: Int32) -> Int32:
 def write_out(
     x: Queries, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32
 ) -> None:
-    """O of a row (query, head), by an online softmax."""
+    """Write O of a row (query, head), by an online softmax."""
     query, head = row // x.heads, row % x.heads
     q = load_row(x.q, row, lane)
     scale = x.sm_scale * Float32(LOG2_E)
@@ -184,7 +184,7 @@ def write_out(
 
 @cute.jit
 def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int32) -> None:
-    """dQ of a row (query, head)."""
+    """Write dQ of a row (query, head)."""
     query = row // x.heads
     q = load_row(x.q, row, lane)
     do = []

@@ -25,7 +25,7 @@ def send_winners(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The list's first `winners` entries to the group's first CTA."""
+    """Send the list's first `winners` entries to the group's first CTA."""
     for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
         dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
         entry = [select.keys[i], select.positions[i]]

@@ -192,8 +192,8 @@ def give_out(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Consumers: the coordinates of the caller's group to scratch, and its rows to own_rows. Each
-    warp tries a deadline, and the one with the best gives out."""
+    """Consumers: write the coordinates of the caller's group to scratch, and its rows to own_rows.
+    Each warp tries a deadline, and the one with the best gives out."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
     best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
     for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):

@@ -98,7 +98,7 @@ def load_partition(
     num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: every work tile of this CTA, then the word that no more come.
+    """A load warp: load every work tile of this CTA, then announce that no more come.
 
     Args:
         ctx: has `rows`, and is what the loader takes. loader: a TileLoader.

@@ -103,7 +103,7 @@ def load_scheduled(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: this CTA's part of every row of its group, then the word that no more come.
+    """A load warp: load this CTA's part of every row of its group, then announce that no more come.
 
     Args:
         ctx: has `rows`, and is what the loader takes. loader: a TileLoader.

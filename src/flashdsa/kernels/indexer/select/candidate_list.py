@@ -36,7 +36,7 @@ def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
 
 @cute.jit
 def clear_histogram(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """All bins 0. The caller syncs before anyone counts."""
+    """Set all bins to 0. The caller syncs before anyone counts."""
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
@@ -76,7 +76,7 @@ def append_all(
 def put(
     select: SelectBuffers, index: Int32, key: Uint32, position: Int32, valid: cutlass.Boolean
 ) -> None:
-    """An entry at a given index; one that is not `valid` never wins and is not counted."""
+    """Store an entry at a given index; one that is not `valid` never wins and is not counted."""
     select.keys[index] = Int32(key) if valid else Int32(0)
     select.positions[index] = position if valid else Int32(NO_POSITION)
     if valid:
@@ -126,7 +126,7 @@ def compact(
 
 @cute.jit
 def reset(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """An empty list; synced."""
+    """Empty the list; synced."""
     clear_histogram(select, thread, plan)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)

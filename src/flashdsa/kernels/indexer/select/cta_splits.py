@@ -211,8 +211,9 @@ def read_headers(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """One warp: how many slots from the CTA `done` on fit the list, and how many chunks they have,
-    to scratch; the entries of each, and the chunks up to its end, to the candidates' memory."""
+    """One warp: write to scratch how many slots from the CTA `done` on fit the list, and how many
+    chunks they have; write to the candidates' memory the entries of each, and the chunks up to its
+    end."""
     first_cta = sharers(select).first + done
     num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
     counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
@@ -251,8 +252,8 @@ def chunks_of(entries: Int32) -> Int32:
 def find_places(
     select: SelectBuffers, chunks: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Consumers: of each chunk its slot, and which of the slot's chunks it is, to the candidates'
-    memory. A thread searches for one or two, among the chunks up to the end of each slot."""
+    """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
+    thread searches for one or two, among the chunks up to the end of each slot."""
     most = plan.list_capacity // WARP_SIZE + LISTED_SLOTS
     assert const_expr(CHUNK_PLACES + most <= plan.candidate_words)
     for first in cutlass.range_constexpr(0, most, plan.consumer_threads):

@@ -49,7 +49,7 @@ class Found(NamedTuple):
 def sum_groups(
     select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """The histogram's groups of bins into `own_coarse`; the caller syncs."""
+    """Sum the histogram's groups of bins into `own_coarse`; the caller syncs."""
     vectors = NUM_BINS // VECTOR // plan.consumer_threads  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
@@ -65,7 +65,7 @@ def sum_groups(
 
 @cute.jit
 def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
-    """The counts of all groups to every CTA's `coarse`. A warp sends to one CTA: its 512 bytes
+    """Send the counts of all groups to every CTA's `coarse`. A warp sends to one CTA: its 512 bytes
     arrive sooner together than in pieces from all warps."""
     lane = thread % WARP_SIZE
     peer = thread // WARP_SIZE
@@ -81,7 +81,7 @@ def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
 def send_fine(
     select: SelectBuffers, cluster: ClusterBuffers, coord: Coord, first: Int32, lane: Int32
 ) -> None:
-    """One warp: the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
+    """One warp: send the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
     messages = BIN_GROUP // VECTOR
     message = lane % messages
     four = load4(select.histogram, first // VECTOR + message)
@@ -225,7 +225,8 @@ def within_before(
 
 @cute.jit
 def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32) -> None:
-    """One warp: the caller's entries above the last round's bin, to every CTA of the group."""
+    """One warp: send the number of the caller's entries above the last round's bin to every CTA of
+    the group."""
     if lane < coord.num_parts:
         send(
             cluster.above.iterator + coord.part,

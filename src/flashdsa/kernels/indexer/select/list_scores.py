@@ -53,7 +53,7 @@ def list_score(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """A score into the list, if it can win; all lanes call.
+    """Put a score into the list, if it can win; all lanes call.
 
     Args:
         valid: its page id is in the cache. present: the lane has a score.

@@ -79,7 +79,7 @@ def compact_segments(
 def clear_bins_below(
     select: SelectBuffers, first: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """The bins before `first` 0. The caller syncs before anyone counts."""
+    """Set the bins before `first` to 0. The caller syncs before anyone counts."""
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // VECTOR):

@@ -57,7 +57,7 @@ def publish(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The part's entries as good as the threshold into the caller's slot. Ends synced."""
+    """Write the part's entries as good as the threshold into the caller's slot. Ends synced."""
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     consumer_sync(plan)

@@ -83,7 +83,7 @@ def recount(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The histogram of the range's entries: of the first `listed` of the list, and of the
+    """Count the range's entries into the histogram: of the first `listed` of the list, and of the
     candidates in registers. Synced."""
     consumer_sync(plan)  # everyone has read what the round before counted
     if const_expr(plan.pairs):

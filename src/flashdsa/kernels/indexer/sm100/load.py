@@ -79,7 +79,8 @@ def load_stage(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Pages into their stage. An id outside the cache is passed on as invalid: its keys are 0."""
+    """Load pages into their stage. An id outside the cache is passed on as invalid: its keys are
+    0."""
     ring, num_pages = ctx.inputs.page_ring, ctx.cache.shape[0]
     state = ring.state(number)
     stage = state.stage

@@ -30,7 +30,8 @@ class MmaContext(NamedTuple):
 
 @cute.jit
 def issue_tiles(ctx: MmaContext, plan: cutlass.Constexpr) -> None:
-    """A warp: the products of every tile that the load warps announce; all are read at the end."""
+    """A warp: issue the products of every tile that the load warps announce; all are read at the
+    end."""
     number, used = Int32(0), Int32(0)  # of the tile; stages before it
     tile = wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:

@@ -61,7 +61,7 @@ def has_row(thread: Int32, plan: Any) -> cutlass.Boolean:
 def prepare(
     inputs: InputBuffers, scorer: Scorer, tile_stage: Int32, thread: Int32, plan: IndexerPlan
 ) -> None:
-    """Nothing: weights are read from shared memory as they are needed."""
+    """Do nothing: weights are read from shared memory as they are needed."""
 
 
 @cute.jit

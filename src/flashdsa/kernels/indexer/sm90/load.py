@@ -67,7 +67,8 @@ def load_pages(
 def load_page(
     ctx: LoadContext, page: Int32, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """One page into its stage; a page id outside the cache is passed on as invalid, not read."""
+    """Load one page into its stage; a page id outside the cache is passed on as invalid, not
+    read."""
     ring = ctx.inputs.page_ring
     state = ring.state(number)
     stage = state.stage

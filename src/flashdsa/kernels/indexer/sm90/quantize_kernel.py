@@ -81,7 +81,7 @@ def quantize(elements: cute.Tensor, scale: Float32) -> cute.Tensor:
 
 @cute.jit
 def store_words(words: cute.Tensor, address: Any) -> None:
-    """16 bytes to device memory."""
+    """Store 16 bytes to device memory."""
     target = cute.recast_ptr(address.align(16), dtype=Uint32)
     cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(ELEMENTS_EACH // 4)))
 

@@ -92,8 +92,8 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
 def load_weights(
     mine: cute.Tensor, weights: cute.Tensor, stage: Int32, lane: Int32, plan: IndexerPlan
 ) -> None:
-    """Half the weights of the heads whose columns of the accumulator this lane holds: 8c +
-    2 (lane % 4) + {0, 1}. `mine`: (num_heads // 4,) fp32 registers."""
+    """Load half the weights of the heads whose columns of the accumulator this lane holds: 8c + 2
+    (lane % 4) + {0, 1}. `mine`: (num_heads // 4,) fp32 registers."""
     for c in range(plan.num_heads // 8):
         for odd in range(2):
             weight = weights[stage * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
@@ -113,7 +113,7 @@ def next_page_tokens(plan: IndexerPlan) -> int:
 
 @cute.jit
 def load_keys(scorer: Scorer, stage: Int32, plan: cutlass.Constexpr) -> None:
-    """The page's keys into registers."""
+    """Load the page's keys into registers."""
     words = cute.recast_tensor(scorer.keys, Int32)
     page = scorer.pages + stage * plan.stage_bytes
     for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):

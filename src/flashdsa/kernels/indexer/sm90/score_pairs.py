@@ -63,7 +63,7 @@ def halve_weights(
 def load_weights(
     mine: cute.Tensor, inputs: InputBuffers, row: int, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Half the weights of a row's heads whose columns this lane holds, as in score.py."""
+    """Load half the weights of a row's heads whose columns this lane holds, as in score.py."""
     for i in cutlass.range_constexpr(plan.num_heads // 16):
         four = load4(inputs.halves, (row * plan.num_heads // 4 + 4 * i) + lane % 4)
         for k in cutlass.range_constexpr(4):

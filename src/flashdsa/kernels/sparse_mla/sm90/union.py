@@ -84,7 +84,7 @@ def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> In
 
 @cute.jit
 def fill_tile(x: Slots, lists: Lists, count: Int32, thread: Int32) -> None:
-    """Rows of the list again, of no member, up to a whole tile; count > 0. All threads call."""
+    """Repeat rows of the list, of no member, up to a whole tile; count > 0. All threads call."""
     group, _, _ = cute.arch.block_idx()
     cute.arch.sync_threads()
     line = Int64(group) * lists.rows.shape[1]
@@ -118,7 +118,7 @@ def union_kernel(
 
 @cute.jit
 def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
-    """The group's list."""
+    """Write the group's list."""
     thread, _, _ = cute.arch.thread_idx()
     number, _, _ = cute.arch.block_idx()
     num_keys, tile = x.num_keys, x.tile

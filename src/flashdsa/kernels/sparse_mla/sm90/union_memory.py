@@ -85,7 +85,7 @@ def length_of(x: Slots, query: Int32) -> Int32:
 
 
 def store_members(lists: Lists, place: Any, members: Any) -> None:
-    """A row's bits."""
+    """Store a row's bits."""
     (lists.members.iterator + place).store(lists.members.element_type(members))
 
 

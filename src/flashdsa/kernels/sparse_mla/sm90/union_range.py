@@ -99,7 +99,7 @@ def set_bit(
 
 @cute.jit
 def keep_repeat(shared: Shared, row: Int32, query: Int32) -> None:
-    """A row that a query names again, if it does."""
+    """Keep a row that a query names again, if it does."""
     if query != 0:
         at = cute.arch.atomic_add(shared.num_repeats.iterator, Int32(1), sem="relaxed", scope="cta")
         if at < MOST_REPEATS:
@@ -109,7 +109,7 @@ def keep_repeat(shared: Shared, row: Int32, query: Int32) -> None:
 
 @cute.jit
 def note_present(x: Slots, shared: Shared, word: Int32) -> None:
-    """The queries of a word's rows name something."""
+    """Note that the queries of a word's rows name something."""
     members = Int32(0)
     for i in cutlass.range_constexpr(x.word_rows):
         members = members | (word >> (x.row_bits * i))
@@ -123,7 +123,7 @@ def note_present(x: Slots, shared: Shared, word: Int32) -> None:
 
 @cute.jit
 def note_named(shared: Shared, own: Int32) -> None:
-    """Bits that this thread counted in the words of a range."""
+    """Note the bits that this thread counted in the words of a range."""
     total = neighbours_sum(own, WARP_SIZE)
     if cute.arch.lane_idx() == 0:
         cute.arch.atomic_add(shared.named.iterator, total, sem="relaxed", scope="cta")
@@ -221,7 +221,7 @@ def write_dense(
 def write_sparse(
     x: Slots, shared: Shared, lists: Lists, base: Int32, fours: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """The same, where most words have none: a lane takes four words.
+    """Same as `write_dense`, if most words have no row: a lane takes four words.
 
     Args:
         fours: number of the first four words, and how many fours.

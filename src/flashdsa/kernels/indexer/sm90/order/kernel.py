@@ -75,7 +75,7 @@ def load_words(
 
 
 def exchange(words: cute.Tensor, low: int, high: int) -> None:
-    """The lesser word first."""
+    """Put the lesser word first."""
     one, two = words[low], words[high]
     words[low] = cutlass.min(one, two)
     words[high] = cutlass.max(one, two)
@@ -83,7 +83,7 @@ def exchange(words: cute.Tensor, low: int, high: int) -> None:
 
 @cute.jit
 def sort_lane(words: cute.Tensor, plan: cutlass.Constexpr) -> None:
-    """The lane's words in ascending order."""
+    """Sort the lane's words in ascending order."""
     for level in cutlass.range_constexpr(1, plan.each.bit_length()):
         run = 1 << level
         for i in cutlass.range_constexpr(plan.each):
@@ -94,7 +94,7 @@ def sort_lane(words: cute.Tensor, plan: cutlass.Constexpr) -> None:
 
 @cute.jit
 def merge_lane(words: cute.Tensor, distance: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
-    """Exchanges of words `distance` apart, then half as far, to neighbours."""
+    """Exchange words `distance` apart, then half as far, to neighbours."""
     for halved in cutlass.range_constexpr(distance.bit_length()):
         apart = distance >> halved
         for i in cutlass.range_constexpr(plan.each):
@@ -104,8 +104,8 @@ def merge_lane(words: cute.Tensor, distance: cutlass.Constexpr, plan: cutlass.Co
 
 @cute.jit
 def merge_lanes(words: cute.Tensor, run: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """Two neighbouring runs of `run` lanes, each in order, to one: the first with the second
-    backwards, then as a lane does with its own words."""
+    """Merge two neighbouring runs of `run` lanes, each in order, into one: the first with the
+    second backwards, then as a lane does with its own words."""
     last, mask = plan.each - 1, 2 * run - 1
     first = (lane & run) == 0
     for i in cutlass.range_constexpr(plan.each // 2):
@@ -129,7 +129,7 @@ def kept(own: Uint32, other: Uint32, first: cutlass.Boolean) -> Uint32:
 
 
 def store_word(arena: Arena, place: Int32, word: Int32, plan: Any) -> None:
-    """An entry of the sorted list; those that lanes store together lie in different banks."""
+    """Store an entry of the sorted list; those that lanes store together lie in different banks."""
     words = arena.array("words", Int32, plan.width + WARP_SIZE)
     words[place + place // plan.each] = word
 
@@ -178,7 +178,7 @@ def settle_pairs(
 
 @cute.jit
 def write_rows(arena: Arena, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The list in its new order. Starts synced.
+    """Write the list in its new order. Starts synced.
 
     Args:
         rows: pointer to the list, read and then written.

@@ -285,7 +285,7 @@ def copy_scores(team: Team, source: Source, rows: Any, to: Any, begin: Int32, en
 
 @cute.jit
 def compact(team: Team, source: Source) -> None:
-    """Only the log's marked entries stay, by the team's first warp. Ends not synced."""
+    """Drop the log's entries without a mark, by the team's first warp. Ends not synced."""
     if team.member == 0:
         at = Int32(0)
         for chunk in cutlass.range(source.entries.logged, unroll=1):
@@ -320,7 +320,7 @@ def keep_chunk(
 def emit_unscored(
     ranges: Ranges, tile: Tile, rows: cute.Tensor, warp: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """A tile whose queries see at most topk keys each: all of them, then -1."""
+    """Write all keys, then -1, of a tile whose queries see at most topk keys each."""
     for i in cutlass.range(warp, plan.tile_queries, plan.select_warps, unroll=1):
         query = tile.first_query + i
         if query < ranges.num_queries:

@@ -51,8 +51,8 @@ def mark_exactly(
     cuts: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Masks of all entries above a range of keys, and of the best `wanted` in it; where nothing is
-    to be cut, of all scores. Starts synced, unless something is cut; ends synced."""
+    """Mark all entries above a range of keys, and the best `wanted` in it; if nothing is to be cut,
+    all scores. Starts synced, unless something is cut; ends synced."""
     threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
     if cuts:
         threshold = find_threshold(team, entries, within, wanted, plan)
@@ -97,7 +97,7 @@ def find_threshold(
 
 @cute.jit
 def clear_rounds(team: Team) -> None:
-    """The bins of a round, by the team's first warp."""
+    """Clear the bins of a round, by the team's first warp."""
     if team.member == 0:
         for i in cutlass.range_constexpr(ROUND_BINS // WARP_SIZE):
             team.rounds[i * WARP_SIZE + team.lane] = Int32(0)
@@ -122,7 +122,7 @@ def narrowed(range_: KeyRange, shift: Int32, bin_index: Int32) -> KeyRange:
 
 @cute.jit
 def mark(team: Team, entries: Entries, threshold: Threshold, plan: cutlass.Constexpr) -> None:
-    """Masks of the entries that win. One warp does all, in order, if equal keys are cut."""
+    """Mark the entries that win. One warp does all, in order, if equal keys are cut."""
     key, equal, cuts = threshold
     below = Int32(cute.arch.lanemask_lt())
     first, step = team.member, Int32(plan.team_warps)

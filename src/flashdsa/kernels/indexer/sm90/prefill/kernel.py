@@ -103,7 +103,7 @@ def prefill_kernel(
 def score_all(
     ctx: ScoreContext, select: SelectContext, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Every tile of this CTA."""
+    """Score every tile of this CTA."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if cutlass.const_expr(not plan.scores_only):
         clear_histograms(ctx.arena, thread, plan)
@@ -148,7 +148,7 @@ def score_tile(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A tile, a segment of its keys at a time."""
+    """Score a tile, a segment of its keys at a time."""
     lane = thread % WARP_SIZE
     prepared = prepare(ctx, tile, scored, lane, plan)
     if cutlass.const_expr(plan.scores_only):

@@ -35,7 +35,7 @@ class LoadContext(NamedTuple):
 
 @cute.jit
 def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """Every tile of this CTA that needs scores."""
+    """Load every tile of this CTA that needs scores."""
     loaded, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
     for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
         place = tile_number(ctx.ranges, turn, plan)
@@ -54,7 +54,8 @@ def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
 
 @cute.jit
 def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """A tile's weights to the second-level cache: before its first product, warps wait for them."""
+    """Prefetch a tile's weights to the second-level cache: before its first product, warps wait for
+    them."""
     word = tile.first_query * plan.num_heads + lane * LINE_WORDS
     if lane * LINE_WORDS < plan.columns and word < ctx.ranges.num_queries * plan.num_heads:
         cute.arch.inline_ptx(

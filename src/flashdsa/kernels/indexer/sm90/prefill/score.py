@@ -119,7 +119,7 @@ def score_segment(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """This warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
+    """Score this warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
 
     Args:
         number: of the tile's first key tile, among the CTA's.

@@ -131,8 +131,8 @@ def select_segment(
     begin: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The best of the team's query among the key tiles of a segment, of which `begin` is the first;
-    those before it were chosen from already. Starts and ends synced."""
+    """Select the best of the team's query among the key tiles of a segment, of which `begin` is the
+    first; those before it were chosen from already. Starts and ends synced."""
     query = seen.query
     if tile.first_query + query < ctx.ranges.num_queries:
         # They come while the bin is looked for.
@@ -185,7 +185,7 @@ def chunks_of(entries: Int32) -> Int32:
 def mark_best(
     team: Team, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Masks of the best of log and segment. Starts and ends synced."""
+    """Mark the best of log and segment. Starts and ends synced."""
     entries = seen.entries
     right, range_, wanted = bounds.known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if bounds.known:

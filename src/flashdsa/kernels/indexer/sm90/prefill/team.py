@@ -60,7 +60,7 @@ def part(arena: Arena, name: str, number: Int32, words: int) -> cute.Tensor:
 
 @cute.jit
 def team_sync(team: Team, plan: cutlass.Constexpr) -> None:
-    """The team's warps wait for each other; their accesses to memory are ordered by it."""
+    """Sync the team's warps; it orders their accesses to memory."""
     if cutlass.const_expr(plan.team_warps == 1):
         cute.arch.sync_warp()
     else:

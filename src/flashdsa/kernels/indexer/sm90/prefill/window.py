@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 def score_sync(plan: Any) -> None:
-    """All warps that score wait for each other; their accesses to memory are ordered by it."""
+    """Sync all warps that score; it orders their accesses to memory."""
     cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=plan.select_warps * WARP_SIZE)
 
 
@@ -47,7 +47,7 @@ def take_sample(
     writes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A window of each of this lane's queries, from the extremes that each warp has seen. The
+    """Set a window for each of this lane's queries, from the extremes that each warp has seen. The
     second ones, so that a few neighbouring scores do not stretch it. All warps that score call,
     those without keys `sample_nothing`.
 
@@ -88,7 +88,7 @@ def take_sample(
 
 @cute.jit
 def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The same of a warp that has no keys of the sample."""
+    """Same as `take_sample`, for a warp that has no keys of the sample."""
     slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
     if lane < plan.tile_queries:
         slots[2 * (warp * plan.tile_queries + lane)] = Float32.inf

@@ -65,7 +65,7 @@ def issue_dq(acc: Any, image: Any, k: Any) -> None:
 
 
 def issue_dk(acc: Any, images: Any, q: Any, blocks: int) -> None:
-    """acc = A^T Q of 64 keys and 64 dims, as one group.
+    """Issue acc = A^T Q of 64 keys and 64 dims, as one group.
 
     Args:
         images: address of the group's images. q: of the chunk of those dims in the first block.

@@ -45,7 +45,8 @@ def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32)
 
 @cute.jit
 def fill_table_in_order(x: Slots, shared: Shared, keys: Range, first: Int32) -> None:
-    """The same, of queries that name a key twice: a warp for each. All threads call, and sync.
+    """Fill the table for queries that name a key twice: a warp for each. All threads call, and
+    sync.
 
     The table is clear.
     """

@@ -83,7 +83,7 @@ def length_of(x: Slots, query: Int32) -> Int32:
 
 @cute.jit
 def clear(x: Slots, words: cute.Tensor, first: Int32, end: Int32) -> None:
-    """Zeros in the words from `first` to `end` at least, multiples of 4. All threads call."""
+    """Clear the words from `first` to `end` at least, multiples of 4. All threads call."""
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
     threads = x.plan.list_threads

@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 @cute.jit
 def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
-    """This warp has read a piece of the keys, and with the last tile maybe one of Q."""
+    """Arrive: this warp has read a piece of the keys, and with the last tile maybe one of Q."""
     plan = ctx.plan
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
@@ -65,7 +65,8 @@ def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
 
 @cute.jit
 def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
-    """The products of a tile, a group of wgmmas a piece; a piece is freed under the next one's."""
+    """Compute the products of a tile, a group of wgmmas a piece; a piece is freed during the next
+    one's."""
     plan = ctx.plan
     keys, queries = ctx.arena.consumer("k_full", "k_free"), ctx.arena.consumer("q_full", "q_free")
     k_first, q_first = ctx.arena.address("k"), ctx.arena.address("q")
@@ -98,7 +99,7 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
 
 @cute.jit
 def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
-    """The query's numbers of this thread's heads, in the order of `sum_heads`."""
+    """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
     plan = ctx.plan
     shared = ctx.arena.array("heads", Float32, plan.queries * plan.num_heads)
     first = q_at.stage // plan.query_pieces * plan.num_heads + ctx.thread % QUAD * 2
@@ -129,7 +130,7 @@ def add_tile(
     item: Item,
     tile: Int32,
 ) -> None:
-    """A tile's sums, written."""
+    """Compute and write a tile's sums."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     half = lane % 2
@@ -179,7 +180,7 @@ def fill_rest(role: Adder, item: Item) -> None:
 
 @cute.jit
 def add_all(role: Adder) -> None:
-    """All four warps of a warpgroup: its tiles of every item of the CTA."""
+    """All four warps of a warpgroup: add its tiles of every item of the CTA."""
     ctx, plan = role.ctx, role.ctx.plan
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     heads = cute.make_rmem_tensor(plan.num_heads // QUAD, Float32)

@@ -167,7 +167,7 @@ def copy_tile(
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: copy every step of the CTA."""
     ctx = role.ctx
     to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     start = PipelineState(Int32(0), Int32(0))

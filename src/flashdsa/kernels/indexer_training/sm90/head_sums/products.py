@@ -10,7 +10,7 @@ MMA_BYTES = 32
 
 
 def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> None:
-    """acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
+    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
 
     Args:
         acc: num_heads / 2 fp32 in a thread. k, q: low words of the chunks' descriptors.

@@ -103,7 +103,8 @@ def divergence(row: Row, sums: Sums) -> Float32:
 
 @cute.jit
 def write_gradient(row: Row, sums: Sums, weight: Float32, out: Any) -> None:
-    """weight (pi - p) of each slot; 0 where it is not valid, and of a row that does not count."""
+    """Write weight (pi - p) of each slot; 0 where it is not valid, and of a row that does not
+    count."""
     of_target, of_scores = Float32(1.0) / sums.target, Float32(1.0) / sums.exponentials
     for start in cutlass.range(row.lane, row.topk, AT_ONCE * WARP_SIZE, unroll=1):
         slots = [read_slot(row, start + i * WARP_SIZE) for i in range(AT_ONCE)]
@@ -151,8 +152,8 @@ def launch_kl(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """The divergences `out` (S,) of `target` (S, topk) from the softmax of `scores` (S, topk), all
-    fp32, S at least 1, on `stream`."""
+    """Write the divergences `out` (S,) of `target` (S, topk) from the softmax of `scores` (S,
+    topk), all fp32, S at least 1, on `stream`."""
     ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
     kl_kernel(scores, target, None, out, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
@@ -168,7 +169,7 @@ def launch_kl_bwd(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Their gradients `out` (S, topk) in the scores, each row's times `grad_kl` (S,)."""
+    """Write their gradients `out` (S, topk) in the scores, each row's times `grad_kl` (S,)."""
     ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
     kl_kernel(scores, target, grad_kl, out, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream

@@ -83,7 +83,7 @@ def rows_of(ctx: Stretch, slots: list[Int32]) -> list[Int32]:
 
 @cute.jit
 def load_keys(ctx: Stretch, rows: list[Int32], words: cute.Tensor) -> None:
-    """This lane's words of its two keys; where a slot is not valid those of row 0."""
+    """Load this lane's words of its two keys; where a slot is not valid those of row 0."""
     for half in cutlass.range_constexpr(2):
         row = cutlass.max(rows[half], Int32(0))
         first = ctx.keys.iterator + (
@@ -96,7 +96,7 @@ def load_keys(ctx: Stretch, rows: list[Int32], words: cute.Tensor) -> None:
 
 
 def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
-    """acc = K Q^T of the tile, as one group of wgmmas; waits for it.
+    """Compute acc = K Q^T of the tile, as one group of wgmmas; wait for it.
 
     Args:
         acc: num_heads / 2 fp32. words: of `load_keys`. q: shared memory address of `store_query`'s.
@@ -147,7 +147,7 @@ def sum_heads(acc: cute.Tensor, weights: Int32, num_heads: cutlass.Constexpr) ->
 def write_scores(
     ctx: Stretch, out: cute.Tensor, tile: Int32, rows: list[Int32], sums: list[Float32]
 ) -> None:
-    """A tile's scores: of each quad two lanes write one each."""
+    """Write a tile's scores: two lanes of each quad write one each."""
     lane = ctx.thread % QUAD
     slot = tile * TILE_KEYS + ctx.first_key + lane * HALF
     if lane < 2 and slot < ctx.indices.shape[1]:

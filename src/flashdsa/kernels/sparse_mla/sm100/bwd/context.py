@@ -92,5 +92,5 @@ def load_lane(ctx: Context, name: str, columns: int, offset: int = 0) -> Any:
 
 
 def store_lane(ctx: Context, name: str, words: Any, offset: int = 0) -> None:
-    """A Vector of words to this thread's lane of a TMEM region; `tmem.wait_stored` waits."""
+    """Store a Vector of words to this thread's lane of a TMEM region; `tmem.wait_stored` waits."""
     tmem.store_lane(ctx.tmem, ctx.plan.tmem.column(name) + offset, ctx.thread, words)

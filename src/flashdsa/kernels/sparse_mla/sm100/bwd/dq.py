@@ -44,7 +44,7 @@ def write_columns(
 
 @cute.jit
 def write_dq(role: DqWriter) -> None:
-    """All of a row's dims of this CTA."""
+    """Write all of a row's dims of this CTA."""
     ctx, plan = role.ctx, role.ctx.plan
     # dq_ready, of this item: its last MMA of dQ is done, so dQ may be read until ds_ready of the
     # next item's first block.

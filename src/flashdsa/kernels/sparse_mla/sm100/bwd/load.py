@@ -39,7 +39,7 @@ class Loader(NamedTuple):
 
 @cute.jit
 def store_masks(role: Loader, stage: Int32, slot: Int32, row: Int32) -> None:
-    """One warp, lane = key: which keys of a block each query of the group has."""
+    """One warp, lane = key: store which keys of a block each query of the group has."""
     ctx, plan = role.ctx, role.ctx.plan
     members = Int32(0)
     if row >= 0:
@@ -57,7 +57,7 @@ def store_masks(role: Loader, stage: Int32, slot: Int32, row: Int32) -> None:
 
 @cute.jit
 def load_blocks(role: Loader) -> None:
-    """Every warp, lane = key: every block of the item."""
+    """Every warp, lane = key: load every block of the item."""
     ctx = role.ctx
     for block in cutlass.range(ctx.num_blocks, unroll=1):
         load_block(role, block)

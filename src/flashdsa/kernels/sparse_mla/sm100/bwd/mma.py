@@ -45,13 +45,13 @@ class Issuer(NamedTuple):
 def issue_product(
     ctx: Context, product: cutlass.Constexpr[UmmaProduct], clear: Any, a_offset: Any, b_offset: Any
 ) -> None:
-    """A product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
+    """Issue a product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
     issue(product, ctx.arena.base, ctx.tmem, clear, a_offset, b_offset)
 
 
 @cute.jit
 def issue_p(role: Issuer, number: Int32) -> None:
-    """P of a block, this CTA's dims of Q K^T."""
+    """Issue P of a block, this CTA's dims of Q K^T."""
     ctx, plan = role.ctx, role.ctx.plan
     # kv_full: the gather has filled the block's stage; it stays until kv_free, committed after dQ.
     wait_then_tcgen05(role.keys.full, number)
@@ -64,14 +64,14 @@ def issue_p(role: Issuer, number: Int32) -> None:
 
 @cute.jit
 def issue_dp(role: Issuer, number: Int32) -> None:
-    """dP of a block, this CTA's dims of dO V^T."""
+    """Issue dP of a block, this CTA's dims of dO V^T."""
     issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(number))
     commit(role.ctx.barriers("dp_ready"))
 
 
 @cute.jit
 def issue_block(role: Issuer, block: Int32) -> None:
-    """Everything from P of the item's next block to dKV of this one."""
+    """Issue everything from P of the item's next block to dKV of this one."""
     ctx, number = role.ctx, role.ctx.number(block)
     ready, free = ctx.barriers("dkv_ready"), ctx.barriers("dkv_free")
     last = block + 1 == ctx.num_blocks
@@ -140,7 +140,7 @@ def owned_before(number: Any) -> Any:
 
 @cute.jit
 def issue_item(role: Issuer) -> None:
-    """One thread: every block of an item."""
+    """One thread: issue every block of an item."""
     ctx, first = role.ctx, role.ctx.number(0)
     before = ctx.turn.items_before
     # q_full of this item: TMA has brought Q, which stays until query_free. It came after all MMAs

@@ -26,7 +26,7 @@ class QueryLoader(NamedTuple):
 
 @cute.jit
 def load_query(role: QueryLoader) -> None:
-    """One thread: Q's and dO's dims of this CTA, Q's before dO's."""
+    """One thread: load Q's and dO's dims of this CTA, Q's before dO's."""
     ctx, plan = role.ctx, role.ctx.plan
     free, boxes = ctx.barriers("query_free"), plan.dims // BOX_DIMS
     for step in cutlass.range_constexpr(QUERY_STEPS):

@@ -50,7 +50,7 @@ class Reducer(NamedTuple):
 
 @cute.jit
 def store_do(ctx: Context) -> None:
-    """dO from shared memory into TMEM: thread = lane = head."""
+    """Store dO from shared memory into TMEM: thread = lane = head."""
     # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
     wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
@@ -69,7 +69,7 @@ def store_do(ctx: Context) -> None:
 def send_slice(
     role: Reducer, slot: Int32, block: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
 ) -> None:
-    """A slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
+    """Send a slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
 
     Only one lane of a warp issues at a time, so four warps take a quarter of the time.
     """
@@ -138,7 +138,7 @@ def send_slices(
 
 @cute.jit
 def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
-    """One dim of every valid row of the block, added from this thread's registers."""
+    """Add one dim of every valid row of the block from this thread's registers."""
     ctx = role.ctx
     stage = role.rows.state(ctx.number(block)).stage
     rows = ctx.arena.pointer("rows", Int32) + stage * B_TOPK

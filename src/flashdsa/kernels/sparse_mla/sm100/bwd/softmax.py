@@ -32,7 +32,7 @@ class Softmax(NamedTuple):
 
 @cute.jit
 def send(ctx: Context, own: Any, number: Int32) -> None:
-    """This thread's 32 partial sums to the peer.
+    """Send this thread's 32 partial sums to the peer.
 
     Args:
         number: of the exchange, over all items: two a block, P's and then dP's.
@@ -123,7 +123,7 @@ def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
 
 @cute.jit
 def softmax_block(role: Softmax, number: Int32) -> None:
-    """S and dS of the block of that running number."""
+    """Compute S and dS of the block of that running number."""
     ctx = role.ctx
     p_number, dp_number = 2 * number, 2 * number + 1
     # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
@@ -165,6 +165,6 @@ def softmax_block(role: Softmax, number: Int32) -> None:
 
 @cute.jit
 def softmax_item(role: Softmax) -> None:
-    """Every block of an item."""
+    """Take every block of an item."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         softmax_block(role, role.ctx.number(block))

@@ -80,7 +80,7 @@ def finish_row(w: Output, row: Row) -> Float32:
 
 @cute.jit
 def write_box(ctx: Context, box: cutlass.Constexpr[int], factor: Float32, at: Int32) -> None:
-    """64 dims of this thread's row of O, in bf16, to a box in shared memory."""
+    """Write 64 dims of this thread's row of O, in bf16, to a box in shared memory."""
     column = ctx.plan.tmem.column("o") + box * BOX_DIMS
     values = tmem.load_lane(ctx.tmem, column, ctx.thread, BOX_DIMS)
     scaled = [values[i] * factor for i in range(BOX_DIMS)]

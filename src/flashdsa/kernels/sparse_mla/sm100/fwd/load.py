@@ -94,7 +94,7 @@ def members_of(role: Loader, slot: Int32, row: Int32) -> Int32:
 
 @cute.jit
 def write_masks(role: Loader, tile: Int32) -> None:
-    """One warp: which keys of the tile each query has."""
+    """One warp: write which keys of the tile each query has."""
     ctx, group = role.ctx, role.ctx.plan.group
     lane = ctx.thread % WARP_SIZE
     found = []
@@ -118,7 +118,7 @@ def write_masks(role: Loader, tile: Int32) -> None:
 
 @cute.jit
 def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
-    """A warp's keys of a tile: the CTA's half of their dims.
+    """Load a warp's keys of a tile: the CTA's half of their dims.
 
     Args:
         row: of kv, of the warp's key that has the lane's number.

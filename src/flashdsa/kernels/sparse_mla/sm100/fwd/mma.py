@@ -36,7 +36,7 @@ class Issuer(NamedTuple):
 
 @cute.jit
 def issue_scores(role: Issuer, tile: Int32) -> None:
-    """Q K^T of a tile."""
+    """Issue Q K^T of a tile."""
     ctx = role.ctx
     at = ctx.keys_at(tile)
     # kv_full: both CTAs' gathers have filled the tile's stage; it stays until kv_free, which is
@@ -51,7 +51,7 @@ def issue_scores(role: Issuer, tile: Int32) -> None:
 
 @cute.jit
 def issue_values(role: Issuer, tile: Int32) -> None:
-    """P V of a tile, added to O."""
+    """Issue P V of a tile, added to O."""
     ctx = role.ctx
     at = ctx.keys_at(tile)
     p_offset = tile % P_STAGES * BOX_BYTES
@@ -67,7 +67,7 @@ def issue_values(role: Issuer, tile: Int32) -> None:
 
 @cute.jit
 def issue_all(role: Issuer) -> None:
-    """One thread: every tile of the item."""
+    """One thread: issue every tile of the item."""
     ctx = role.ctx
     # q_stored, its only time: every warp of both CTAs has stored its lanes of Q.
     wait_for_tmem(ctx.barriers("q_stored"), 0)

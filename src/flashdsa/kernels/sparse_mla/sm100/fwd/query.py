@@ -24,7 +24,7 @@ UNIT_DIMS = 8
 
 @cute.jit
 def arrive_at_leader(ctx: Context, name: cutlass.Constexpr[str]) -> None:
-    """All lanes of a warp: what they did to tensor memory is done; one of them arrives at the
+    """All lanes of a warp: finish their accesses to tensor memory; one of them arrives at the
     barrier of the pair's first CTA."""
     tmem.before_sync()
     cute.arch.sync_warp()

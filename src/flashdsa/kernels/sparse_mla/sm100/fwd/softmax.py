@@ -144,7 +144,7 @@ def row_maximum(ctx: Context, scores: list[Any]) -> Float32:
 
 @cute.jit
 def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
-    """This thread's lane of O times a factor, if any lane's of the warp is not 1."""
+    """Multiply this thread's lane of O by a factor, if any lane's of the warp is not 1."""
     if tile > 0:
         if cute.arch.vote_any_sync(factor != 1.0):
             # p_free of the tile before: its P V is added to O, and no other one comes before

@@ -91,7 +91,7 @@ def image_of(spool: Any, block: Any, tile: Any, image: int) -> Any:
 def multiply(
     acc: Any, columns: int, a: tuple[Any, int], b: tuple[Any, int], *, transposed: bool, clear: bool
 ) -> None:
-    """acc += A B over the 64 keys or rows of an image; with `clear` acc = A B. Issued only.
+    """Issue acc += A B over the 64 keys or rows of an image; with `clear` acc = A B.
 
     Args:
         acc: this thread's columns / 2 fp32, or more, of which these are the first.
@@ -116,7 +116,7 @@ def multiply(
 
 @cute.jit
 def arrive_warp(barriers: Barriers, stage: Any, thread: Int32) -> None:
-    """One arrival for the warp: what its lanes did before is done for whoever waits."""
+    """Arrive once for the warp: whoever waits sees what its lanes did before."""
     cute.arch.sync_warp()
     if thread % WARP_SIZE == 0:
         barriers.arrive(stage)

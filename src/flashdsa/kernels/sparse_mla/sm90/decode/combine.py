@@ -56,7 +56,7 @@ AT_ONCE = 4
 
 @cute.jit
 def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
-    """A consumer's half of O, against `rows`, to where CTAs get it."""
+    """Stage a consumer's half of O, against `rows`, for the CTAs of the cluster."""
     ctx = w.ctx
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
@@ -71,7 +71,7 @@ def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
 
 @cute.jit
 def write_share(w: Output, side: Int32) -> None:
-    """Both consumers, one code: their part of the CTA's share of the results."""
+    """Both consumers, one code: write their part of the CTA's share of the results."""
     ctx = w.ctx
     # staged: both halves of this CTA's O are staged.
     meet_consumers(ctx, "staged")
@@ -163,7 +163,7 @@ def add_up(w: Output, row: Int32, number: Int32, factor: Float32) -> None:
 def add_groups(
     w: Output, row: Int32, first: Int32, factor: Float32, num_groups: cutlass.Constexpr
 ) -> None:
-    """Groups `first`, `first` + 4, ... of this CTA's dims of a row."""
+    """Add up groups `first`, `first` + 4, ... of this CTA's dims of a row."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)

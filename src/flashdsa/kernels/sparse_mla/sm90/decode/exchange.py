@@ -45,7 +45,8 @@ def share_of(ctx: Context, rank: Any) -> Share:
 
 @cute.jit
 def announce(w: Output, side: cutlass.Constexpr) -> None:
-    """This CTA reads neither keys nor Q any more; one thread expects what the others will send.
+    """Announce that this CTA reads neither keys nor Q any more; one thread expects what the others
+    will send.
 
     The other consumer's sums have come.
     """
@@ -58,7 +59,8 @@ def announce(w: Output, side: cutlass.Constexpr) -> None:
 
 @cute.jit
 def expect_parts(w: Output) -> None:
-    """A consumer: no warp of the CTA reads keys or Q any more, and the others may send theirs."""
+    """A consumer: tell that no warp of the CTA reads keys or Q any more; the others may send
+    theirs."""
     ctx = w.ctx
     if ctx.thread == 0:
         others = ctx.num_ctas - 1
@@ -73,9 +75,9 @@ def expect_parts(w: Output) -> None:
 
 @cute.jit
 def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
-    """A word to every other CTA: what came before it has been done.
+    """Tell every other CTA that all work before the call is done.
 
-    A barrier of the cluster with release semantics would be a fence of the whole GPU besides.
+    A barrier of the cluster with release semantics would also be a fence of the whole GPU.
     """
     if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
         peer = (ctx.rank + ctx.thread) % ctx.num_ctas
@@ -87,7 +89,7 @@ def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
 
 @cute.jit
 def exchange(w: Output, side: Int32) -> None:
-    """O is staged: it goes out by a thread for each other CTA, and that of all others comes in."""
+    """Send the staged O, by a thread for each other CTA, and receive that of all others."""
     ctx = w.ctx
     if side == 0 and ctx.thread < WARP_SIZE:
         # ready: no other CTA reads keys any more, where O is to come, or Q.
@@ -103,7 +105,7 @@ def exchange(w: Output, side: Int32) -> None:
 
 @cute.jit
 def send_to(w: Output, peer: Int32) -> None:
-    """One thread: two bulk copies to a CTA."""
+    """One thread: issue two bulk copies to a CTA."""
     ctx = w.ctx
     share, rows = share_of(ctx, peer), staged_rows(w)
     keys, q = ctx.arena.address("k"), ctx.arena.address("q")

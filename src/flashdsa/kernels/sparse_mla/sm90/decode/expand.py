@@ -95,7 +95,7 @@ def place_of(thread: Int32) -> Place:
 def copy_rope(
     role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, tile: Int32
 ) -> None:
-    """This thread's copies of a tile's RoPE columns, which are announced when they have come."""
+    """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
     to = role.ctx.arena.address("k") + tile * TILE_BYTES + swizzled_128(place.key, place.unit)
     for turn in cutlass.range_constexpr(TURNS):
         at = turn * TURN_BYTES + (CHUNKS - 1) * CHUNK_BYTES
@@ -237,7 +237,7 @@ def owner_of(place: Place, turn: Any, half: Half) -> Any:
 
 @cute.jit
 def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, step: Int32) -> None:
-    """This thread's copies of a tile, a half when it is free; and who of the keys is valid.
+    """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
 
     Args:
         slots: the lane's of the tile: lane, lane + 32.
@@ -258,7 +258,7 @@ def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, ste
 
 @cute.jit
 def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> None:
-    """This thread's share of a tile, as its halves come."""
+    """Expand this thread's share of a tile, as its halves come."""
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
         sums = [take_sums(factors, place, half, i) for i in range(GROUPS)]
@@ -275,7 +275,8 @@ def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> 
 
 @cute.jit
 def gather_packed_rows(role: Gatherer) -> None:
-    """All four warps: every step of the CTA. Loops, as code that runs once costs most."""
+    """All four warps: gather every step of the CTA. The code is loops, as code that runs once costs
+    most."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     place = place_of(ctx.thread)

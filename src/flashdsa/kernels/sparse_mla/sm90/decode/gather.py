@@ -96,7 +96,7 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
 
 @cute.jit
 def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
-    """One warp: which keys of the tile are valid.
+    """One warp: write which keys of the tile are valid.
 
     Args:
         slots: the lane's of the tile: lane, lane + 32.
@@ -142,7 +142,7 @@ def acquire(ctx: Context, free: str, tile: int, step: Any) -> None:
 
 @cute.jit
 def gather_rows(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: gather every step of the CTA."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE

@@ -78,7 +78,7 @@ def decode_kernel(
 
 @cute.jit
 def gather(role: Gatherer) -> None:
-    """Every step of the CTA."""
+    """Gather every step of the CTA."""
     ctx: Context = role.ctx
     if cutlass.const_expr(ctx.plan.packed):
         gather_packed_rows(role)

@@ -111,7 +111,7 @@ def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
 
 @cute.jit
 def consume_left(role: Left) -> None:
-    """Every step of the CTA, and its share of O."""
+    """Take every step of the CTA, and write its share of O."""
     ctx = role.ctx
     s = cute.make_rmem_tensor(OF_SCORES, Float32)
     p = cute.make_rmem_tensor(P_WORDS, Int32)

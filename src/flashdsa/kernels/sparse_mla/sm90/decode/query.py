@@ -41,7 +41,8 @@ def one_word(ptx: str, *words: Any) -> Any:
 
 @cute.jit
 def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
-    """Both consumers: Q has come, in the form that the products take, if the CTA has slots."""
+    """Both consumers: wait until Q has come, in the form that the products take, if the CTA has
+    slots."""
     if ctx.num_steps > 0:
         ctx.barriers("q_full").wait(0)
         if cutlass.const_expr(ctx.plan.packed):
@@ -111,7 +112,7 @@ def to_f16(word: Any) -> Any:
 
 
 def unscale(ctx: Context, s: Any) -> None:
-    """Scores of Q as it was given."""
+    """Restore the scores of Q as it was given."""
     shared = ctx.arena.array("row_unit", Float32, ROWS)
     units = [shared[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
     for i in range(cute.size(s)):

@@ -55,7 +55,7 @@ def staged_rows(w: Output) -> Any:
 def stage(
     w: Output, out: cute.Tensor, rows: Rows, sums: list[Float32], side: cutlass.Constexpr
 ) -> None:
-    """A consumer's half of O, and what others must know of it."""
+    """Stage a consumer's half of O, and what others must know of it."""
     units = normalise(w.ctx, out, sums)
     stage_dims(w, out, side)
     stage_statistics(w.ctx, rows, sums, units, side)
@@ -136,7 +136,7 @@ def power_of_two(exponent: Any) -> Any:
 
 
 def store_pair(address: Any, first: Any, second: Any) -> None:
-    """Two fp32 to shared memory."""
+    """Store two fp32 to shared memory."""
     cute.arch.inline_ptx(
         "st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, first, second]
     )

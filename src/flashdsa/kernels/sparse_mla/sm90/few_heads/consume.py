@@ -54,7 +54,7 @@ class Registers(NamedTuple):
 
 
 def meet(ctx: Context, side: Any) -> None:
-    """The four warps of a consumer."""
+    """Sync the four warps of a consumer."""
     cute.arch.barrier(barrier_id=FIRST_MEETING + side, number_of_threads=WARPGROUP_SIZE)
 
 
@@ -74,7 +74,7 @@ def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
 
 @cute.jit
 def take_tile(role: Math, r: Registers, step: Int32) -> None:
-    """The tile of that step, whose pieces have come."""
+    """Take the tile of that step, whose pieces have come."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     # A warp has 16 keys, of one of the pieces, as rows of S^T.
@@ -107,7 +107,7 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
 
 @cute.jit
 def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
-    """O against maxima that have moved, which is rare."""
+    """Rescale O to maxima that have moved, which is rare."""
     moved = factors[0] != 1.0
     for factor in factors[1:]:
         moved = moved | (factor != 1.0)

@@ -28,7 +28,7 @@ UNIT = 16
 
 @cute.jit
 def gather_pieces(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: gather every step of the CTA."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
@@ -51,7 +51,7 @@ def gather_pieces(role: Gatherer) -> None:
 
 @cute.jit
 def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
-    """One warp: its piece of a step, and who of its keys is valid.
+    """One warp: load its piece of a step, and write which keys are valid.
 
     Args:
         row: the lane's, negative where its slot is not valid.

@@ -46,7 +46,8 @@ WORDS = 4
 
 @cute.jit
 def stage_share(role: Math, r: Registers) -> None:
-    """A consumer's half of the dims of O, of all the CTA's tiles, to where CTAs get it."""
+    """Stage a consumer's half of the dims of O, of all the CTA's tiles, for the CTAs of the
+    cluster."""
     ctx = role.ctx
     publish_sums(role, r)
     # Other CTAs' copies write where threads have read keys and Q.
@@ -68,7 +69,7 @@ def stage_share(role: Math, r: Registers) -> None:
 
 @cute.jit
 def publish_sums(role: Math, r: Registers) -> None:
-    """Each warp's sums."""
+    """Publish each warp's sums."""
     ctx = role.ctx
     columns = ctx.plan.columns
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
@@ -158,7 +159,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
 
 @cute.jit
 def stage_dims(role: Math, half: list[Any]) -> None:
-    """This consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
+    """Stage this consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
     ctx = role.ctx
     count = ctx.plan.columns // 2
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
@@ -176,7 +177,7 @@ def stage_dims(role: Math, half: list[Any]) -> None:
 
 
 def stage_heads(v: list[Any], to: Any) -> None:
-    """16 heads of the lane's dims of a block: accumulators `v` to the lane's address."""
+    """Stage 16 heads of the lane's dims of a block: accumulators `v` to the lane's address."""
     for column in range(2):
         for odd in range(2):
             word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
@@ -184,12 +185,12 @@ def stage_heads(v: list[Any], to: Any) -> None:
 
 
 def store_word(address: Any, word: Any) -> None:
-    """A word to shared memory."""
+    """Store a word to shared memory."""
     cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])
 
 
 def store_floats(address: Any, values: list[Any]) -> None:
-    """Four fp32 to shared memory."""
+    """Store four fp32 to shared memory."""
     cute.arch.inline_ptx(
         "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[address, *values],

@@ -62,7 +62,7 @@ def first_maximum(ctx: Context, side: Any, warp: Any) -> Any:
 
 @cute.jit
 def store_maxima(ctx: Context, side: Int32, values: list[Any]) -> None:
-    """The warp's, which all four warps have alike."""
+    """Store the warp's maxima, which are equal in all four warps."""
     maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
     first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
     if ctx.thread % WARP_SIZE < 4:

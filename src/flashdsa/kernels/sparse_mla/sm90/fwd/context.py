@@ -48,7 +48,7 @@ class Context(NamedTuple):
 
 @cute.jit
 def arrive_warp(ctx: Context, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
-    """One arrival for the warp: what its lanes did before is done for whoever waits."""
+    """Arrive once for the warp: whoever waits sees what its lanes did before."""
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
         ctx.barriers(name).arrive(stage)

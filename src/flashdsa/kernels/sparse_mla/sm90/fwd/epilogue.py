@@ -66,10 +66,10 @@ def place_of(w: Output, item: Int32) -> Place:
 def write_item(
     w: Output, out: cute.Tensor, rows: Rows, items: Int32, side: cutlass.Constexpr
 ) -> None:
-    """A consumer's half of O, divided by the rows' sums; side 0 writes lse and maxima besides.
+    """Write a consumer's half of O, divided by the rows' sums; side 0 writes lse and maxima, too.
 
     Args:
-        items: that the CTA has ended before.
+        items: number that the CTA has ended before.
     """
     ctx = w.ctx
     sums = merge_sums(ctx, rows, w.scale, items, side)
@@ -149,7 +149,8 @@ def merge_sums(
 
 @cute.jit
 def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexpr) -> None:
-    """O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8 dims."""
+    """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
+    dims."""
     quad = w.ctx.thread % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
     row = (place.first + place.row) * D_V + side * HALF_DIMS

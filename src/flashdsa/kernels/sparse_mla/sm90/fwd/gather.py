@@ -137,7 +137,7 @@ def read_slots(role: Gatherer, at: Cursor, lane: Int32) -> Slots:
 def write_note(
     role: Gatherer, slots: Slots, flags: Int32, lane: Int32, tile: cutlass.Constexpr
 ) -> None:
-    """One warp: which keys of the tile each query has, and what follows the step."""
+    """One warp: write which keys of the tile each query has, and what follows the step."""
     plan = role.ctx.plan
     masks = role.ctx.arena.array("masks", Int32, TILES * plan.group * MASK_WORDS)
     for query in cutlass.range_constexpr(plan.group):
@@ -158,7 +158,7 @@ def write_note(
 def copy_half(
     role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, half: cutlass.Constexpr
 ) -> None:
-    """This thread's copies of a half; each piece is announced when it has come."""
+    """Copy this thread's part of a half; each piece is announced when it has come."""
     tile, _, pieces = HALVES[half]
     for piece in pieces:
         chunks = range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS))
@@ -190,7 +190,7 @@ def load_query(role: Gatherer, at: Cursor) -> None:
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: gather every step of the CTA."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE

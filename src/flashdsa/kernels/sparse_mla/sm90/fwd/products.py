@@ -36,7 +36,7 @@ P_WORDS = OF_SCORES // 2
 
 
 def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str = BF16_KIND) -> None:
-    """S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
+    """Issue S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
     warpgroup.fence()
     q, k = opaque(q), opaque(k)
     for chunk in range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS)):
@@ -48,7 +48,7 @@ def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str =
 
 
 def multiply_own(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
-    """O += P V as one group; P from this thread's registers."""
+    """Issue O += P V as one group; P from this thread's registers."""
     warpgroup.fence()
     v = opaque(v)
     for step in range(TILE_KEYS // MMA_K):
@@ -59,7 +59,7 @@ def multiply_own(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
 
 
 def multiply_others(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
-    """O += P V as one group; P from shared memory."""
+    """Issue O += P V as one group; P from shared memory."""
     warpgroup.fence()
     p, v = opaque(p), opaque(v)
     for step in range(TILE_KEYS // MMA_K):

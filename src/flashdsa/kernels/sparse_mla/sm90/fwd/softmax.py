@@ -172,7 +172,7 @@ def pack(low: Any, high: Any, kind: str = BF16_KIND) -> Any:
 
 @cute.jit
 def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
-    """P to a swizzled chunk in shared memory, and the maxima that it is against."""
+    """Store P to a swizzled chunk in shared memory, and its maxima."""
     lane = ctx.thread % WARP_SIZE
     row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
     for block in cutlass.range_constexpr(TILE_KEYS // MMA_ROWS):
@@ -193,14 +193,14 @@ def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Conste
 
 
 def multiply_rows(out: Any, factors: Any) -> None:
-    """O times a factor for each of the thread's rows."""
+    """Multiply O by a factor for each of the thread's rows."""
     for i in range(OF_OUT):
         out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
 
 
 @cute.jit
 def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
-    """O against the maxima `new` of a P that it is to get; they are never below its own."""
+    """Rescale O to the maxima `new` of the next P; they are never below its own."""
     factors = [exp2((rows.out_max[h] - new[h]) * scale.factor) for h in range(THREAD_ROWS)]
     if cute.arch.vote_any_sync((factors[0] != 1.0) | (factors[1] != 1.0)):
         multiply_rows(out, factors)
@@ -209,12 +209,12 @@ def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
 
 
 def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
-    """O against this consumer's maxima."""
+    """Rescale O to this consumer's maxima."""
     rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
 
 
 def rescale_to_others(ctx: Any, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
-    """O against the maxima of the other consumer's P; this one's are no less from here on."""
+    """Rescale O to the maxima of the other consumer's P; this one's are no less from here on."""
     maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
     first = tile * ROWS + row_of_thread(ctx.thread)
     theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]

@@ -20,7 +20,7 @@ LINE_DIMS = 2 * PAIR_DIMS
 
 @cute.jit
 def add_tile(dkv: Any, acc: Any, keys: list[Int32]) -> None:
-    """dKV of the rows `keys` += this thread's accumulators; a negative key has no row.
+    """Add this thread's accumulators to dKV of the rows `keys`; a negative key has no row.
 
     Args:
         dkv: pointer to the first row's first dim of the slice.
@@ -68,7 +68,7 @@ def four_dims(acc: Any, pair: int, h: int) -> list[Any]:
 
 
 def add_four(pointer: Any, values: list[Any], key: Any) -> None:
-    """Four neighbouring fp32, unless the key is negative."""
+    """Add four neighbouring fp32, unless the key is negative."""
     cute.arch.inline_ptx(
         "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
         "@some red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",

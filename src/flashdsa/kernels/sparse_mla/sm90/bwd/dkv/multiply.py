@@ -72,7 +72,7 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
 
 @cute.jit
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
-    """All products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
+    """Compute all products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
     ctx = role.ctx
     full = ctx.barriers("image_full")
     ring, rows = ctx.arena.address("ring"), ctx.arena.address("rows")
@@ -126,7 +126,7 @@ def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[I
 def multiply_item(
     role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
 ) -> None:
-    """The warpgroup's tiles of an item.
+    """Multiply the warpgroup's tiles of an item.
 
     Args:
         items: the CTA's items with keys before this one. tiles_before: all their tiles.
@@ -168,7 +168,7 @@ def counter_of(role: Multiply) -> Any:
 
 @cute.jit
 def multiply_all(role: Multiply) -> None:
-    """Every item of the CTA."""
+    """Multiply every item of the CTA."""
     ctx = role.ctx
     items, tiles, item_number = Int32(0), Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

@@ -35,7 +35,7 @@ class Publish(NamedTuple):
 
 @cute.jit
 def count_tile(counter: Any) -> None:
-    """A warp that multiplies has added its part of one more tile."""
+    """Count: a warp that multiplies has added its part of one more tile."""
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         cute.arch.atomic_add(counter, Int32(1), sem="release", scope="cta")
@@ -77,7 +77,7 @@ def first_key(role: Publish, item: Item, tile: Int32) -> Int32:
 
 @cute.jit
 def publish_all(role: Publish) -> None:
-    """One warp: every tile of the CTA's items."""
+    """One warp: publish every tile of the CTA's items."""
     ctx = role.ctx
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
-    """This thread's copies of a row block's Q or dO."""
+    """Copy this thread's part of a row block's Q or dO."""
     warp = role.ctx.thread // WARP_SIZE - 1
     if cutlass.const_expr(role.ctx.plan.ordered):
         # Two warps, each with the first or the last chunk and a half of the one between.
@@ -57,8 +57,8 @@ def copy_chunk(
     begin: Any,
     octets: cutlass.Constexpr,
 ) -> None:
-    """This thread's copies of 64 dims of a row block's Q or dO, a word of each row; zeros where the
-    query names no key.
+    """Copy this thread's part of 64 dims of a row block's Q or dO, a word of each row; zeros where
+    the query names no key.
 
     Args:
         begin, octets: of the block's rows, eight at a time, the first ones and how many.
@@ -96,7 +96,7 @@ def place_of_word(word: Any) -> Any:
 
 @cute.jit
 def copy_all(role: Rows) -> None:
-    """All warps of the role: Q and dO of the CTA's items that have keys, part by part."""
+    """All warps of the role: copy Q and dO of the CTA's items that have keys, part by part."""
     ctx = role.ctx
     items, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

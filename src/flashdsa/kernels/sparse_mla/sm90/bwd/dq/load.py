@@ -45,7 +45,8 @@ def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def load_images(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
-    """One thread: dS of the group's row blocks; the bytes count before any thread's arrival."""
+    """One thread: load dS of the group's row blocks; the bytes count before any thread's
+    arrival."""
     ctx = role.ctx
     full = ctx.arena.barriers("full")
     full.expect_tx(ctx.plan.images_bytes, stage)
@@ -85,7 +86,7 @@ def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) 
 
 @cute.jit
 def load_all(role: Load) -> None:
-    """Every tile of the CTA's items."""
+    """Load every tile of the CTA's items."""
     ctx = role.ctx
     ring = ctx.arena.producer("full", "empty")
     unit = ctx.thread % UNITS

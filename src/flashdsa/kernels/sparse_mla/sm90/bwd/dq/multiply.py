@@ -40,7 +40,7 @@ def operands(role: Multiply, product: int) -> tuple[Any, int]:
 
 @cute.jit
 def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
-    """Both products of a tile as one group."""
+    """Issue both products of a tile as one group."""
     plan = role.ctx.plan
     base = role.ctx.stage(stage)
     warpgroup.fence()
@@ -61,7 +61,7 @@ def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
 
 @cute.jit
 def multiply_all(role: Multiply) -> None:
-    """Every tile of the CTA's items."""
+    """Multiply every tile of the CTA's items."""
     ctx = role.ctx
     ring = ctx.arena.consumer("full", "empty")
     accs = [cute.make_rmem_tensor(columns // 2, Float32) for columns in ctx.plan.columns]
@@ -99,7 +99,8 @@ def first_dim(role: Multiply, item: Item, product: int, block: int) -> Any:
 
 @cute.jit
 def store_product(role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr) -> None:
-    """dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8 dims."""
+    """Store dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
+    dims."""
     ctx = role.ctx
     image, _ = operands(role, product)
     lane = ctx.thread % WARP_SIZE

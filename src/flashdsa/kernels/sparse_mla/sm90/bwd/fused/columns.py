@@ -44,7 +44,7 @@ def load_four(pointer: Any) -> Any:
 
 
 def store_four(pointer: Any, words: list[Any]) -> None:
-    """16 bytes."""
+    """Store 16 bytes."""
     cute.arch.inline_ptx(
         "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[pointer, *words],

@@ -75,7 +75,7 @@ def line_at(chunk: Any, half: int, has_v: bool = True) -> Line:
 
 @cute.jit
 def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
-    """This thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
+    """Load this thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for step in cutlass.range_constexpr(STEPS):
@@ -90,7 +90,7 @@ def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
 
 
 def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
-    """acc = dS^T Q + P^T dO of 32 dims, as one group."""
+    """Issue acc = dS^T Q + P^T dO of 32 dims, as one group."""
     warpgroup.fence()
     rows = opaque(line.rows)
     operands = [(ds, 0)] + ([(p, HALF_BYTES)] if line.has_v else [])
@@ -113,7 +113,7 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
 
 @cute.jit
 def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
-    """dKV of this thread's keys += the accumulators; a negative key has no row.
+    """Add the accumulators to dKV of this thread's keys; a negative key has no row.
 
     The row's four lanes have 64 bytes of two pieces, see `columns.py`. They exchange with the four
     lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
@@ -183,7 +183,7 @@ def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
 
 @cute.jit
 def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
-    """dKV of a tile += dS^T Q + P^T dO."""
+    """Add dS^T Q + P^T dO to dKV of a tile."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
@@ -233,7 +233,7 @@ def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None
 
 @cute.jit
 def dkv_all(role: Dkv) -> None:
-    """Every tile of the CTA's items."""
+    """Take every tile of the CTA's items."""
     ctx = role.ctx
     accs = [cute.make_rmem_tensor(OF_LINE, Float32) for _ in range(2)]
     p = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)

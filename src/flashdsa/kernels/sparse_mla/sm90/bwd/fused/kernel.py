@@ -206,7 +206,8 @@ def launch_part(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """The backward of all groups, or of the part `number`; arguments as for `fused_kernel`."""
+    """Launch the backward of all groups, or of the part `number`; arguments as for
+    `fused_kernel`."""
     fused_kernel(*work, spread, choice, places, number, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )

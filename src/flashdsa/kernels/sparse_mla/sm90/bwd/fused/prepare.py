@@ -27,7 +27,7 @@ CARVEOUT = 100
 def make_delta(
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor], query: Int32, heads: Int32
 ) -> None:
-    """delta of a query. All threads of the CTA call."""
+    """Write delta of a query. All threads of the CTA call."""
     do, out, delta = of_delta
     thread, _, _ = cute.arch.thread_idx()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE

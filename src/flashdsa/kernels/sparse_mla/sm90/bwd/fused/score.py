@@ -75,7 +75,8 @@ def write_statistics(role: Scorer, item: Int32) -> None:
 
 @cute.jit
 def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Constexpr) -> None:
-    """S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the other."""
+    """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the
+    other."""
     ctx = role.ctx
     keys = opaque(along_k(ctx.arena.address("k")))
     rows = opaque(along_k(ctx.arena.address("rows")))
@@ -143,7 +144,7 @@ def make_scores(
 
 @cute.jit
 def store_image(image: Int32, words: list[Any], thread: Int32, half: cutlass.Constexpr) -> None:
-    """32 rows of an image: of each 16 rows four matrices of 8 keys by 8 rows."""
+    """Store 32 rows of an image: four matrices of 8 keys by 8 rows for each 16 rows."""
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for i in cutlass.range_constexpr(2):
@@ -156,7 +157,7 @@ def store_image(image: Int32, words: list[Any], thread: Int32, half: cutlass.Con
 
 @cute.jit
 def add_dq(role: Scorer, accs: Any) -> None:
-    """dQ += dS K of dims 0-255; frees the chunks."""
+    """Add dS K to dQ, dims 0-255; free the chunks."""
     ctx = role.ctx
     ds, keys = ctx.arena.address("ds"), ctx.arena.address("k")
     free = ctx.barriers("k_free_left")
@@ -186,7 +187,7 @@ def read_members(role: Scorer, line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int32) -> None:
-    """P and dS of the CTA's tile of that number."""
+    """Compute P and dS of the CTA's tile of that number."""
     ctx = role.ctx
     for half in cutlass.range_constexpr(HALVES):
         issue_half(role, acc, number, half)
@@ -205,7 +206,7 @@ def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int
 
 @cute.jit
 def score_all(role: Scorer) -> None:
-    """Every tile of the CTA's items."""
+    """Score every tile of the CTA's items."""
     ctx = role.ctx
     acc = cute.make_rmem_tensor(2 * OF_HALF, Float32)
     accs = [cute.make_rmem_tensor(PRODUCT_CHUNKS * CHUNK // 2, Float32) for _ in range(PRODUCTS)]

@@ -54,7 +54,7 @@ def read_rows(line: cute.Pointer, tile: Int32, own: Int32) -> list[Int32]:
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every tile of the CTA."""
+    """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.arena.address("k") + swizzled_128(own, unit)

@@ -103,7 +103,7 @@ def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
 
 @cute.jit
 def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
-    """dO of this thread's two rows, as wgmma takes A from registers."""
+    """Load dO of this thread's two rows, as wgmma takes A from registers."""
     lane = role.ctx.thread % WARP_SIZE
     sources = [
         cute.recast_ptr(role.do.iterator + (Int64(row) * D_V + lane % 4 * 2), dtype=Int32)
@@ -169,7 +169,8 @@ def read_members(role: Scorer, rows: Rows, tile: Int32) -> list[Int32]:
 def issue_products(
     role: Scorer, s: cute.Tensor, dp: cute.Tensor, do: cute.Tensor, at: PipelineState
 ) -> None:
-    """S and dP of a tile, a group of wgmmas a batch; frees the chunks of all but the last one."""
+    """Issue S and dP of a tile, a group of wgmmas a batch; free the chunks of all but the last
+    one."""
     ctx = role.ctx
     ring = ctx.arena.consumer("k_full", "k_free")
     q = along_k(ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
@@ -193,14 +194,14 @@ def issue_products(
 
 @cute.jit
 def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> None:
-    """This warp has read a batch's chunks."""
+    """Arrive: this warp has read a batch's chunks."""
     cute.arch.sync_warp()
     for chunk in cutlass.range_constexpr(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS):
         release(ctx, "k_free", advanced(at, chunk, ctx.plan.slots).stage)
 
 
 def let_second_start(role: Scorer, number: Int32) -> None:
-    """The first warpgroup, once: an arrival without a branch, as wgmmas are under way."""
+    """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
     cute.arch.inline_ptx(
         "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
         f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
@@ -212,7 +213,7 @@ def let_second_start(role: Scorer, number: Int32) -> None:
 def write_tile(
     role: Scorer, rows: Rows, s: cute.Tensor, dp: cute.Tensor, named: list[Int32], tile: Int32
 ) -> None:
-    """P and dS of the tile to the spool; exact zeros where a key is not named."""
+    """Write P and dS of the tile to the spool; exact zeros where a key is not named."""
     lane = role.ctx.thread % WARP_SIZE
     scale = role.sm_scale
     scale_log2 = scale * Float32(LOG2_E)
@@ -240,7 +241,7 @@ def write_tile(
 
 @cute.jit
 def score_all(role: Scorer) -> None:
-    """All four warps of a warpgroup: every tile of its row blocks."""
+    """All four warps of a warpgroup: score every tile of its row blocks."""
     ctx = role.ctx
     s = cute.make_rmem_tensor(OF_TILE, Float32)
     dp = cute.make_rmem_tensor(OF_TILE, Float32)

@@ -126,7 +126,7 @@ def split_kernel(
 
 @cute.kernel
 def order_kernel(lists: Lists, places: Places, number: Int32):
-    """One CTA, a thread a group: the first rows, for the keys out of order."""
+    """One CTA, a thread for each group: find the first rows of the keys out of order."""
     thread, _, _ = cute.arch.thread_idx()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, ORDER_THREADS // WARP_SIZE)
     part = part_of(places, number)
@@ -165,7 +165,7 @@ def sum_up_to(value: Int32, shared: Any, thread: Int32, threads: cutlass.Constex
 
 @cute.kernel
 def mark_kernel(lists: Lists, places: Places, number: Int32):
-    """A CTA a group at a time: the bits of its keys."""
+    """Mark the bits of the groups' keys, a group at a time in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -184,7 +184,7 @@ def mark_kernel(lists: Lists, places: Places, number: Int32):
 
 @cute.kernel
 def start_kernel(places: Places, number: Int32):
-    """A thread a key: where its rows begin, and those of each word's groups."""
+    """Find the first row of each key, and of each word's groups; a thread for each key."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -228,7 +228,7 @@ def first_row(places: Places, number: Int32, count: Int32, shared: Any, thread: 
 
 @cute.jit
 def list_key(places: Places, number: Int32, key: Int32, first: Int32, count: Int32) -> None:
-    """The key, if it has rows, into the list of keys, whose order is free. All lanes call."""
+    """Put the key, if it has rows, into the list of keys, whose order is free. All lanes call."""
     wanted = cute.arch.vote_ballot_sync(count > 0)
     at = Int32(0)
     if cute.arch.lane_idx() == 0:
@@ -244,7 +244,7 @@ def list_key(places: Places, number: Int32, key: Int32, first: Int32, count: Int
 
 @cute.kernel
 def place_kernel(lists: Lists, places: Places, number: Int32):
-    """A CTA a group at a time: the row of each key of its list."""
+    """Write the row of each key of the groups' lists, a group at a time in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()

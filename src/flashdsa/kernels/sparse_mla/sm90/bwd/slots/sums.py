@@ -62,7 +62,7 @@ def load_row(words: cute.Tensor, firsts: Any, lasts: Any, place: cutlass.Constex
 
 @cute.jit
 def add_row(acc: cute.Tensor, words: list[Any]) -> None:
-    """acc += a row's eight numbers."""
+    """Add a row's eight numbers to acc."""
     total = add_packed([acc[j] for j in range(NUMBERS)], words)
     for j in cutlass.range_constexpr(NUMBERS):
         acc[j] = total[j]
@@ -112,7 +112,7 @@ def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, cou
 
 @cute.kernel
 def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int32, blocks: Int32):
-    """A CTA a key at a time, as they come; arguments as in `launch_sums`."""
+    """Sum the keys, one at a time in each CTA, as they come; arguments as in `launch_sums`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -139,7 +139,7 @@ def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int
 def sum_unordered_kernel(
     dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int32, blocks: Int32
 ):
-    """The rows of keys out of order, in their order: each CTA those of its keys."""
+    """Sum the rows of keys out of order, in their order: each CTA those of its keys."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     lane = cute.arch.lane_idx() % LANES
