@@ -28,7 +28,7 @@ FUNCTIONS = (
     "cuKernelGetAttribute",
     "cuTensorMapEncodeTiled",
 )
-"""Those of runtime_shim.c."""
+"""Functions of runtime_shim.c."""
 
 
 def bind_functions(path: Path, functions: Mapping[str, int]) -> None:

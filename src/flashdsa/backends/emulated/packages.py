@@ -11,7 +11,7 @@ PACKAGES = ("ptxemu", "cutlass", "llvmlite", "tvm_ffi")
 
 
 def missing_packages() -> list[str]:
-    """Those of `PACKAGES` that cannot be imported.
+    """Return the `PACKAGES` that cannot be imported.
 
     A folder without `__init__.py` is no package: in a checkout `ptxemu/` is one.
     """

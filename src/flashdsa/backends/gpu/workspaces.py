@@ -26,15 +26,15 @@ class _Captured(NamedTuple):
 
 
 class Workspaces:
-    """Those of one device and one key. Launches of a workspace follow each other, and each leaves
-    its counters at 0.
+    """Workspaces of one device and one key. Launches of a workspace follow each other, and each
+    leaves its counters at 0.
 
     So launches of a stream share one, and so do those that one graph captures on a stream. Nobody
     knows when a graph ends: counters that it got are never given to another one.
     """
 
     def __init__(self) -> None:
-        """None so far."""
+        """Start without a workspace."""
         self.of_stream: dict[int, Workspace] = {}
         self.spare: list[Tensor] = []
         """Counters for graphs; 0."""

@@ -160,7 +160,7 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
 
 
 def parts(num_queries: int, at_a_time: int) -> Iterator[slice]:
-    """All queries, so many at a time."""
+    """All queries, `at_a_time` at a time."""
     return (slice(first, first + at_a_time) for first in range(0, num_queries, at_a_time))
 
 

@@ -164,9 +164,9 @@ def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any,
 def bind_either(
     call: Call, launch_large: LaunchLarge, bind_small: Callable[[Call], LaunchSmall]
 ) -> Launch:
-    """Large groups where they have much in common, else the fused kernel.
+    """Bind large groups where they have much in common, else the fused kernel.
 
-    The device chooses, for as many queries at a time as have room for lists.
+    The device chooses for each part of the queries whose lists have room.
 
     Args:
         launch_large: of kernels that have work where a choice takes the large groups.

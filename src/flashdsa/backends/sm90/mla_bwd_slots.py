@@ -35,7 +35,7 @@ does not depend on the device, and so the bits do not."""
 
 
 FAR_ROWS = 65_536
-"""Rows of dKV beyond which additions to rows that no one else adds to at the time take longest."""
+"""Rows of dKV above which additions to rows without other additions at the time take longest."""
 
 
 class Sizes(NamedTuple):
@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 
 
 def is_far(num_heads: int, num_keys: int) -> bool:
-    """Whether slots are faster than additions to so many rows of dKV."""
+    """Whether slots are faster than additions to `num_keys` rows of dKV."""
     return num_heads >= BLOCK_ROWS and num_keys > FAR_ROWS
 
 

@@ -118,8 +118,8 @@ def grouping_for(
 
 
 def buffers_for(num_keys: int) -> int:
-    """dKVs that the deterministic backward adds to: so many groups may go over the same keys at a
-    time. The bits depend on it, so it depends on nothing else."""
+    """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
+    time. The bits depend on it, so it depends on `num_keys` alone."""
     return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * D_QK * max(1, num_keys))))
 
 

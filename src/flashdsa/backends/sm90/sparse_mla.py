@@ -33,10 +33,10 @@ bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
 def plan_for(num_queries: int, num_heads: int, num_sms: int, max_logits: bool = False) -> FwdPlan:
-    """Groups of queries where few heads would leave rows of the MMAs empty.
+    """Choose groups of queries if few heads would leave rows of the MMAs empty.
 
-    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with so
-    many queries groups are never slower, whatever they have in common.
+    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
+    that many queries groups are never slower, whatever they have in common.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group in GROUPS and num_queries > (group - 1) * num_sms:

@@ -35,7 +35,7 @@ POSITIONS = tuple(
     {"num_heads": num_heads, "positions": True, **kind}
     for num_heads, kind in product((64, 32), FUSED_KINDS)
 )
-"""Those that write positions, of the sizes of DeepSeek-V3.2 and GLM-5."""
+"""Choices of kernels that write positions: the sizes of DeepSeek-V3.2 and GLM-5."""
 
 
 class SplitWorkspace(NamedTuple):

@@ -46,8 +46,8 @@ FILLS = 8
 DEPTH_STEPS = 8
 """Steps of a page in which the pages that a load warp keeps in flight are measured."""
 INITIALISING_WARPS = 3
-"""Warps that share the initialisation of barriers: as many as do not become a jump through a table
-in constant memory, which takes longer."""
+"""Warps that share the initialisation of barriers: the largest number that does not become a jump
+through a table in constant memory, which takes longer."""
 CACHE_ROW_BYTES = 128
 """The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES

@@ -144,7 +144,7 @@ def set_bit(bitmap: cute.Tensor, offset: Int32) -> None:
 
 
 def clz(bits: Int32) -> Int32:
-    """Zeros in front of the first 1."""
+    """Number of zeros before the first 1."""
     return Int32(cute.arch.clz(bits))
 
 
@@ -185,7 +185,7 @@ def emit_pair_row(
     written = Int32(0)
     for window in cutlass.range(part.first, part.end, window_size, unroll=1):
         size = cutlass.min(part.end - window, Int32(window_size))
-        # A warp takes so many times 32 neighbouring words.
+        # A warp takes that many times 32 neighbouring words.
         each = (size + WORD_BITS * plan.consumer_threads - 1) // (WORD_BITS * plan.consumer_threads)
         begin = thread // WARP_SIZE * each * WARP_SIZE + lane
         ids = cute.make_rmem_tensor(ROWS_OF_WORDS, Int32)

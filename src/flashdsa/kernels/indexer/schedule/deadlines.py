@@ -84,7 +84,7 @@ def row_of(key: Int32) -> Int32:
 def clusters_for(
     each: Float32, deadline: Float32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Float32]:
-    """(clusters of a long row, its time), if `each` CTA of one cluster had so many pages."""
+    """(clusters of a long row, its time), if each CTA of one cluster had `each` pages."""
     clusters, time = Int32(1), each + Float32(plan.select_pages)
     if const_expr(plan.splits):
         left = deadline - Float32(plan.merge_pages)
@@ -193,7 +193,7 @@ def give_out(
     plan: cutlass.Constexpr,
 ) -> None:
     """Consumers: write the coordinates of the caller's group to scratch, and its rows to own_rows.
-    Each warp tries a deadline, and the one with the best gives out."""
+    Each warp tries a deadline, and the one with the best writes."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
     best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
     for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):
@@ -244,8 +244,8 @@ def give_out_as(
         share = of_group(coord, halvings)
         coord = split(coord, halvings)
         coord, own = take_turns(select, coord, tally, num_long, share, lane, plan)
-    # SMs that all ask for more than device memory gives get shares of it in proportion to what
-    # they have in flight. Who has less to do than the last asks for less, so that all end together.
+    # SMs that together ask for more than device memory gives share it in proportion to what they
+    # have in flight. An SM with less work than the last asks for less, so that all end together.
     inverse = cute.arch.rcp_approx(Float32(cutlass.max(most, Int32(1))))
     depth = Int32(Float32(plan.full_depth * own) * inverse) + 1
     depth = cutlass.min(cutlass.max(depth, Int32(DEPTH_STEPS)), Int32(plan.full_depth))

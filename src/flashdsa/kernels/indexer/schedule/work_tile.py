@@ -96,7 +96,7 @@ def pages_to_score(length: Int32, plan: cutlass.Constexpr) -> Int32:
 
 
 def whole_stages(pages: Int32, plan: Any) -> Int32:
-    """Pages that as many stages hold as `pages` take."""
+    """Pages of the whole stages that hold `pages`."""
     of_stage = plan.pages_per_stage
     return pages if of_stage == 1 else (pages + of_stage - 1) // of_stage * of_stage
 

@@ -50,7 +50,7 @@ slot, and of each chunk's offset."""
 SLOT_BITS = LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
 CHUNKS_TOGETHER = 8
-"""Chunks, of as many entries as a warp has lanes, that a warp loads before it uses the first."""
+"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 PUBLISHED_TOGETHER = 4
 """Entries of a thread that it publishes with one atomic of its warp."""
 SIGN = -(2**31)
@@ -244,7 +244,7 @@ def read_headers(
 
 
 def chunks_of(entries: Int32) -> Int32:
-    """Loads of a warp that bring so many entries."""
+    """Loads of a warp for `entries` entries."""
     return (entries + WARP_SIZE - 1) // WARP_SIZE
 
 
@@ -259,7 +259,7 @@ def find_places(
     for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
         chunk = thread + first
         if chunk < chunks:
-            slot = Int32(0)  # so many slots end before the chunk
+            slot = Int32(0)  # number of slots that end before the chunk
             for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
                 other = slot + (1 << bit)
                 if other <= LISTED_SLOTS:

@@ -44,7 +44,8 @@ class Sharers(NamedTuple):
 
 
 def sharers(select: SelectBuffers) -> Sharers:
-    """Those of the calling CTA's row: not kept in registers, as it is asked for once a row."""
+    """The CTAs of the calling CTA's row: not kept in registers, as they are asked for once a
+    row."""
     cta, _, _ = cute.arch.block_idx()
     own = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
     return Sharers(cta - own, select.scratch[SCRATCH_COORD + Coord._fields.index("num_splits")])

@@ -133,8 +133,8 @@ def list_published(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """The list becomes the entries of the caller's slots, as many slots as the row has clusters, in
-    the order of their parts; returns how many entries. Their part of the row is in scratch.
+    """Fill the list with the entries of the caller's slots, one slot for each cluster of the row,
+    in the order of their parts; return the number of entries. Their part of the row is in scratch.
     Synced."""
     clear_histogram(select, thread, plan)
     lane = thread % WARP_SIZE
@@ -183,7 +183,7 @@ def list_published(
 
 @cute.jit
 def merged_part(select: SelectBuffers, entries: Int32) -> Part:
-    """The part that `list_published` left in scratch, where it takes no registers meanwhile."""
+    """The part that `list_published` left in scratch, which costs no registers meanwhile."""
     return Part(select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1], entries)
 
 

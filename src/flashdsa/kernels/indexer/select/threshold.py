@@ -167,7 +167,7 @@ def find_threshold(
             gathers = cutlass.Boolean(False)
             was_shared = cutlass.Boolean(False)
         if state == LISTED and shared and not gathers and range_.low == range_.high:
-            # One key: the CTAs before accept their entries first, the caller what is left.
+            # One key: the CTAs before accept their entries first, the caller the rest.
             first_out_index += cutlass.min(bin_.before, left)
             left = cutlass.max(left - bin_.before, Int32(0))
             at_key = range_.low

@@ -120,7 +120,7 @@ def launch_indexer(
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
-        num_clusters: best as many as run at once. cluster_size: CTAs of each, 1 to 16.
+        num_clusters: best the number that runs at once. cluster_size: CTAs of each, 1 to 16.
     """
     keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(

@@ -11,7 +11,7 @@ from flashdsa.plan import SmemRegion
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without what it selects in: only its stream of pages is left."""
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 24
 
@@ -27,7 +27,8 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def load_registers(self) -> int:
-        """The load warps cut the line of pages besides (see schedule/page_partition.py)."""
+        """Registers of a load thread, which also cuts the line of pages (see
+        schedule/page_partition.py)."""
         return 40
 
     @property

@@ -22,7 +22,7 @@ _STREAM = (
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without what it selects in: only its stream of pages is left."""
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 16
 

@@ -68,7 +68,8 @@ class IndexerPlan(SelectPlan):
     @property
     def load_warps(self) -> int:
         """Load warps, one for each consumer warpgroup: one warp starts a page in some 300 clocks,
-        too slow for all. They cost the others no registers: 17 warps get as many each as 20."""
+        too slow for all. They cost the others no registers: each of 17 warps gets the same number
+        as each of 20."""
         return self.consumer_warpgroups
 
     @property

@@ -29,7 +29,7 @@ class QuantizePlan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: all warps do the same."""
+        """No roles: all warps do the same."""
         return ()
 
     @property

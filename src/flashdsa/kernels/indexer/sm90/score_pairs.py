@@ -1,5 +1,5 @@
 """Scores of pages for the two rows of a request at once: one product of 64 tokens with both rows'
-heads, the columns of the first row in front.
+heads, the first row's columns first.
 
 Each row's sums have the order that they have in score.py, so that the scores are the same numbers.
 A warp's 16 tokens have 32 scores, one a lane: in each four lanes, 0 and 1 end up with the first

@@ -1,9 +1,9 @@
 """The union of the kv rows that a group of neighbouring queries names.
 
-A CTA a group. Each row of a range has a byte in shared memory, or two, a bit a query; those that
-are not 0 come out in an order that only they decide. A row that a query names again comes again
-after them, in order, so that a group's list is the same every time. If very many rows are named
-again, the group gets all its queries' slots one after another.
+Each group has a CTA. Each row of a range has a byte in shared memory, or two, with a bit for each
+query; those that are not 0 come out in an order that only they decide. A row that a query names
+again comes again after them, in order, so that a group's list is the same every time. If very many
+rows are named again, the group gets all its queries' slots one after another.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
 is of a row that the group names, so that none needs a test before it is read.

@@ -21,7 +21,7 @@ WORD_BITS = 32
 MOST_REPEATS = 1024
 UNORDERED_SHIFT = 16
 MOST_UNORDERED = (1 << 15) - 1
-"""And all, where so many are said."""
+"""Count of unordered rows that stands for all rows of the list."""
 
 
 class Slots(NamedTuple):

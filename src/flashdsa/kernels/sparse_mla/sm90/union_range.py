@@ -28,7 +28,7 @@ MOST_SLOTS = 4
 
 @cute.jit
 def clear_range(x: Slots, shared: Shared, num_rows: Int32, thread: Int32) -> Int32:
-    """No row is named; returns the words of so many rows, in whole steps."""
+    """Clear the rows' words; return the words of `num_rows` rows, in whole steps."""
     num_words = (num_rows + x.word_rows * STEP_WORDS - 1) // (x.word_rows * STEP_WORDS) * STEP_WORDS
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
@@ -130,7 +130,7 @@ def note_named(shared: Shared, own: Int32) -> None:
 
 
 def named_rows(x: Slots, word: Any) -> Any:
-    """The highest bit of each of the word's rows that is named."""
+    """The highest bit of each named row in a word."""
     below = sum((1 << (x.row_bits - 1)) - 1 << (x.row_bits * i) for i in range(x.word_rows))
     highest = Int32(~below)
     return (((word & Int32(below)) + Int32(below)) | word) & highest

@@ -95,7 +95,7 @@ def share_of(team: Team, begin: Int32, end: Int32, plan: Any) -> tuple[Int32, In
 
 
 class Numbered(NamedTuple):
-    """The marked entries of a chunk, a lane a word, as counting bits is slow."""
+    """The marked entries of a chunk, one word per lane, as counting bits is slow."""
 
     mask: Int32  # of this lane's word
     ones: Int32  # in it
@@ -149,7 +149,7 @@ def write_staged(
 ) -> None:
     """Write the rows of the staged indices `begin` to `end` - 1, then -1 up to topk, by all warps
     of the team. A lane takes four that fill 16 bytes of the output."""
-    ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes that are in front of the output's first
+    ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes before the output's first
     own, step = team.member * WARP_SIZE + team.lane, plan.team_warps * WARP_SIZE
     first, last = (begin + ahead) // 4, (topk + ahead + 3) // 4
     whole = (begin + ahead + 3) // 4

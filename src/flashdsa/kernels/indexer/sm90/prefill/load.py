@@ -29,7 +29,7 @@ class LoadContext(NamedTuple):
     ranges: Ranges
     queries_map: Any  # pointers to tensor maps: see `maps.py`
     keys_map: Any
-    scales_map: Any  # None: keys have no scales
+    scales_map: Any  # None if keys have no scales
     weights: cute.Tensor  # (S, H) fp32, device memory
 
 

@@ -36,7 +36,7 @@ PLACE_BYTES = 2
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
 """Scores of a query that are kept until they are ranked, by heads of a query."""
 WHOLE = {64: 28_672, 32: 12_288, 16: 12_288}
-"""Scores of a query that fit where none are left of earlier segments, by heads of a query."""
+"""Scores of a query that fit without scores of earlier segments, by heads of a query."""
 LOGS = {64: 6144, 32: 3072, 16: 3072}
 """Scores of earlier segments that may be among the best and have room, by heads of a query. Logs
 and segments fill less than 64 MB for 132 CTAs."""

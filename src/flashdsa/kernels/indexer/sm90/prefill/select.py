@@ -177,7 +177,7 @@ def first_chunk(team: Team, seen: Seen, plan: cutlass.Constexpr) -> Int32:
 
 
 def chunks_of(entries: Int32) -> Int32:
-    """That hold so many entries."""
+    """Chunks that hold `entries` entries."""
     return (entries + CHUNK - 1) // CHUNK
 
 

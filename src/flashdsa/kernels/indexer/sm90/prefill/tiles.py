@@ -101,7 +101,7 @@ def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
 
 
 def late_tile(tiles: Int32) -> Int32:
-    """The odd one of so many that is scored first."""
+    """The odd one of `tiles` that is scored first."""
     return (tiles * 3 // 4 - 1) | 1
 
 

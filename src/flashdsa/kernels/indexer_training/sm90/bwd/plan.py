@@ -149,7 +149,7 @@ class BwdPlan(Sm90Plan):
 
     @property
     def smaller(self) -> BwdPlan:
-        """That of the smaller groups, which are taken where these are not."""
+        """The plan of the smaller groups, which are taken where these are not."""
         return replace(self, blocks=min(BLOCKS))
 
     @property

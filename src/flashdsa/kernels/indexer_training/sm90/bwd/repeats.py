@@ -15,7 +15,7 @@ from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
 )
 
 SLOTS_AT_ONCE = 8
-"""That a lane has in flight."""
+"""Slots that a lane has in flight."""
 
 
 @cute.jit

@@ -1,8 +1,8 @@
 """Role add: products of a tile with every head, and their sum over heads for each of its keys.
 
 Keys are rows of the products and heads are columns: a thread has two keys, and adds a quarter of
-the heads up in its own registers. The warpgroups take tiles in turn, so that one's exponentials
-fall under the other's products.
+the heads up in its own registers. The warpgroups take tiles in turn, so that one's exponentials run
+during the other's products.
 """
 
 from typing import Any, NamedTuple

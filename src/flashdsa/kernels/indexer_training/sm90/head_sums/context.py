@@ -84,7 +84,7 @@ def slots_of(ctx: Context, query: Int32) -> Int32:
 
 @cute.jit
 def tiles_of(num_slots: Int32) -> Int32:
-    """Tiles of so many slots; a query has one, even without a slot."""
+    """Tiles of `num_slots` slots; a query has one, even without a slot."""
     return cutlass.max((num_slots + (TILE_ROWS - 1)) // TILE_ROWS, Int32(1))
 
 

@@ -180,7 +180,7 @@ def gather_all(role: Gatherer) -> None:
     while more:
         ahead = following(ctx, at)
         more = ahead.item.query < ctx.num_queries
-        # The next step's row numbers, and the next query's heads, come under this step's copies.
+        # The next step's row numbers, and the next query's heads, come during this step's copies.
         own_ahead = read_rows(ctx, ahead)
         number_ahead = number
         if ahead.slot == ahead.item.begin:

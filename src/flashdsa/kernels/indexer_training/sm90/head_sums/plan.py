@@ -14,7 +14,7 @@ STEP_TILES = 4
 STEP_SLOTS = STEP_TILES * TILE_ROWS
 FP32 = 4
 TARGET_HEADS = (8, 16, 32, 64, 128)
-"""Columns of a product. Fewer heads have columns of zeros beside them."""
+"""Columns of a product. Fewer heads are padded with columns of zeros."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class TargetPlan(Sm90Plan):
 
 
 def target_plan(num_heads: int) -> TargetPlan:
-    """The target's plan for so many columns; fewer leave room for longer pieces of the keys."""
+    """The target's plan for `num_heads` columns; fewer leave room for longer pieces of the keys."""
     if num_heads == max(TARGET_HEADS):
         return TargetPlan(num_heads)
     return TargetPlan(num_heads, key_piece=3, key_slots=6)

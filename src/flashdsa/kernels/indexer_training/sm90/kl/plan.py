@@ -19,7 +19,7 @@ class KlPlan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: all warps do the same."""
+        """No roles: all warps do the same."""
         return ()
 
     @property

@@ -88,7 +88,7 @@ def scores_kernel(
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     for tile in cutlass.range(begin, end, unroll=1):
         fragments = [words[i] ^ zero for i in range(WORDS)]
-        # The next tile's keys take the registers at once, and come under this one's products.
+        # The next tile's keys take the registers at once, and come during this one's products.
         next_rows = rows_of(ctx, following)
         load_keys(ctx, next_rows, words)
         # ptxas would move the loads after the products but for this.

@@ -11,7 +11,7 @@ from flashdsa.problem import INDEX_HEAD_DIM
 TILE_KEYS = 64
 """Rows of a product."""
 NUM_HEADS = (16, 32, 64)
-"""Columns of a product. Fewer heads have columns of zeros beside them."""
+"""Columns of a product. Fewer heads are padded with columns of zeros."""
 BF16 = 2
 FP32 = 4
 CTA_BYTES = 1024
@@ -32,12 +32,12 @@ class ScoresPlan:
 
     @property
     def carveout(self) -> int:
-        """Shared memory that so many CTAs take, per cent of an SM's; the rest is cache."""
+        """Per cent of an SM's shared memory that its CTAs take; the rest is cache."""
         return -(-100 * self.ctas * (self.smem_bytes + CTA_BYTES) // SM_BYTES)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: all warps do the same."""
+        """No roles: all warps do the same."""
         return ()
 
     @property

@@ -1,7 +1,7 @@
 """The end of an item: dQ from TMEM to global memory, 32 bytes of a row at a time a thread.
 
-Thread = lane = row. Nothing of it passes through shared memory, where the next item's Q and dO come
-meanwhile.
+Thread = lane = row. No part of dQ passes through shared memory, into which the next item's Q and dO
+come meanwhile.
 """
 
 from typing import Any, NamedTuple

@@ -181,7 +181,7 @@ class Items(NamedTuple):
 
     indices: cute.Tensor  # (items, any) int32
     lengths: cute.Tensor  # (items,): slots of each that may be valid
-    # None of both: an item is a query. (items, any) uint8, bit i: query i of the item names the
+    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
     # slot's row. (items,) int32, bit i: query i names any row.
     members: Any
     present: Any

@@ -59,8 +59,8 @@ def issue_values(role: Issuer, tile: Int32) -> None:
     for product in role.products.pv:
         issue(product, ctx.arena.base, ctx.tmem, tile == 0, p_offset, kv_offset)
     if tile + role.keys.stages < ctx.num_tiles:
-        # Only where a tile comes into the stage: what nobody waits for might arrive in a CTA that
-        # has ended.
+        # Only if a tile comes into the stage: an arrival that nobody waits for might come to a CTA
+        # that has ended.
         commit_to_pair(role.keys.empty, at.stage)
     commit_to_pair(ctx.barriers("p_free"), tile % P_STAGES)
 

@@ -37,7 +37,7 @@ LEAST_SCALE = 2.0**-124
 CHUNK = 64
 """Columns of O that are rescaled at once."""
 ROW_WARPS = 2
-"""Warps that have the upper, or the lower, half of the lanes: so many rows, 32 each."""
+"""Warps that have the upper, or the lower, half of the lanes: two times 32 rows."""
 
 
 class Scale(NamedTuple):

@@ -60,7 +60,7 @@ def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
     ctx = w.ctx
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
-    # The CTAs of the cluster have their barriers: nobody has sent them anything before.
+    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         announce(w, side)

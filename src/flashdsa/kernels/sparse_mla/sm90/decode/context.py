@@ -1,4 +1,4 @@
-"""Context of every role: the plan, shared memory, the CTA's item and its steps of it."""
+"""Context of every role: the plan, shared memory, the CTA's item and the CTA's steps of it."""
 
 from typing import Any, NamedTuple
 
@@ -107,7 +107,7 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
 
 
 def steps_of(num_tiles: Any) -> Any:
-    """Steps of so many tiles."""
+    """Steps of `num_tiles` tiles."""
     return (num_tiles + TILES - 1) // TILES
 
 

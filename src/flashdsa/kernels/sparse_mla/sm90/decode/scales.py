@@ -110,7 +110,7 @@ def twice(value: Any) -> Any:
 
 
 def as_sum(value: Any) -> Any:
-    """The nearest f16 in the low half of a word, and what is left in the high half."""
+    """The nearest f16 in the low half of a word, and the rest in the high half."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 low, high; .reg .f32 near, rest; cvt.rn.f16.f32 low, {$r0}; "
         "cvt.f32.f16 near, low; sub.rn.f32 rest, {$r0}, near; cvt.rn.f16.f32 high, rest; "

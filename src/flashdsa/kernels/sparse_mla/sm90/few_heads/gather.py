@@ -36,7 +36,7 @@ def gather_pieces(role: Gatherer) -> None:
     first = ctx.first_slot + warp * PIECE_KEYS + lane
     row = read_slot(role, first)
     if ctx.num_tiles > side:
-        # Asked for while nobody knows yet how many steps have a valid slot: one, at least.
+        # Asked for before it is known how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(0), lane)
     last = Int32(-1)
     if ctx.num_steps > 1:

@@ -54,7 +54,7 @@ def stage_share(role: Math, r: Registers) -> None:
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.
     meet_consumers(ctx, "all_read")
-    # The CTAs of the cluster have their barriers: nobody has sent them anything before.
+    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         if role.side == 0:

@@ -94,7 +94,7 @@ class FewHeadsPlan(Sm90Plan):
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
-        besides all CTAs' O, which may come meanwhile, and this one's, in the region k."""
+        apart from all CTAs' O, which may come meanwhile, and this one's, in the region k."""
         return ("k", self.received_bytes), ("p", 0)
 
     @property

@@ -126,8 +126,8 @@ def merge_sums(
     shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
-    # The other consumer read the sums of the item before in front of its P of this item, and this
-    # one has waited for that P.
+    # The other consumer read the previous item's sums before its P of this item, and this one has
+    # waited for that P.
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             shared[(side * 2) * ROWS + row + 8 * h] = own[h]

@@ -102,8 +102,8 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     Args:
         arguments: those of `Operands`, of a group with H = plan.group_heads. Then
             max_logits: (S * H,) fp32, written; of a plan without them (0,).
-            num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best so
-            many as run at once.
+            num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best
+            the number that runs at once.
         and of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.

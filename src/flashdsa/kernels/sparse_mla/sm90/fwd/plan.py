@@ -24,7 +24,8 @@ CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
 CHUNKS = D_QK // CHUNK
 TILE_BYTES = CHUNKS * CHUNK_BYTES
 LEFT_CHUNKS = D_V // CHUNK // 2
-"""Chunks of a tile's left half; the right half has as many values, and the RoPE chunk."""
+"""Chunks of a tile's left half; the right half has the same number of value chunks, and the RoPE
+chunk."""
 HALF_DIMS = D_V // 2
 """Value dims of a consumer."""
 PIECE_CHUNKS = 2

@@ -98,8 +98,8 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, SLICES a group; best so many as run at once, and in
-                order at most so many.
+            num_ctas: at most the work items, SLICES a group; best the number that runs at once;
+                in order at most that number.
         in order, where group g of the call is added to buffer g % buffers, then
             words: (groups, order.SLICES * order.WORDS) int32, 0.
             first: number in the call of the launch's first group.

@@ -53,8 +53,8 @@ class Place(NamedTuple):
     """Position of an item in its chain."""
 
     words: Any  # pointer to the item's words
-    before: Any  # pointer to those of the group in front, or the item's
-    is_first: Boolean  # no group of the launch is in front
+    before: Any  # pointer to those of the previous group, or the item's
+    is_first: Boolean  # the launch has no previous group
     dkv: Any  # pointer to the buffer's first element of the item's dims
     ordered: Int32  # of the list's rows, which the others follow
     has_unordered: Boolean
@@ -87,7 +87,7 @@ def ask(place: Place) -> Int32:
 
 @cute.jit
 def wait_for_key(place: Place, key: Int32) -> None:
-    """Wait until the groups in front have added to `key`."""
+    """Wait until the previous groups have added to `key`."""
     while ask(place) <= key:
         pass
     cute.arch.sync_warp()
@@ -95,7 +95,7 @@ def wait_for_key(place: Place, key: Int32) -> None:
 
 @cute.jit
 def wait_for_turn(place: Place, turn: Int32) -> None:
-    """Wait until so many parts of the item's tiles have been added."""
+    """Wait until `turn` parts of the item's tiles have been added."""
     added = load_acquire(place.words + TURN)
     while added < turn:
         added = load_acquire(place.words + TURN)

@@ -92,7 +92,7 @@ class DkvPlan(Sm90Plan):
 
     @property
     def row_warps(self) -> int:
-        """That copy Q and dO; where additions are in order a third one publishes instead."""
+        """Warps that copy Q and dO; if additions are in order a third one publishes instead."""
         return 2 if self.ordered else 3
 
     @property

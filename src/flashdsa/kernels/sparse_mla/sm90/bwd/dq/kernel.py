@@ -82,7 +82,7 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, plan.slices a group; best so many as run at once.
+            num_ctas: at most the work items, plan.slices a group; best as many as run at once.
     """
     count = len(Operands._fields)
     x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])

@@ -11,12 +11,12 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK_BYTES, D_QK
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
-"""That multiply."""
+"""Warpgroups that multiply."""
 STAGES = 4
 
 
 def dq_slices(row_blocks: int) -> int:
-    """Items of a group of so many row blocks: parts of the 576 dims."""
+    """Items of a group of `row_blocks` row blocks: parts of the 576 dims."""
     return 3 if row_blocks == 4 else 2
 
 

@@ -13,7 +13,7 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
 HALF_ROWS = BLOCK_ROWS // 2
-"""Rows of which S and dP are one wgmma: N is so many rows of Q and as many of dO."""
+"""Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
 HALF_BYTES = HALF_ROWS * CHUNK * BF16
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 V_CHUNKS = D_V // CHUNK

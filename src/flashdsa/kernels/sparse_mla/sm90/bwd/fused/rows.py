@@ -21,7 +21,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK, D_V
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 ROPE_WARP = 3
-"""That copies the columns that only Q has."""
+"""Warp that copies the columns that only Q has."""
 
 
 class Rows(NamedTuple):

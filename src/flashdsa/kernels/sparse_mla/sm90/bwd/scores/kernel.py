@@ -79,7 +79,7 @@ class Operands(NamedTuple):
     spool: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32
-    num_ctas: Int32  # at most pairs of row blocks; best so many as run at once
+    num_ctas: Int32  # at most pairs of row blocks; best the number that runs at once
 
 
 LSE_END, LIST_TENSORS = 4, len(Lists._fields)

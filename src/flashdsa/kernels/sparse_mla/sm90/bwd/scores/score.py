@@ -3,7 +3,7 @@
 Q is in shared memory and dO in registers. P and dS go straight to the spool: a quad has 8 keys of 4
 neighbouring rows once the warp has transposed its accumulators, which are of rows in the order of
 `row_of`. dS is made from P in fp32. The two warpgroups run on their own; the second one starts when
-the first has issued a tile's products, so that one's softmax falls under the other's products.
+the first has issued a tile's products, so that one's softmax runs during the other's products.
 """
 
 from typing import Any, NamedTuple

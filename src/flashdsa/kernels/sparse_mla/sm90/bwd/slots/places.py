@@ -4,8 +4,8 @@ The groups are taken in parts that have room, each a run of whole batches of `un
 the device finds the first group of a part. Every key has a bit for each group of a part, set if the
 group's list names it. The bits of all groups give the number of the key's rows, those of the
 previous groups the index of a group's row. A list's last keys may be out of order, and named
-before: their rows follow the order of the lists and lie before all others, so that a key's other
-rows are as many as its bits.
+before: their rows follow the order of the lists and lie before all others, so that the number of a
+key's other rows is that of its bits.
 """
 
 from typing import Any, NamedTuple

@@ -3,7 +3,7 @@
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 
 MOST_PART_GROUPS = 1024
-"""A group counts for so many keys that no part has more of them."""
+"""Most groups of a part: each group counts for enough keys that no part has more."""
 WORD_BITS = 32
 PAIR = 2
 """Bits of 32 groups, and the row of the first of them."""

@@ -42,7 +42,7 @@ QUAD = 4
 HALVES = 2
 PAIR_LINES = 2
 LANES, LOOKS = 8, 8
-"""The last warp has so many lanes; keys that each of them looks at together."""
+"""Lanes of the last warp; keys that each of them looks at together."""
 
 
 def dim_of(thread: Any) -> Any:
