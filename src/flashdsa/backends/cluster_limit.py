@@ -1,4 +1,4 @@
-"""FLASHDSA_MAX_CLUSTER: which of the clusters that a device runs a launch may have."""
+"""FLASHDSA_MAX_CLUSTER: the limit on a launch's clusters, among those that a device runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of selected positions, put in order."""
+"""Order of rows of selected positions."""
 
 from __future__ import annotations
 

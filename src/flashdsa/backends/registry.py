@@ -204,7 +204,7 @@ class Registry:
 
 
 def resolve_backend(backend: str) -> str:
-    """`backend`, or where it is "auto" what FLASHDSA_BACKEND says.
+    """`backend`, or FLASHDSA_BACKEND if it is "auto".
 
     Raises:
         ArgumentValueError: no such backend.

@@ -1,4 +1,5 @@
-"""The forward of sparse MLA on GPUs: what calls alike share, results, parts of the queries."""
+"""The forward of sparse MLA on GPUs: common work of similar calls, results, parts of the
+queries."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 """Fields of `Operands` with a row for each query."""
 
 Results = tuple[Tensor, Tensor, Tensor]
-"""O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element where
-it is not asked for."""
+"""O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element if it
+is not asked for."""
 Launch = Callable[[], None]
 """Writes the results of fixed tensors, on torch's current stream."""
 Write = Callable[[SparseMlaOutOperands], None]
@@ -82,7 +83,7 @@ def bind(
 def with_results(
     runner: Runner, operands: Sequence[Any], d_v: int, max_logits: bool
 ) -> tuple[SparseMlaOutOperands, Results]:
-    """The operands, those of `SparseMlaOperands`, with new buffers, and those."""
+    """The operands, those of `SparseMlaOperands`, with new buffers, and these buffers."""
     q, kv, indices, topk_length, attn_sink = operands
     rows = q.shape[:2]
     out = runner.empty(*rows, d_v, dtype=q.dtype)
@@ -145,7 +146,7 @@ def prepare_plan(
     """`prepare` with the compiled function of any plan.
 
     Args:
-        arguments_for: of an architecture: what gives those of a plan's function.
+        arguments_for: an architecture's function that gives those of a plan's function.
     """
     arguments = arguments_for(runner, plan, operands.inputs, sm_scale)
     return prepared(runner, Kernel(function, arguments), operands)

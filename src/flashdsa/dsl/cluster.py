@@ -10,7 +10,7 @@ from flashdsa.dsl.arena import Arena, initialise_barriers
 
 
 def peer_address(address: Any, peer: Any) -> Any:
-    """The shared::cluster address of what lies at `address` in another CTA of the cluster.
+    """The shared::cluster address that corresponds to `address` in another CTA of the cluster.
 
     Args:
         address: of this CTA's shared memory: a pointer, or an Int32. peer: the CTA's rank.
@@ -25,10 +25,10 @@ def peer_address(address: Any, peer: Any) -> Any:
 
 
 def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
-    """1, 2 or 4 words to another CTA, whose barrier counts their bytes.
+    """Store 1, 2 or 4 words in another CTA, whose barrier counts their bytes.
 
-    PTX ISA, "st.async": the completion has release semantics at cluster scope, so whoever waits
-    for the barrier sees the words; neither a fence nor a barrier of the cluster is needed.
+    PTX ISA, "st.async": the completion has release semantics at cluster scope, so whoever waits for
+    the barrier sees the words; neither a fence nor a barrier of the cluster is needed.
 
     Args:
         address, barrier: shared::cluster, of the same CTA; see `peer_address`. The address is a

@@ -60,39 +60,42 @@ class Barriers(NamedTuple):
         return PipelineState(number % self.stages, (number // self.stages) & 1)
 
     def initialise(self) -> None:
-        """One thread: every stage, with the arrivals that the plan derives from who arrives."""
+        """One thread: initialise every stage, with the arrivals that the plan derives from who
+        arrives."""
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.first + stage, self.planned.arrivals)
 
     def arrive(self, stage: Any = 0) -> None:
-        """One arrival: what this thread did before is done for whoever waits."""
+        """Arrive: whoever waits sees what this thread did before."""
         cute.arch.mbarrier_arrive(self.at(stage))
 
     def arrive_and_expect_tx(self, transaction_bytes: Any = None, stage: Any = 0) -> None:
-        """One arrival, and bytes that asynchronous copies bring; the plan's where not given."""
+        """Arrive, and announce bytes that asynchronous copies bring; the plan's if not given."""
         if transaction_bytes is None:
             transaction_bytes = self.planned.transaction_bytes
         cute.arch.mbarrier_arrive_and_expect_tx(self.at(stage), transaction_bytes)
 
     def expect_tx(self, transaction_bytes: Any, stage: Any = 0) -> None:
-        """Bytes that asynchronous copies bring in the current phase, without an arrival."""
+        """Announce bytes that asynchronous copies bring in the current phase, without an
+        arrival."""
         cute.arch.mbarrier_expect_tx(self.at(stage), transaction_bytes)
 
     def arrive_at_peer(self, peer: Any, stage: Any = 0) -> None:
-        """One arrival at the same barrier of another CTA of the cluster; `peer`: its rank."""
+        """Arrive at the same barrier of another CTA of the cluster; `peer`: its rank."""
         arrive_at_peer(self.at(stage), peer)
 
     def arrive_at_peer_for_shared(self, peer: Any, stage: Any = 0) -> None:
-        """The same, of what this thread did to the shared memory of its own CTA only."""
+        """Same as `arrive_at_peer`, for what this thread did to the shared memory of its own CTA
+        only."""
         arrive_at_peer_for_shared(self.at(stage), peer)
 
     def arrive_at_peer_for_tmem(self, peer: Any, stage: Any = 0) -> None:
-        """The same, of what this thread did to tensor memory only."""
+        """Same as `arrive_at_peer`, for what this thread did to tensor memory only."""
         arrive_at_peer_for_tmem(self.at(stage), peer)
 
     def wait(self, phase: Any, stage: Any = 0) -> None:
-        """Wait until the phase of that parity is complete: an acquire, at cluster scope where the
-        plan has arrivals or bytes from other CTAs."""
+        """Wait until the phase of that parity is complete: an acquire, at cluster scope if the plan
+        has arrivals or bytes from other CTAs."""
         planned = self.planned
         others = planned.from_peer or planned.bytes_from_peer or planned.ctas > 1
         if others or planned.arrives is Arrives.EVERY_CTA:
@@ -197,7 +200,7 @@ class RingProducer(NamedTuple):
         """Arrive at `full` and announce bytes; returns the mbarrier that the copies name.
 
         Args:
-            transaction_bytes: the plan's where not given.
+            transaction_bytes: the plan's if not given.
         """
         self.full.arrive_and_expect_tx(transaction_bytes, stage)
         return self.full.at(stage)
@@ -232,7 +235,7 @@ class RingConsumer(NamedTuple):
         self.full.wait(state.phase, state.stage)
 
     def release(self, stage: Any) -> None:
-        """Arrive at `empty`: this thread, and whom it speaks for, have read the stage."""
+        """Arrive at `empty`: this thread, and those for whom it arrives, have read the stage."""
         self.empty.arrive(stage)
 
 

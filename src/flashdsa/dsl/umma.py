@@ -171,7 +171,8 @@ class SharedOperand:
         raise IndexError(f"k is beyond the operand's {self.k}")
 
     def descriptors(self) -> tuple[int, ...]:
-        """One for each K step; the arena's address has to be added to their start address."""
+        """Descriptors, one for each K step; the arena's address has to be added to their start
+        address."""
         found = []
         for first in range(0, self.k, self.element.step_k):
             tile, row, column = self.place(0, first)

@@ -1,4 +1,4 @@
-"""Issues the instructions of a `UmmaProduct`: one thread, descriptors relative to an address."""
+"""Issue of the instructions of a `UmmaProduct`: one thread, descriptors relative to an address."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def issue(
     a_offset: Any,
     b_offset: Any,
 ) -> None:
-    """The instructions of a product, by one thread; nothing is committed.
+    """Issue the instructions of a product, by one thread; nothing is committed.
 
     Args:
-        arena: what the product's tiles are relative to, in shared memory.
-        tmem: what its columns are relative to, a TMEM address.
+        arena: base of the product's tiles in shared memory.
+        tmem: base of its columns, a TMEM address.
         clear: whether the first instruction overwrites the accumulator.
         a_offset, b_offset: bytes from where the product has A and B in shared memory.
     """

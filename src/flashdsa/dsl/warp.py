@@ -9,7 +9,7 @@ from flashdsa.hw import WARP_SIZE
 
 LAST_LANE = WARP_SIZE - 1
 COUNT_BITS = 16
-"""Two counts share a word, so that one prefix sum makes both."""
+"""Bits of a count: two counts share a word, so that one prefix sum sums both."""
 COUNT_MASK = (1 << COUNT_BITS) - 1
 
 

@@ -14,7 +14,7 @@ RUNTIMES = ("libcudart.so.13", "libcudart.so.12")
 DRIVER = "libcuda.so.1"
 OLDEST = "12.8"
 NEEDED = "cudaKernelSetAttributeForDevice"
-"""A function that runtimes before `OLDEST` have not."""
+"""A function that runtimes before `OLDEST` lack."""
 FUNCTIONS = (
     "cudaLibraryLoadData",
     "cudaLibraryGetKernel",

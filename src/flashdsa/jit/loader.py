@@ -30,7 +30,7 @@ _loaded: list[Variant] = []
 
 @cache
 def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
-    """The plan's function; compiles it if need be, once a user and version.
+    """The plan's function; it is compiled if necessary, once for each user and version.
 
     Processes that want it at the same time wait for the first one, which compiles it.
 
@@ -117,7 +117,7 @@ def compile_plan(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
 
 
 def require_compiler() -> None:
-    """Raise UnsupportedError where CuTe DSL is not installed."""
+    """Raise UnsupportedError if CuTe DSL is not installed."""
     if find_spec("cutlass") is None:
         raise UnsupportedError(
             "compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'; "

@@ -65,7 +65,7 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
 
 
 def is_from(path: Path, sources: str) -> bool:
-    """Whether `path` exists and was built from `sources`; looks without loading it."""
+    """Whether `path` exists and was built from `sources`; does not load it."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return text.find(f"{_MARK}{sources};".encode()) >= 0

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def source_hash(variants: Sequence[Variant], package: Path = PACKAGE) -> str:
-    """Changes with what any of these functions is compiled from: its plan and all its sources."""
+    """Hash of the sources of these functions: their plans and all their source files."""
     digest = hashlib.sha256()
     for spec, plan in variants:
         module = spec.build.partition(":")[0]
@@ -52,7 +52,7 @@ def _hash_of(files: Sequence[Path], package: Path) -> str:
 def source_files(module: str, package: Path = PACKAGE) -> list[Path]:
     """The files of the package that importing `module` runs, in the order of their names.
 
-    The package's own `__init__.py` is left out: it is the way in for users and imports late.
+    The package's own `__init__.py` is left out: it is the users' entry and imports late.
     """
     found: dict[str, Path] = {}
     waiting = [module]

@@ -14,7 +14,7 @@ from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 
 
 class CtaPlan(ABC):
-    """Base of frozen dataclasses, which say what their kernel's CTA consists of.
+    """Base of frozen dataclasses, which describe their kernel's CTA.
 
     Attributes:
         arch: whose budgets it has.

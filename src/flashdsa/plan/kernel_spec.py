@@ -1,4 +1,4 @@
-"""A kernel as a row of data: what it is called, compiled from and made of."""
+"""A kernel as a row of data: its name, its sources and its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KernelPlan(Hashable, Protocol):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps by what they do; empty where all of them do the same."""
+        """The warps by what they do; empty if all of them do the same."""
 
     @property
     def smem_bytes(self) -> int:
@@ -76,7 +76,7 @@ class RoleSources(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A compiled function of a kernel: the kernel's row, and what is compiled of it."""
+    """A compiled function of a kernel: the kernel's row and the plan."""
 
     spec: KernelSpec
     plan: Any

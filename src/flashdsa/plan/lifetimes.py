@@ -17,7 +17,7 @@ class LiveRange:
     """Steps in which a region, or one of its stages, holds one thing.
 
     Attributes:
-        first, last: steps of the kernel's period; with last before first the range runs on into
+        first, last: steps of the kernel's period; if last is before first the range runs on into
             the next period. holds: for people. stage: which one; None: all.
     """
 

@@ -79,7 +79,7 @@ def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
 
 
 def write_without_keys(operands: SparseMlaOutOperands) -> None:
-    """The results where no query has a valid slot."""
+    """Write the results of a call in which no query has a valid slot."""
     operands.out.zero_()
     operands.lse.fill_(math.inf)
     if operands.max_logits is not None:

@@ -25,7 +25,7 @@ H200 = Device(
 )
 """An H200, as its driver describes it."""
 _B200_GPCS = (18, 18, 18, 18, 18, 18, 20, 20)
-"""SMs of its graphics processing clusters, beyond which no cluster of CTAs reaches: assumed, pairs
+"""SMs of a B200's graphics processing clusters, which no cluster of CTAs exceeds: assumed, pairs
 that add up to 148 SMs. workbench/probes/first_hour_b200.py asks the driver of one."""
 B200 = Device(
     sum(_B200_GPCS),
@@ -33,4 +33,4 @@ B200 = Device(
 )
 """A B200, as its SMs allow."""
 SMALL = Device(4, MappingProxyType({1: 4, 2: 2}))
-"""No GPU, but quick to wait for: two clusters of two share rows out, and a row too."""
+"""A small device, which is no GPU, but quick: two clusters of two share rows out, and a row too."""

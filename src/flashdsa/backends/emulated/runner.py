@@ -1,4 +1,4 @@
-"""The runner that stands in for a GPU: the same compiled kernels, on CPU tensors, checked."""
+"""The runner that simulates a GPU: the same compiled kernels, on CPU tensors, checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ptxemu.launch_setup import LaunchSetup
 
 POISON = 0x7F
-"""Every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
+"""Value of every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
 
 
 class EmulatedProgress(NamedTuple):
@@ -40,7 +40,7 @@ class EmulatedProgress(NamedTuple):
 
 
 class Emulator:
-    """A `flashdsa.backends.runner.Runner`: one device, and what its launches said.
+    """A `flashdsa.backends.runner.Runner`: one device, and the records of its launches.
 
     Attributes:
         findings: of the check. setups: of all launches, in their order. workspaces: by key.

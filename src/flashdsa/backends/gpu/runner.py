@@ -38,7 +38,7 @@ class Gpu:
     """A `flashdsa.backends.runner.Runner`; `gpu` gives the one of a device."""
 
     def __init__(self, index: int) -> None:
-        """Asks the device nothing yet."""
+        """Start without asking the device."""
         self.index = index
         self.device = torch.device("cuda", index)
         self.launches: dict[tuple[Any, ...], Any] = {}
@@ -97,7 +97,7 @@ class Gpu:
         return made
 
     def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """Past torch's dispatcher where that is possible."""
+        """`empty` as a function; past torch's dispatcher if that is possible."""
         if _empty_strided is None:
             return partial(torch.empty, shape, dtype=dtype, device=self.device)
         return partial(_empty_strided, shape, _strides(shape), dtype)

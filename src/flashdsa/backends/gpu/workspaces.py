@@ -57,7 +57,7 @@ class Workspaces:
 
 
 def capture_id(stream: int) -> int:
-    """The driver's number of what is captured on this stream; 0 if it does not say."""
+    """The driver's number of the capture on this stream; 0 if it does not say."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2

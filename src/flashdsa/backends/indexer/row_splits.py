@@ -16,7 +16,8 @@ from flashdsa.plan.kernel_spec import KernelSpec
 
 
 class RowSplits:
-    """Who shares a row tells the others its best through a workspace: see the runner's."""
+    """Launches whose CTAs share rows and exchange their best entries in a workspace: see the
+    runner's."""
 
     def __init__(
         self,

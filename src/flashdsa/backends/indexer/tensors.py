@@ -15,7 +15,7 @@ _NUM_COPIED = 3
 
 
 def require_layout(*tensors: Tensor) -> None:
-    """Aligned addresses, and no gaps but between the rows of `block_table`.
+    """Require aligned addresses, and no gaps but between the rows of `block_table`.
 
     Args:
         tensors: the indexer's operands, in order, and what is written.
@@ -47,6 +47,6 @@ def _takes(tensor: Tensor, rows_apart: bool) -> bool:
 
 
 def values_are_checked() -> bool:
-    """Whether the values of device tensors are to be read: asked for, and no graph is captured."""
+    """Whether the values of device tensors are read: asked for, and no graph is captured."""
     captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     return Settings.from_environment().check and not captures

@@ -151,7 +151,7 @@ def _launch_wide(
     width: int,
     *arguments: Any,
 ) -> None:
-    """The best `topk` by a kernel that writes the best `width`, in the order of their scores.
+    """Write the best `topk` by a kernel that writes the best `width`, in the order of their scores.
 
     Args:
         arguments: of `LaunchConfig.function`.

@@ -62,7 +62,7 @@ def run(
     dkv_dtype: torch.dtype,
     pairs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operation by a compiled function, on the operands' device.
+    """Run the operation by a compiled function, on the operands' device.
 
     Args:
         launch: compiled for q's heads and what `deterministic` says.
@@ -178,7 +178,7 @@ def launch_groups(
 
 
 def launch_raw(launch: Launch, *operands_and_scalars: Any) -> None:
-    """The kernel of an item a query on tensors without gaps, topk a multiple of B_TOPK.
+    """Launch the kernel with one query an item on tensors without gaps, topk a multiple of B_TOPK.
 
     Args:
         operands_and_scalars: as for `launch_checked`.

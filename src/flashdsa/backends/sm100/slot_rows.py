@@ -1,7 +1,8 @@
-"""The deterministic backward's slots: which key's dKV each belongs to, and how many at a time.
+"""The deterministic backward's slots: the key to whose dKV each belongs, and their number at a
+time.
 
-Each slot of `indices` gets a row of its own; then every key adds the rows of its slots in the
-order of the slots (docs/decisions/0012).
+Each slot of `indices` gets a row of its own; then every key adds the rows of its slots in the order
+of the slots (docs/decisions/0012).
 """
 
 from __future__ import annotations

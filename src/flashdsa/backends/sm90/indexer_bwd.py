@@ -107,7 +107,7 @@ def plan_for(num_heads: int, num_queries: int, num_sms: int) -> BwdPlan:
 
 
 def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
-    """The larger groups or the smaller ones, as the device chooses."""
+    """Bind the larger groups or the smaller ones, as the device chooses."""
     num_queries, num_heads, _ = operands.q_index.shape
     topk = operands.indices.shape[1]
     plan = plan_for(num_heads, num_queries, runner.num_sms)

@@ -30,7 +30,7 @@ def bind(
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).fill_(-torch.inf)
     plan = plan_for(operands.q_index.shape[1])
     function = runner.function(INDEXER_SCORES, plan)
-    # A query for each CTA; of few queries each has several.
+    # Each CTA has a query; a query has several CTAs if queries are few.
     parts = max(1, min(plan.ctas * runner.num_sms // num_queries, -(-topk // TILE_KEYS)))
     every = runner.empty(0, dtype=torch.int32)
     empty_scores = runner.allocator(num_queries, topk, dtype=torch.float32)

@@ -97,7 +97,7 @@ def bind(
 
 
 def head_parts(num_heads: int) -> list[tuple[slice, int]]:
-    """Heads of each part, and how many the kernels take for them: the rest is padding."""
+    """Heads of each part, and the number of heads in its kernel: the rest is padding."""
     parts = []
     for first in range(0, num_heads, max(HEADS)):
         heads = slice(first, min(first + max(HEADS), num_heads))

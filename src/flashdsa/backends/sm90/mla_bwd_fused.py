@@ -64,7 +64,7 @@ class Groups(Protocol):
 
 
 class Large(NamedTuple):
-    """Groups that are taken instead where their queries have much in common.
+    """Groups that are taken instead if their queries have much in common.
 
     Attributes:
         lists: of them, written. choice: (1,) int32, written. limits: see `Groups`.
@@ -129,7 +129,7 @@ def plan_of(num_heads: int, more: int, slots: bool) -> FusedPlan:
 
 
 def bind_fused(call: Call) -> LaunchSmall:
-    """Launches of calls of these sizes."""
+    """Bind the launches of calls of these sizes."""
     function = call.runner.function(MLA_BWD_FUSED, call.plan())
     spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
     first_arguments = bind_arguments(call)

@@ -205,7 +205,7 @@ def launch_part(
     sm_scale: float,
     num_sms: int,
 ) -> None:
-    """P and dS, dQ and dKV of a part.
+    """Launch P and dS, dQ and dKV of a part.
 
     Args:
         functions: of these three. workspace: the spool, the choice, and of the deterministic

@@ -175,8 +175,8 @@ def _allocate(runner: Runner, words: int) -> tuple[Tensor, ...]:
 def _with_ranges_checked(
     serve: Callable[[Sequence[Any]], Any], inputs_of: Callable[[Sequence[Any]], PrefillOperands]
 ) -> Callable[[Sequence[Any]], Any]:
-    """`serve`; with FLASHDSA_CHECK=1 what first raises ArgumentValueError for a range that is none
-    of the keys."""
+    """`serve`, after a check that raises ArgumentValueError for a range outside the keys if
+    FLASHDSA_CHECK=1."""
     if not Settings.from_environment().check:
         return serve
 

@@ -25,7 +25,7 @@ def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
 
 
 def items_of(q: Tensor) -> int:
-    """64 heads of a query each."""
+    """Items, each 64 heads of a query."""
     return q.shape[0] * -(-q.shape[1] // ROWS)
 
 
@@ -65,7 +65,7 @@ def launch(
     operands: SparseMlaOutOperands,
     sm_scale: float,
 ) -> None:
-    """The compiled function of any plan on the operands, inside `runner.launching()`.
+    """Call the compiled function of any plan on the operands, inside `runner.launching()`.
 
     Args:
         operands: out and lse are written, without gaps.

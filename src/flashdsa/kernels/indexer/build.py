@@ -1,6 +1,6 @@
-"""Compiles what every architecture has: the fused indexer and the scores alone, for a `launch`.
+"""Compilation of the kernels that every architecture has: the fused indexer and the scores alone.
 
-Shapes are dynamic; what the plan says is not.
+Shapes are dynamic; the plan's values are not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
 
 def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
-    """A matrix whose rows may have any distance."""
+    """A fake matrix whose rows may have any distance."""
     return make_fake_tensor(
         dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
     )

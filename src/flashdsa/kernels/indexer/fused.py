@@ -51,7 +51,7 @@ def find_caller(plan: Any) -> Caller:
 
 @cute.jit
 def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass.Constexpr) -> None:
-    """Tensor maps, before anything else."""
+    """Prefetch the tensor maps, before anything else."""
     if caller.thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())

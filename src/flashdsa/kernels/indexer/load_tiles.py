@@ -16,14 +16,14 @@ from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, request_of, wr
 from flashdsa.kernels.indexer.sizes import DEPTH_STEPS
 
 SPREAD = 5
-"""Its multiples modulo DEPTH_STEPS are all steps, and neighbouring ones are far apart."""
+"""Factor whose multiples modulo DEPTH_STEPS are all steps, and neighbouring ones are far apart."""
 
 
 @cute.jit
 def announce(
     ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Description, queries and weights of a tile; returns the id of its page `lane`."""
+    """Announce a tile: description, queries and weights; return the id of its page `lane`."""
     ids = ask_for_ids(ctx, tile, lane)  # on their way while the tile is announced
     describe(ctx, number, tile, lane, plan)
     return ids
@@ -36,8 +36,8 @@ def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
         state = ring.state(number)
-        # tile_empty[stage], the phase before: every consumer warp has left the tile that was here.
-        # Description, queries and weights of the stage may be overwritten.
+        # tile_empty[stage], the phase before: every consumer warp has left the previous tile of the
+        # stage. Description, queries and weights of the stage may be overwritten.
         acquire_reused(ring, state, number)
         if lane == 0:
             write_tile(ctx.inputs.tiles, state.stage, tile)
@@ -123,6 +123,6 @@ def acquire_stage(
             # Nothing may be written because of that; one stage less is in flight. The parity is
             # enough, as this warp has not filled that stage again.
             ring.wait_until_read(nearer)
-    # page_empty[stage], the phase before: the four warps of its warpgroup have read what was here.
-    # TMA may overwrite keys and scales, this thread page_valid.
+    # page_empty[stage], the phase before: the four warps of its warpgroup have read the stage's
+    # previous page. TMA may overwrite keys and scales, this thread page_valid.
     acquire_reused(ring, state, number)

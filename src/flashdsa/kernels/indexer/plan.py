@@ -161,8 +161,8 @@ class SelectPlan:
 
     @property
     def max_candidates(self) -> int:
-        """Entries that are taken out of the lists to find the threshold among them; at most one a
-        consumer of the row."""
+        """Entries that are taken out of the lists to find the threshold; at most one a consumer of
+        the row."""
         return self.of_team.consumer_threads
 
     @property
@@ -190,7 +190,7 @@ class SelectPlan:
 
     @property
     def most_kept(self) -> int:
-        """Entries that are left where a list is cut down at a bin, and that a CTA publishes: the
+        """Entries that are left after a list is cut down at a bin, and that a CTA publishes: the
         best, and those in the bin of the last of them."""
         return self.topk + self.max_candidates
 
@@ -237,7 +237,7 @@ class SelectPlan:
 
     @property
     def full_depth(self) -> int:
-        """The same in the steps in which a schedule measures it."""
+        """Stages in flight of a load warp, in the steps in which a schedule measures them."""
         return self.warp_stages * DEPTH_STEPS
 
     @property
@@ -292,7 +292,7 @@ class SelectPlan:
 
     @property
     def slot_words(self) -> int:
-        """32-bit words of what a CTA publishes at most: see select/row_splits.py."""
+        """Most 32-bit words that a CTA publishes: see select/row_splits.py."""
         return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:

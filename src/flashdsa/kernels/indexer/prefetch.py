@@ -1,4 +1,4 @@
-"""Page tables and weights into the second-level cache, before they are asked for."""
+"""Prefetch of page tables and weights into the second-level cache."""
 
 import cutlass
 from cutlass import Int32, Int64, cute

@@ -57,7 +57,7 @@ def _team_regions(plan: Any) -> list[SmemRegion]:
 
 
 def scratch_region(words: int = SCRATCH_WORDS) -> SmemRegion:
-    """Words of those that select in a row."""
+    """Words of the consumers that select in a row."""
     return SmemRegion("scratch", words * 4, 16, "scans and broadcasts of the consumers")
 
 

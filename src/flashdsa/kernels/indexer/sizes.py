@@ -6,7 +6,7 @@ from flashdsa.problem import PAGE_BYTES
 NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select/bins.py)."""
 BIN_GROUP = 32
-"""Bins that are summed up for the first of a round's two messages (see select/exchange.py)."""
+"""Bins that are summed for the first of a round's two messages (see select/exchange.py)."""
 BIN_GROUPS = NUM_BINS // BIN_GROUP
 BITMAP_WORDS = NUM_BINS
 """32-bit words of the winners' bitmap, over the histogram: 131,072 positions at a time."""
@@ -19,15 +19,15 @@ SLOT_HEADER_WORDS = 4
 number, the first position of the part and one past its last, one unused word. CTAs that split a row
 write: their number, the best key."""
 ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
-"""32-bit words that the CTAs of a split row count in: arrivals, CTAs that have counted their parts
-by groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
+"""32-bit counters of the CTAs of a split row: arrivals, CTAs that have counted their parts by
+groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
 bins."""
 TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
 PAIRS_CLUSTER = 4
-"""The same where rows are scored in pairs, which takes more shared memory for other things."""
+"""The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE
 """Slots of a split row whose headers are read at once (see select/cta_splits.py)."""
 ORDERED_ROWS = 512
@@ -49,5 +49,5 @@ INITIALISING_WARPS = 3
 """Warps that share the initialisation of barriers: the largest number that does not become a jump
 through a table in constant memory, which takes longer."""
 CACHE_ROW_BYTES = 128
-"""The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
+"""Bytes of a row of the cache as TMA sees it; a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES

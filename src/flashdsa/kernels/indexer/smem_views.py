@@ -35,15 +35,15 @@ class SelectBuffers(NamedTuple):
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
 
 
-SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also what comes of its deadline
-SCRATCH_FOUND = 16  # what a round found, see `Found`
+SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
+SCRATCH_FOUND = 16  # result of a round, see `Found`
 SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
 SCRATCH_COUNT = 36  # entries in the list
 SCRATCH_CANDIDATES = 37  # entries among the candidates
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
 SCRATCH_PART = 40  # first position of the part that is merged, and one past its last
-SCRATCH_TALLY = 42  # of all rows, see schedule/row_schedule.py
-SCRATCH_COORD = 48  # what the caller's group gets, see schedule/deadlines.py
+SCRATCH_TALLY = 42  # tally of all rows, see schedule/row_schedule.py
+SCRATCH_COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
 SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/cta_splits.py
 SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
 SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
@@ -51,7 +51,7 @@ SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
 SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see teams.py
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
 SCRATCH_RECOUNTED = 62  # not 0: the histogram is that of a later round, likewise
-SCRATCH_SEGMENTS = 64  # of each of the CTA's warps, entries in its segment of the list, likewise
+SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, likewise
 
 
 class ClusterBuffers(NamedTuple):

@@ -40,7 +40,7 @@ from flashdsa.problem import PAGE_SIZE
 SECOND_ROW = 2
 """Bit of a lane's number that names the row of its scores."""
 FIRST_ROWS_LANES = 0x33333333
-"""Bits of the lanes without that bit."""
+"""Bits of the lanes whose SECOND_ROW bit is 0."""
 ROW_LANES = WARP_SIZE // 2
 """Lanes of a warp that have scores of the same row."""
 LOWEST_KEY = 1
@@ -64,7 +64,7 @@ class TogetherSource(NamedTuple):
 
 
 def arena_of(arena: Arena, team: Int32) -> Arena:
-    """The arena in which a team's regions lie where the first one's are in `arena`."""
+    """The arena in which a team's regions have the addresses of the first team's in `arena`."""
     smem = arena.plan.smem
     apart = smem.offset("other_team") - smem.offset("keys")
     return Arena((arena.base + team * apart).align(64), arena.static)
@@ -130,7 +130,7 @@ def select_in_teams(
     given_out: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Role select of rows in pairs: `select_rows` of each team, in its own memory.
+    """Role select for rows in pairs: run `select_rows` in each team, in its own memory.
 
     Args:
         ctx: of the whole CTA. thread: of it. given_out: rows, by their lengths.
@@ -188,7 +188,7 @@ def score_together(
         mine[SCRATCH_LIST_FLOOR] = Int32(floor)
     # All consumers of the CTA: both lists may be added to, and both floors are written.
     consumer_sync(whole)
-    # A row that has no room in the list is listed by segments from the start.
+    # A row without room in the list is listed by segments from the start.
     ordered = floor == 0 and tile.num_pages <= plan.list_capacity // PAGE_SIZE
     lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
     slot, free = own_segment(lists, batch.begin > 0, source.thread, whole)
@@ -240,7 +240,8 @@ def score_together(
             clear_rest(lists, slot, source.thread, whole)
     if thread == 0:
         mine[SCRATCH_FULLEST] = fullest
-    # All consumers of the CTA: both lists may be read, and what says how full they are written.
+    # All consumers of the CTA: both lists may be read, and the words with their lengths are
+    # written.
     consumer_sync(whole)
     return entries, stop
 

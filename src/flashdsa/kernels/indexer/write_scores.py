@@ -33,7 +33,7 @@ def store_score(ctx: WriteContext, row: Int32, position: Int32, score: Float32) 
 
 @cute.jit
 def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> None:
-    """-inf at and beyond every row's length; the caller is `warp` of the grid's `warps`."""
+    """Write -inf at and beyond every row's length; the caller is `warp` of the grid's `warps`."""
     blocks = (ctx.max_len + FILL_TOKENS - 1) // FILL_TOKENS
     for unit in cutlass.range(warp, ctx.rows.count * blocks, warps, unroll=1):
         row = unit // blocks

@@ -1,10 +1,10 @@
-"""Results of queries whose group names a row that is not finite: computed again, each by itself.
+"""Repair of results of queries whose group names a row that is not finite: each is computed alone.
 
 Kernels that take neighbouring queries together multiply every row of their union with all of them,
 with P = 0, or dS = 0, for those that do not name it. 0 times NaN, or times infinity, is NaN: so a
 row that is not finite, named by one query, would reach its neighbours. It reaches the same columns
 of all their heads. So the group's first row (query, head) whose own lse, and delta, is finite says
-whether all were reached; where lse is not, the row's result is as it should be.
+whether all were reached; if lse is not finite, the row's result is correct.
 
 A warp looks at a group; where it was reached, the same warp computes its rows again, in fp32.
 """

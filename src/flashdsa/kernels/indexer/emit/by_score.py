@@ -45,7 +45,7 @@ def emit_sorted(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> PackedPhases:
-    """The row's ids, best first. The list has the caller's winners only."""
+    """Write the row's ids, best first. The list has the caller's winners only."""
     send_winners(select, cluster, coord, own_winners, threshold.first_out_index, thread, plan)
     if coord.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))

@@ -19,7 +19,7 @@ ENTRIES_EACH = 4
 """Entries of a lane in one load."""
 WARP_ENTRIES = ENTRIES_EACH * WARP_SIZE
 WINNER_BITS = 31
-"""Entries of a lane whose winners one register names; its sign stays 0."""
+"""Entries of a lane whose winners one register names; its sign bit stays 0."""
 
 
 class WarpSpan(NamedTuple):

@@ -38,7 +38,7 @@ class PackedCoord(NamedTuple):
         return (opaque(self.bits) >> 8) & 0xFF
 
     def unpacked(self) -> Coord:
-        """See `Coord`; the fields that selecting does not need are not it."""
+        """See `Coord`; the fields that selecting does not need have no meaning."""
         bits = opaque(self.bits)
         zero = Int32(0)
         return Coord(
@@ -52,7 +52,7 @@ def packed(coord: Coord) -> PackedCoord:
 
 
 COORD_WORDS = 8
-"""The numbers among the fields, which come first."""
+"""Words of the numbers among the fields, which come first."""
 
 
 @cute.jit
@@ -88,7 +88,7 @@ def most_halvings(coord: Coord) -> Int32:
 
 @cute.jit
 def split(coord: Coord, halvings: Int32) -> Coord:
-    """The caller's coordinates if each cluster is halved that often."""
+    """The caller's coordinates if each cluster is halved `halvings` times."""
     num_parts = coord.num_parts >> halvings
     number = Int32(0)  # of the group in its cluster
     for before in cutlass.range_constexpr(1, 1 << MAX_HALVINGS):

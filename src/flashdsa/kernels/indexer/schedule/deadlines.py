@@ -58,8 +58,8 @@ def least_time(coord: Coord, tally: Tally, plan: Any) -> Float32:
 
 
 def deadline_of(least: Float32, number: Int32, plan: Any) -> Float32:
-    """The deadline that a warp tries: from the least time on, in steps that grow, to one at which
-    hardly any row is long."""
+    """The deadline that a warp tries: from the least time, in growing steps, to one with hardly any
+    long row."""
     step = Float32(number)
     grows = step * (Float32(0.04) + step * Float32(0.012))
     return least + (least + Float32(plan.merge_pages)) * grows
@@ -127,7 +127,7 @@ def long_row(
 
 
 def of_group(coord: Coord, halvings: Int32) -> Float32:
-    """The share of each CTA of a group, if clusters are halved that often."""
+    """Share of each CTA of a group, if clusters are halved `halvings` times."""
     return cute.arch.rcp_approx(Float32(coord.num_parts >> halvings))
 
 
@@ -156,7 +156,7 @@ def division_for(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> Division:
-    """One warp: what comes of its deadline if clusters are halved so often."""
+    """One warp: return the result of its deadline if clusters are halved `halvings` times."""
     deadline = deadline_of(least_time(coord, tally, plan), warp, plan)
     row = long_row(select, coord, tally, halvings, deadline, lane, plan)
     needed = cute.arch.warp_redux_sync(row.clusters, "add")
@@ -224,7 +224,7 @@ def give_out_as(
     row, halvings, most = division.row, division.halvings, division.last >> WARP_BITS
     num_long, needed = division.num_long, division.needed
     end = prefix_sum(row.clusters, lane)
-    if most >= MOST_TIME * TIME_STEPS:  # no deadline leads to anything: no row is long
+    if most >= MOST_TIME * TIME_STEPS:  # no deadline is possible: no row is long
         num_long, needed, end = Int32(0), Int32(0), Int32(0)
     owner = cute.arch.vote_ballot_sync(end - row.clusters <= coord.group and coord.group < end)
     own = Int32(0)

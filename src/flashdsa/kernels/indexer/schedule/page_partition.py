@@ -70,7 +70,7 @@ def make_partition(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Const
 
 @cute.jit
 def divide(value: Int32, by: Int32, inverse: Float32) -> Int32:
-    """value // by for values of up to 2**22 times as much, faster than a division."""
+    """value // by for values up to 2**22 * by, faster than a division."""
     quotient = Int32(Float32(value) * inverse)
     rest = value - quotient * by
     if rest < 0:

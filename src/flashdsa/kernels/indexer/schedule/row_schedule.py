@@ -35,10 +35,10 @@ MOST_ORDERED_PAGES = (1 << 22) - 1
 MAX_SHARING = 2
 """Halvings of the comparisons of a row, at most."""
 EVEN = 1.25
-"""Rows with a cluster each are even if the longest takes at most this share of the least time that
-all could take, and what splitting costs."""
+"""Rows with a cluster each are even if the longest takes at most this factor of the least time of
+all, plus the cost of splitting."""
 EQUAL = 1.03
-"""Rows are equal if the longest has at most this share of their average."""
+"""Rows are equal if the longest has at most this factor of their average."""
 
 
 @cute.jit
@@ -117,7 +117,8 @@ def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
 def weigh_rows(
     select: SelectBuffers, rows: Rows, length: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Consumers: the length of the row with the thread's number, its key, and all rows' tally.
+    """Consumers: write the length of the row with the thread's number, its key, and all rows'
+    tally.
 
     The keys order the rows by pages, then by number, and overlay the histogram.
     """
@@ -148,7 +149,8 @@ class Even(NamedTuple):
 
 @cute.jit
 def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr) -> Even:
-    """Whether giving the rows out by lengths gains nothing, so that they keep the batch's order."""
+    """Decide whether giving the rows out by lengths gains nothing, so that they keep the batch's
+    order."""
     halvings, turns = Int32(0), Int32(0)
     if rows.count <= coord.num_groups:
         turns = Int32(1)
@@ -163,7 +165,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
         least = Float32(0.0)
         for more in cutlass.range_constexpr(MAX_HALVINGS + 1):
             if more <= most_halvings(coord):
-                # Never a whole number, so that it need not be exact.
+                # The value is never a whole number, so that it need not be exact.
                 of_groups = cute.arch.rcp_approx(Float32(coord.num_groups << more))
                 needed = Int32((Float32(rows.count) - Float32(0.5)) * of_groups) + 1
                 pages = Float32(tally.longest) * of_group(coord, Int32(more))
@@ -175,8 +177,8 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
 
 @cute.jit
 def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr) -> Coord:
-    """The caller's coordinates if clusters are halved so often. A group with a row less than others
-    keeps fewer pages in flight, as in deadlines.py."""
+    """The caller's coordinates if clusters are halved that often. A group with one row fewer than
+    others keeps fewer pages in flight, as in deadlines.py."""
     coord = split(coord, even.halvings)
     depth = Int32(plan.full_depth)
     if even.turns > 1:

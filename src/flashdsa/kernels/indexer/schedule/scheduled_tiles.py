@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
 @cute.jit
 def share_of_row(coord: Coord, pages: Int32, plan: cutlass.Constexpr) -> Share:
-    """The caller's; a part from `num_parts` on is none."""
+    """The caller's share; a part from `num_parts` on is empty."""
     if const_expr(plan.scheduled):
         # Groups that share a row have one CTA.
         part, num_parts = coord.part, coord.num_parts

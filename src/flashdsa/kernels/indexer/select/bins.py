@@ -1,7 +1,7 @@
 """Keys and bins: scores as unsigned integers in the same order, and a monotone function of them.
 
-The bins are a window of 32 binary exponents around 1 with 64 bins each, for either sign; what lies
-outside falls into the end bins, which costs the threshold's search a round, not exactness.
+The bins are a window of 32 binary exponents around 1 with 64 bins each, for either sign; keys
+outside fall into the end bins, which costs the threshold's search a round, not exactness.
 """
 
 import cutlass
@@ -25,7 +25,7 @@ NO_POSITION = -(2**31)
 def sortable(score: Float32) -> Uint32:
     """The score as an unsigned integer in the same order; -0 counts as +0, NaN gets the smallest
     key of a token, 1. Key 0 is that of no token: a list that was compacted before it had topk
-    tokens takes any key but that one further on."""
+    tokens accepts any other key afterwards."""
     bits = (score + Float32(0.0)).bitcast(Uint32)
     key = bits | Uint32(0x80000000)
     if bits >> 31 == 1:

@@ -92,10 +92,10 @@ def compact(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """Keep the list's accepted entries only, in no special order; returns how many. Ends synced.
+    """Keep only the list's accepted entries, in no special order; return their number. Ends synced.
 
     The list is rewritten where it is, a block at a time: a block is in registers before any of it
-    is overwritten, and what is kept never reaches the next block.
+    is overwritten, and the kept entries never reach the next block.
     """
     clear_histogram(select, thread, plan)
     if thread == 0:

@@ -1,4 +1,4 @@
-"""The last entries among which the threshold is: taken out of the lists, gathered, and compared.
+"""The last entries, which contain the threshold: taken out of the lists, gathered, and compared.
 
 A CTA that shares a row sends its own candidates to all CTAs, and gets theirs.
 """
@@ -74,7 +74,8 @@ class Bin(NamedTuple):
 def close_rounds(
     cluster: ClusterBuffers, coord: Coord, entries: Int32, above: Int32, thread: Int32
 ) -> None:
-    """Announce what comes at received_full, and send the caller's count above the bin to all.
+    """Announce the bytes to come at received_full, and send the caller's count above the bin to
+    all.
 
     Args:
         entries: candidates that come, of all CTAs. above: the second warp's.

@@ -67,8 +67,8 @@ def raise_threshold(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Threshold, Uint32]:
-    """The threshold of the caller's part, raised to what the row's counts allow, and the list's
-    next floor. Ends synced.
+    """Return the threshold of the caller's part, raised as far as the row's counts allow, and the
+    list's next floor. Ends synced.
 
     Args:
         settles: `contribute` has found what the counts allow.
@@ -99,8 +99,8 @@ def publish_alone(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> cutlass.Boolean:
-    """Publish what of the part can win; whether the caller is the row's last CTA to do so. Then the
-    list is empty, and the row's counters are 0 again. Ends synced."""
+    """Publish the part's entries that can win; return whether the caller is the row's last CTA to
+    do so. Then the list is empty, and the row's counters are 0 again. Ends synced."""
     cta, _, _ = cute.arch.block_idx()
     counters = counters_of(published, select)
     if thread == 0:

@@ -33,7 +33,8 @@ LOADED_TOGETHER = 4
 
 
 COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
-"""Phases that a consumer keeps: of coarse_full and fine_full, of received_full, of winners_full."""
+"""Events whose phases a consumer keeps: of coarse_full and fine_full, of received_full, of
+winners_full."""
 
 
 class Found(NamedTuple):
@@ -178,8 +179,8 @@ def find_kth(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Found:
-    """The bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of the
-    caller if not `shared`. Ends synced.
+    """Find the bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of
+    the caller if not `shared`. Ends synced.
 
     The histogram is complete and synced, and keeps its counts.
     """
@@ -194,14 +195,14 @@ def find_kth(
         send_coarse(cluster, coord, thread)
     if thread < WARP_SIZE:
         search(select, cluster, coord, shared, k, phase, thread)
-    # All consumers: the first warp has stored what it found.
+    # All consumers: the first warp has stored the result.
     consumer_sync(plan)
     return Found(*(select.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
 
 
 @cute.jit
 def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane: Int32) -> Int32:
-    """One warp: the caller's entries in better bins than the one that a round found."""
+    """One warp: return the number of the caller's entries in better bins than a round's bin."""
     four = load4(cluster.own_coarse, lane)
     counts = [four[i] for i in range(VECTOR)]
     above = Int32(0)
@@ -216,7 +217,7 @@ def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane:
 def within_before(
     cluster: ClusterBuffers, coord: Coord, shared: cutlass.Boolean, bin_: Int32, lane: Int32
 ) -> Int32:
-    """One warp: entries in the bin that a round found, of the CTAs before the caller."""
+    """One warp: return the number of entries in a round's bin, of the CTAs before the caller."""
     within = Int32(0)
     if shared and lane < coord.part:
         within = cluster.fine[lane * BIN_GROUP + bin_ % BIN_GROUP]

@@ -1,4 +1,4 @@
-"""Scores of a tile's pages into the list, as they are computed."""
+"""Listing of the scores of a tile's pages, as they are computed."""
 
 from typing import Any, NamedTuple
 

@@ -29,7 +29,7 @@ READ_TOGETHER = 4
 def compact_segments(
     select: SelectBuffers, threshold: Threshold, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Keep the accepted entries only, each segment in its order. Starts and ends synced.
+    """Keep only the accepted entries, each segment in its order. Starts and ends synced.
 
     Unless the search has recounted, the histogram has all entries, and the threshold is a bin's
     lowest key: the bins that stay are right.

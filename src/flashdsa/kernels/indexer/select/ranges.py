@@ -1,4 +1,4 @@
-"""Ranges of entries, and how a round cuts them into bins.
+"""Ranges of entries, and their division into bins in a round.
 
 An entry is (key, position); of equal keys the smaller position is better.
 """
@@ -12,7 +12,7 @@ from flashdsa.kernels.indexer.select.bins import step_bits
 
 
 class Part(NamedTuple):
-    """The caller's part of a row, as positions, and what it has listed of it."""
+    """The caller's part of a row, as positions, and the number of its listed entries."""
 
     first: Int32
     end: Int32

@@ -1,4 +1,4 @@
-"""Given scores into the list: the top-k's counterpart of scoring pages."""
+"""Listing of given scores: the top-k's counterpart of scoring pages."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ LINE_SCORES = 32
 def prefetch_scores(
     scores: Any, row: Int32, begin: Int32, end: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Start to bring scores `begin`... of the row into the second-level cache."""
+    """Start to bring the row's scores from `begin` on into the second-level cache."""
     line = scores.iterator + Int64(row) * scores.stride[0]
     step = plan.consumer_threads * LINE_SCORES
     for at in cutlass.range(begin + thread * LINE_SCORES, end, step, unroll=1):

@@ -178,7 +178,7 @@ def floor_group(
     counters: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32, Int32, Uint32]:
     """One warp: (the group of the row's `topk`-th best as far as it is counted, entries above it,
-    its own, its lowest key); the key is 0 with fewer entries."""
+    its own, its lowest key); the key is 0 if the entries are fewer."""
     quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     for i in cutlass.range_constexpr(VECTOR):

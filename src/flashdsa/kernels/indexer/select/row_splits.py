@@ -1,10 +1,10 @@
 """Long rows of small batches are split: several clusters share a row.
 
 One cluster has at most 16 CTAs, of some 132 that a device runs. Each cluster of a split row selects
-in its part as it does in a whole row, but stops at a bin: what lies in better bins or in the bin of
-the k-th best is *published*, each CTA into its own slot in device memory. The cluster that comes
-last selects from what was published, again as in a whole row: each of its CTAs takes neighbouring
-slots, as many as the row has clusters. No cluster waits for another.
+in its part as it does in a whole row, but stops at a bin: entries in better bins or in the bin of
+the k-th best are *published*, each CTA into its own slot in device memory. The last cluster selects
+from the published entries, again as in a whole row: each of its CTAs takes neighbouring slots, one
+for each cluster of the row. No cluster waits for another.
 """
 
 from typing import Any, NamedTuple

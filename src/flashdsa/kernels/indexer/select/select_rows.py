@@ -178,10 +178,10 @@ def cut_down(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """Keep the list's accepted entries only: its new length. Ends synced.
+    """Keep only the list's accepted entries; return the new length. Ends synced.
 
     Args:
-        merges: the list is what was published, which is appended to it as a whole.
+        merges: the list has published entries, which are appended to it as a whole.
     """
     if const_expr(plan.pairs):
         if merges:
@@ -197,7 +197,7 @@ def cut_down(
 def next_tile(
     ctx: SelectContext, number: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> WorkTile:
-    """The CTA's tile of that number; of a pair of rows what concerns the caller's one."""
+    """The CTA's tile of that number; of a pair of rows, the part of the caller's row."""
     tile = wait_for_tile(ctx.inputs, number, plan)
     if const_expr(plan.pairs):
         if tile.row >= 0:
@@ -219,7 +219,7 @@ def tile_stage(ctx: SelectContext, phases: PackedPhases) -> Int32:
 
 
 def has_output(tile: WorkTile, plan: Any) -> Any:
-    """False of a row that needed no scores, and was scored because the other one of its pair did:
+    """False for a row that needed no scores, and was scored because the other row of its pair did:
     its ids are written (see emit_unscored_rows)."""
     return tile.length > plan.unscored_length if plan.pairs else True
 

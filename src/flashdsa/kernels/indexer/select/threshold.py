@@ -55,7 +55,7 @@ LISTED, HELD, FOUND = range(3)
 
 
 class Threshold(NamedTuple):
-    """The last accepted entry, and what follows for the output."""
+    """The last accepted entry, and the numbers for the output that follow from it."""
 
     key: Uint32
     position: Uint32

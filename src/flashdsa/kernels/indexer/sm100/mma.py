@@ -55,7 +55,7 @@ def issue_tiles(ctx: MmaContext, plan: cutlass.Constexpr) -> None:
 def issue_tile(
     ctx: MmaContext, tile: WorkTile, tile_stage: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """The products of a tile's stages; returns the number of the next use of the ring."""
+    """Issue the products of a tile's stages; return the number of the next use of the ring."""
     pages = plan.pages_per_stage
     first = tile.first_number // pages
     end = first + (tile.num_pages + pages - 1) // pages

@@ -29,7 +29,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 PAGES_PER_STAGE = (1, 2, 4)
 """Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
 SORTED_STAGES = 8
-"""Pages in flight where all winners need room, too."""
+"""Pages in flight if all winners need room, too."""
 MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
 SCALE_BYTES = PAGE_SIZE * 4
@@ -73,9 +73,9 @@ class IndexerPlan(SelectPlan):
 
     @property
     def load_warps(self) -> int:
-        """The most among which the stages can be divided: a warp starts a page in some 300 clocks,
-        about what the memory takes to bring it. A stage is always filled by the same warp, so that
-        none takes the phase of another one's page for its own."""
+        """Load warps: the most among which the stages can be divided. A warp starts a page in some
+        300 clocks, about the time in which memory brings one. A stage is always filled by the same
+        warp, so that none takes the phase of another one's page for its own."""
         return next(n for n in range(MOST_LOAD_WARPS, 0, -1) if self.ring_stages % n == 0)
 
     @property
@@ -90,7 +90,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def mma_warp(self) -> int:
-        """The last one, in the load warps' warpgroup."""
+        """Number of the issuing warp: the last one, in the load warps' warpgroup."""
         return self.threads // WARP_SIZE - 1
 
     @property
@@ -115,7 +115,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def product_tokens(self) -> int:
-        """M of a product: of 64 tokens every second 16 lanes of tensor memory are used."""
+        """M of a product: 64 tokens use every second 16 lanes of tensor memory."""
         return min(self.stage_tokens, TMEM_LANES)
 
     @property

@@ -126,8 +126,8 @@ def sum_heads(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Float32:
-    """The weighted sum over a row of the stage's product of that number, doubled; in one order for
-    all rows.
+    """Return the weighted sum over a row of the stage's product of that number, doubled; all rows
+    have one order.
 
     Args:
         weights: (tile_stages * num_heads,) Float32. first_weight: in steps of VECTOR.

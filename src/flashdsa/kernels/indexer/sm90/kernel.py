@@ -68,7 +68,7 @@ def indexer_kernel(
     if const_expr(plan.pairs):
         rows = pairs_of(rows)
     coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
-    # Asked for before anything else: the way to the first page begins with the lengths.
+    # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     enter_cluster(arena, caller.thread, INITIALISING_WARPS)
     prefetch_meanwhile(caller, operands, plan)
@@ -89,7 +89,7 @@ def indexer_kernel(
             caller.warp - plan.consumer_warps,
         )
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
-        # anything else: compute-sanitizer's racecheck lets none of them go on before all came.
+        # anything else: compute-sanitizer's racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
         load_scheduled(load_ctx, PAGES, select, coord, lengths, caller.lane, plan)
     else:
@@ -151,7 +151,8 @@ def launch_splits(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
+    """Launch on `stream`: several clusters share a long row. Other arguments as in
+    `launch_indexer`.
 
     Args:
         arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel

@@ -47,7 +47,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def ring_stages(self) -> int:
-        """Pages in flight: fewer where all winners need room too, to be sorted."""
+        """Pages in flight: fewer if all winners need room, too, to be sorted."""
         return self.stages - self.consumer_warpgroups if self.sorted else self.stages
 
     @property

@@ -1,6 +1,7 @@
-"""Vectors of 128 to e4m3 with one fp32 scale each, into the packed cache by slot or side by side.
+"""Quantisation of vectors of 128 to e4m3 with an fp32 scale each, into the packed cache or arrays.
 
-8 lanes a vector, 16 elements a lane: largest magnitude by shuffles, scale, 16 bytes stored at once.
+A vector has 8 lanes, a lane 16 elements: largest magnitude by shuffles, scale, 16 bytes stored at
+once.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ class QuantizePlan:
     slot_bits: int = 64
 
     def __post_init__(self) -> None:
-        """Hold the choices against what the kernel takes."""
+        """Check the choices against the kernel's limits."""
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"dtype: expected bfloat16 or float32; got {self.dtype}")
         if self.slot_bits not in (0, 32, 64):

@@ -4,9 +4,9 @@ score[t] = scale[t] * sum_h weight[h] * relu(sum_d q[h, d] * k[t, d]). Tokens ar
 product and heads its columns, so that the sum over heads stays within four neighbouring lanes.
 
 relu(x) is (x + |x|) / 2, with the half in the weight: additions run at twice the rate of maxima,
-and both steps are exact, so that it is the same number. A warpgroup takes two pages at a time:
-what follows the sums costs as much for two as for one, because a page has half as many tokens for
-a warp as it has lanes.
+and both steps are exact, so that it is the same number. A warpgroup takes two pages at a time: the
+work after the sums costs the same for two as for one, because a page has half as many tokens for a
+warp as it has lanes.
 """
 
 from typing import Any, NamedTuple
@@ -143,7 +143,7 @@ def multiply(scorer: Scorer, tile_stage: Int32) -> None:
 
 
 class Sums(NamedTuple):
-    """A lane's part of a page: sums over its heads for two tokens, and what else it needs."""
+    """A lane's part of a page: sums over its heads for two tokens, and its other operands."""
 
     upper: Float32  # row lane / 4 of the warp's 16
     lower: Float32  # row lane / 4 + 8
@@ -230,7 +230,7 @@ def prepare(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Prepared:
-    """The tile's weights into registers."""
+    """Load the tile's weights into registers."""
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs.weights, tile_stage, thread % WARP_SIZE, plan)
     return Prepared(weights, uniform(thread // WARPGROUP_SIZE))

@@ -119,7 +119,7 @@ def prepare(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Prepared:
-    """The first row's weights into registers. Starts and ends synced."""
+    """Load the first row's weights into registers. Starts and ends synced."""
     halve_weights(inputs, tile_stage, thread, plan)
     # All consumers of the CTA: both rows' halved weights are written.
     consumer_sync(plan)
@@ -158,7 +158,8 @@ def score_pages(
     position = (pages.first_page + begin) * PAGE_SIZE + token
     scales = opaque(Int32(scale_of(scorer, Int32(0), token, plan).toint()))
     accumulator = cute.make_rmem_tensor(plan.tile_heads // 2, Float32)
-    # The second row's, in registers that the first one's sums leave: all would be too many.
+    # The second row's weights go into registers that the first one's sums leave: all would be too
+    # many.
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     slot = sink.slot
     for number in cutlass.range(first_number, end_number, groups, unroll=1):

@@ -59,7 +59,7 @@ def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) ->
 
 @cute.jit
 def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> Int32:
-    """Every slot of the group's queries, each of one member; returns how many."""
+    """Write every slot of the group's queries, each of one member; return their number."""
     group, _, _ = cute.arch.block_idx()
     none = Int32(-1)
     if cutlass.const_expr(x.tile > 0):
@@ -169,7 +169,7 @@ def launch_union(
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
         num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
         tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
-        choice: lists are made where it says SECOND, see `choice.py`; None: they are made.
+        choice: lists are made if it says SECOND, see `choice.py`; None: they are made.
     """
     union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
         grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream

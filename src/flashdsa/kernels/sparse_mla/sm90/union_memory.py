@@ -46,7 +46,7 @@ class Slots(NamedTuple):
 
     @property
     def row_mask(self) -> int:
-        """A row's bits, of the lowest row of a word."""
+        """Mask of a row's bits, for the lowest row of a word."""
         return (1 << self.row_bits) - 1
 
 
@@ -58,7 +58,7 @@ class Shared(NamedTuple):
     repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
     num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
     present: Any  # with whole tiles (1,) Int32: queries that name a row
-    named: Any  # with whole tiles (2,) Int32, of which the first: rows of all queries, one by one
+    named: Any  # with whole tiles (2,) Int32, the first of them: rows of all queries, one by one
 
 
 class Lists(NamedTuple):

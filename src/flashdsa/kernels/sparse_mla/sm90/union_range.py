@@ -1,4 +1,4 @@
-"""A range of kv rows in shared memory: its bits set by what the queries name, its rows listed."""
+"""A range of kv rows in shared memory: its bits set by the queries' slots, its rows listed."""
 
 from typing import Any
 
@@ -46,8 +46,8 @@ def slots_at_once(group: int) -> int:
 def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
     """Set the bits of the rows from `base` on that the queries name.
 
-    A thread reads several slots before it looks at the first, and sets their bits before it looks
-    whether one was set: neither waits for the one before.
+    A thread reads several slots before it looks at the first, and sets their bits before it checks
+    whether one was set: neither step waits for the previous slot.
     """
     for start in cutlass.range(
         thread, Int32(x.indices.shape[1]), slots_at_once(x.group) * THREADS, unroll=1

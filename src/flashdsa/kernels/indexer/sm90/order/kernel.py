@@ -43,7 +43,7 @@ def order_kernel(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr
 def load_words(
     arena: Arena, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
-    """This lane's words, one of each 32; keys of all entries into shared memory.
+    """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
 
     Args:
         scores: pointer to the list's scores, as words of `entries.py`.

@@ -17,13 +17,13 @@ class OrderPlan:
     """One compiled kernel: a warp sorts a list, alone in its CTA.
 
     Attributes:
-        width: entries that it sorts; what a list has less counts as worst.
+        width: entries that it sorts; missing entries of a shorter list count as worst.
     """
 
     width: int = 2048
 
     def __post_init__(self) -> None:
-        """Hold the choice against what the kernel takes."""
+        """Check the choice against the kernel's limits."""
         if self.width not in TOPK:
             raise ValueError(f"width: expected one of {TOPK}; got {self.width}")
         _ = self.smem
@@ -40,7 +40,7 @@ class OrderPlan:
 
     @property
     def place_bits(self) -> int:
-        """Low bits of a word, which say where in the list its entry was. The others are of the
+        """Low bits of a word, which give its entry's index in the list. The other bits are of the
         score."""
         return self.width.bit_length() - 1
 

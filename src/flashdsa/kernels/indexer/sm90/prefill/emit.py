@@ -1,4 +1,4 @@
-"""Marked entries in their order: their rows to the output, or they to the log.
+"""Writing of marked entries in their order: their rows to the output, or the entries to the log.
 
 Every warp knows from the masks how many come before its own, so none waits for another.
 """
@@ -37,11 +37,11 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 TOGETHER = 8
 """Loads of a lane that are under way at the same time."""
 STORED = 4
-"""Times 16 bytes of rows that a lane has loaded before it stores them."""
+"""Loads of 16 bytes of rows by a lane before it stores them."""
 
 
 class Source(NamedTuple):
-    """Entries, and which rows they are of."""
+    """Entries, and their rows."""
 
     entries: Entries
     rows: Any  # pointer to Int32: rows of the log's entries

@@ -1,7 +1,7 @@
 """The threshold of a query by its scores alone: the key of its topk-th best, however many tie.
 
-Rounds over all entries narrow a range of keys to one of its bins. Slow, and always right: for where
-the bins of `window.py` leave too much about the cut-off.
+Rounds over all entries narrow a range of keys to one of its bins. The search is slow, and always
+right: it is for queries whose bins of `window.py` leave too many entries about the cut-off.
 """
 
 from typing import NamedTuple

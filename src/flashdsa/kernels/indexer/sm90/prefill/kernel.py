@@ -182,7 +182,7 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
         of a plan that ranks
             topk_indices: (S, topk) int32, written; topk at most 2048.
-            topk_scores: only of a plan with scores: (S, topk) int32, words of `entries.py`,
+            topk_scores: only for a plan with scores: (S, topk) int32, words of `entries.py`,
                 written: of no key where topk_indices is -1.
             workspace: (num_ctas, plan.workspace_words) int32.
         of the scores alone

@@ -12,7 +12,7 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, PLACE
 from flashdsa.kernels.indexer.sm90.prefill.team import Team
 
 STEPS = 2
-"""Bits of a word between two looks whether any lane has more."""
+"""Bits of a word between two checks whether any lane has more."""
 DENSE = 28
 """Bits of a word above which all lanes take a word together, not one word a lane."""
 

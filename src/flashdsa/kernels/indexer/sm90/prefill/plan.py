@@ -22,7 +22,7 @@ MAX_TOPK = 2048
 CHUNK = 1024
 """Scores that a warp reads at once."""
 CHUNK_MASKS = CHUNK // WARP_SIZE
-"""Words of a bit for each of them."""
+"""Words with a bit for each of them."""
 CANDIDATES = 128
 """Scores about the cut-off that a team compares one by one."""
 HISTOGRAM_BINS = 8192
@@ -128,7 +128,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def chunks_ahead(self) -> int:
-        """Chunks that a warp loads while it votes on one; 1 where it has few of them."""
+        """Chunks that a warp loads while it votes on one; 1 if it has few of them."""
         return 2 if self.team_warps == 1 else 1
 
     @property

@@ -46,7 +46,7 @@ def descriptor(low: Any, offset: int) -> Any:
 
 
 def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
-    """Start keys x queries as one group, or in turns as two, of which the second is the last wgmma.
+    """Start keys x queries as one group, or in turns as two groups: the second is the last wgmma.
     `keys`, `queries`: low words of descriptors."""
     warpgroup.fence()
     opcode, transposes = OPCODES[plan.dtype]

@@ -45,7 +45,7 @@ from flashdsa.kernels.indexer.sm90.prefill.window import (
 )
 
 CHAINS = 8
-"""Sums of a score that are added up at the end: of heads with the same remainder."""
+"""Partial sums of a score: of heads with the same remainder, added up at the end."""
 ROWS_APART = 8
 """The two keys of a lane."""
 
@@ -74,7 +74,8 @@ class Prepared(NamedTuple):
 def prepare(
     ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> Prepared:
-    """Wait for the tile's queries; weights and ranges of this lane's queries into registers."""
+    """Wait for the tile's queries; load weights and ranges of this lane's queries into
+    registers."""
     weights = cute.make_rmem_tensor(plan.columns // QUERY_GROUP, Float32)
     last = ctx.ranges.num_queries - 1
     starts, lengths = [], []
@@ -186,7 +187,7 @@ def score_segment(
         to = to + Int64(step)
         if cutlass.const_expr(not plan.scores_only):
             if i < 2:  # turns of the first segment
-                # The tile's first keys are either warpgroup's; the other one may have none.
+                # The tile's first keys may belong to either warpgroup; the other one may have none.
                 writes = first == begin and warp == 0
                 of_all = thread // WARP_SIZE
                 take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
@@ -256,8 +257,8 @@ def group_words(ctx: ScoreContext, plan: Any) -> Any:
 def store(
     to: Any, total: Float32, scale: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr
 ) -> Int32:
-    """A score, total * scale, as it is, if its query sees the key; or its bits as they are ranked.
-    The bits."""
+    """Store a score, total * scale, if its query sees the key: as it is, or as bits that are
+    ranked. Return the bits."""
     bits = Int32(INVALID)
     if cutlass.const_expr(plan.scores_only):
         if seen:

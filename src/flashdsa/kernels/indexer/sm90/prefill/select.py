@@ -135,7 +135,7 @@ def select_segment(
     first; those before it were chosen from already. Starts and ends synced."""
     query = seen.query
     if tile.first_query + query < ctx.ranges.num_queries:
-        # They come while the bin is looked for.
+        # They come while the bin is searched.
         ahead = load_ahead(team, seen.entries, first_chunk(team, seen, plan), plan)
         topk = ctx.ranges.topk
         histogram = part(team.arena, "histogram", query, plan.bins)
@@ -167,7 +167,7 @@ def select_segment(
 
 @cute.jit
 def first_chunk(team: Team, seen: Seen, plan: cutlass.Constexpr) -> Int32:
-    """The first one that this warp votes on: of log and segment, or of a segment that goes to the
+    """First chunk that this warp votes on: of log and segment, or of a segment that goes to the
     log."""
     begin = seen.entries.logged
     if seen.is_last:

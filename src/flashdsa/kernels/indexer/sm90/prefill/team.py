@@ -1,4 +1,4 @@
-"""The warps that rank a query together, the shared memory that they have, and searches in bins."""
+"""The warps that rank a query together, their shared memory, and searches in bins."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Tiles of neighbouring queries: which a CTA takes, and which keys they need."""
+"""Tiles of neighbouring queries: their assignment to CTAs, and the keys that they need."""
 
 from typing import Any, NamedTuple
 
@@ -111,7 +111,7 @@ def odd_tiles(tiles: Int32) -> Int32:
 
 
 class Walk(NamedTuple):
-    """A warpgroup's way through a segment, where it takes every other turn: `key_tile_at` by
+    """A warpgroup's path through a segment, where it takes every other turn: `key_tile_at` by
     additions alone."""
 
     key: Int32  # of the tile, the first one's
@@ -133,7 +133,7 @@ def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
 
 @cute.jit
 def step_from(walk: Walk, key: Int32) -> Int32:
-    """Keys from a turn's to the next one's."""
+    """Keys from one turn's key tile to the next one's."""
     step = Int32(2 * TILE_KEYS)
     if key >= walk.wraps:
         step = walk.back
@@ -153,7 +153,8 @@ def num_tiles(ranges: Ranges, plan: Any) -> Int32:
 @cute.jit
 def tile_number(ranges: Ranges, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The tile that this CTA takes in a turn, negative if none is left. Last queries come first,
-    as they see most keys where attention is causal, and CTAs take turns in either order."""
+    as they see most keys if attention is causal; the order of the CTAs alternates from turn to
+    turn."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     place = cta

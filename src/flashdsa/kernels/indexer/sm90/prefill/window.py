@@ -1,6 +1,6 @@
-"""Scores counted in bins while they are made: the map to bins, of a sample, and the counts.
+"""Scores counted in bins while they are computed: the map to bins, from a sample, and the counts.
 
-A window is linear and monotone: what lies outside falls into the end bins. It is taken once a tile
+A window is linear and monotone: scores outside fall into the end bins. It is set once for each tile
 from the first 128 keys, and any window is right: a bad one leaves more to the exact search.
 """
 
@@ -19,13 +19,13 @@ SCORE_BARRIER = 1
 FIRST_BIN = 0x4B000000
 """Bits of 2**23, at which fp32 counts in steps of 1."""
 FIRST_BIN_OFFSET = FIRST_BIN * 4 % 2**32
-"""Four times that, as far as 32 bits hold it."""
+"""FIRST_BIN times 4, modulo 2**32."""
 FARTHEST = 256.0
-"""Window widths between 0 and a window, up to which rounding stays far below a bin."""
+"""Window widths between 0 and a window for which rounding stays far below a bin."""
 
 
 class Bounds(NamedTuple):
-    """Scores from `sure` on win; those from `maybe` on may. Only where `known`."""
+    """Scores from `sure` on win; those from `maybe` on may. Valid only if `known`."""
 
     maybe: Float32
     sure: Float32
@@ -98,8 +98,8 @@ def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constex
 
 @cute.jit
 def window_of(slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr) -> tuple[Float32, Float32]:
-    """(factor, offset): score * factor + offset is 0 to 1 in the window. Twice as wide as what the
-    sample spans without its extremes."""
+    """(factor, offset): score * factor + offset is 0 to 1 in the window. It is twice as wide as the
+    sample without its extremes."""
     least, least2, most, most2 = Float32.inf, Float32.inf, -Float32.inf, -Float32.inf
     for warp in cutlass.range_constexpr(plan.select_warps):
         slot = 2 * (warp * plan.tile_queries + query)
@@ -120,7 +120,7 @@ def window_of(slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr) -> tupl
 def count_words(
     words: list[Int32], window: cute.Tensor, first: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Count scores in their bins; NaN, and what is no score, in the first one.
+    """Count scores in their bins; NaN, and entries without a score, in the first one.
 
     Args:
         first: shared memory address of the first bin of the lane's first query, less

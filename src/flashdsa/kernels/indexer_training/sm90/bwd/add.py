@@ -57,7 +57,7 @@ def add_dims(
     lane = thread % WARP_SIZE
     is_next = lane // NEXT_ROW % 2 == 1
     dim = lane // NEXT_ROW % 2 * (LINE_DIMS // 2) + lane % 2 * 8 + lane % 4 // 2 * 4
-    # The pair of rows of which this lane has one: first the even one, then the odd one.
+    # The pair of rows that this lane shares: first the even one, then the odd one.
     even = thread // WARP_SIZE * MMA_ROWS + lane // (2 * NEXT_ROW) * 2
     for h in cutlass.range_constexpr(THREAD_ROWS):
         place = even + 8 * h
@@ -81,7 +81,7 @@ def add_dims(
 
 
 def store_four(pointer: Any, values: list[Float32], key: Any) -> None:
-    """Four neighbouring fp32, unless the key is negative."""
+    """Add four neighbouring fp32, unless the key is negative."""
     cute.arch.inline_ptx(
         "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
         "@some st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",

@@ -68,7 +68,7 @@ def tiles_of(ctx: Context, item: Int32) -> Tiles:
 
 @cute.jit
 def tile_behind(tile: Int32, count: Int32) -> Int32:
-    """The next one, going round."""
+    """The tile after `tile`, going round."""
     tile += 1
     if tile >= count:
         tile = Int32(0)

@@ -31,7 +31,7 @@ def gate(
     thread: Int32,
     block: cutlass.Constexpr,
 ) -> None:
-    """A of a block to its image, and sum g relu(q k) to this thread's sums.
+    """Write A of a block to its image, and add sum g relu(q k) to this thread's sums.
 
     Args:
         acc: q k of the block's rows and the tile's keys.

@@ -84,7 +84,7 @@ def launch_group(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """The lists of a plan's groups, and the backward."""
+    """Launch the lists of a plan's groups, and the backward."""
     dq, dk, dw = gradients
     spread, num_ctas = scalars
     launch_lists(*slots, Int32(k.shape[0]), lists, choice, number, plan, stream)

@@ -48,7 +48,7 @@ CARVEOUT = 100
 def mark_slots(
     x: Slots, shared: Shared, keys: Range, slots: Any, start: Int32, lengths: list[Int32]
 ) -> Int32:
-    """Bits of the slots' keys; returns the queries that give a gradient to any, a bit each.
+    """Set the bits of the slots' keys; return the queries that give a gradient to any, a bit each.
 
     Args:
         slots: of `start`, see `read_slots`. lengths: of the queries.
@@ -71,7 +71,8 @@ def mark_slots(
 def mark_keys(
     x: Slots, shared: Shared, keys: Range, first_slots: Any, lengths: list[Int32]
 ) -> None:
-    """Bits of the keys, and the queries that give a gradient to any. All threads call, and sync.
+    """Set the bits of the keys, and note the queries that give a gradient to any. All threads call,
+    and sync.
 
     Args:
         first_slots: those of start 0. lengths: of the queries.
@@ -216,7 +217,7 @@ def clear_table(x: Slots, shared: Shared, end: Int32) -> None:
 
 @cute.jit
 def fill_tile(x: Slots, lists: Lists, group: Int32, count: Int32) -> None:
-    """No keys up to a whole tile, without gradients."""
+    """Fill up to a whole tile with no keys, without gradients."""
     capacity = lists.rows.shape[1]
     line = Int64(group) * capacity
     place = count + x.thread
@@ -229,7 +230,8 @@ def fill_tile(x: Slots, lists: Lists, group: Int32, count: Int32) -> None:
 
 @cute.jit
 def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
-    """All ranges of keys; returns how many keys the group has. lists: None: they are only counted.
+    """List all ranges of keys; return the number of the group's keys. lists: None: they are only
+    counted.
 
     All threads call, and sync.
     """
@@ -327,7 +329,7 @@ def launch_lists(
     Args:
         indices: (S, topk) int32. gradients: (S, topk) fp32, read where a slot is valid.
         topk_length: (S,) int32, or (0,). num_keys: S_kv, at least 1. lists: written.
-        choice: lists are made where it says `number`, or is (0,).
+        choice: lists are made if it says `number`, or is (0,).
     """
     lists_kernel(indices, gradients, topk_length, num_keys, lists, choice, number, plan).launch(
         grid=[lists.counts.shape[0], 1, 1],

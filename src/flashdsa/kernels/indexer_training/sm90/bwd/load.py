@@ -62,7 +62,7 @@ def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> Non
 
 @cute.jit
 def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
-    """This thread's copies of a tile's numbers and gradients."""
+    """Copy this thread's part of a tile's numbers and gradients."""
     plan = ctx.plan
     first = tile * TILE_KEYS
     units = plan.queries * ROW_UNITS
@@ -117,7 +117,7 @@ def read_rows(line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def load_all(role: Loader) -> None:
-    """All four warps: Q and every tile of the CTA's items."""
+    """All four warps: load Q and every tile of the CTA's items."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     place = swizzled_128(own, unit)

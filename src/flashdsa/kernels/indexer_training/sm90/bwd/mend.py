@@ -1,4 +1,5 @@
-"""dQ and dW of queries whose group names a key that is not finite: computed again, each by itself.
+"""Repair of dQ and dW of queries whose group names a key that is not finite: each is computed
+alone.
 
 The products are of a group's keys with all its queries, with A = 0 and g = 0 for those that do not
 name a key: 0 times NaN, or times infinity, is NaN. It reaches dW of every head of the group, so
@@ -71,7 +72,7 @@ def mend_kernel(x: Backward):
 
 @cute.jit
 def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
-    """dQ and dW of a head from the query's own slots that have a gradient."""
+    """Write dQ and dW of a head from the query's own slots that have a gradient."""
     row = query * x.dw.shape[1] + head
     own, weight = load_dims(x.q, row, lane), x.weights[query, head]
     acc = cute.make_rmem_tensor(DIMS, Float32)

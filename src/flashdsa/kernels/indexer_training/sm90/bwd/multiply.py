@@ -128,7 +128,7 @@ def read_weights(role: Multiplier, item: Int32) -> list[Float32]:
 def gate_block(
     role: Multiplier, own: Own, acc: cute.Tensor, place: Place, block: cutlass.Constexpr
 ) -> None:
-    """A of an own block, and its part of dW."""
+    """Compute A of an own block, and its part of dW."""
     ctx = role.ctx
     row = (role.first_block + block) * BLOCK_ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
     gradients = place.gradients + row // ctx.plan.num_heads * (TILE_KEYS * FP32)
@@ -145,7 +145,7 @@ def publish(ctx: Context) -> None:
 
 @cute.jit
 def start_item(role: Multiplier, own: Own, accs: Any, number: Int32) -> None:
-    """A of the item's first tile."""
+    """Compute A of the item's first tile."""
     ctx = role.ctx
     place = place_of(ctx, wait_for_tile(ctx, number), number)
     q = ctx.arena.address("q") + role.first_block * BLOCK_BYTES
@@ -166,7 +166,8 @@ def multiply_tile(
     number: Int32,
     last: cutlass.Constexpr,
 ) -> None:
-    """dQ and dK of the CTA's tile of that number, and A of the next one, unless it is the last.
+    """Compute dQ and dK of the CTA's tile of that number, and A of the next one, unless it is the
+    last.
 
     The first accumulators have q k of the next tile for the first block. The others have this
     tile's dK, and then q k for the second block.
@@ -240,7 +241,7 @@ def place_of_dk(role: Multiplier, item: Int32, tile: Int32) -> cute.Pointer:
 
 @cute.jit
 def multiply_all(role: Multiplier) -> None:
-    """Every tile of the CTA's items."""
+    """Multiply every tile of the CTA's items."""
     ctx = role.ctx
     own_blocks = ctx.plan.own_blocks
     accs = [cute.make_rmem_tensor(OF_SCORES, Float32) for _ in range(2)]

@@ -86,12 +86,12 @@ class BwdPlan(Sm90Plan):
 
     @property
     def queries(self) -> int:
-        """Neighbouring ones of a group."""
+        """Neighbouring queries of a group."""
         return self.blocks * BLOCK_ROWS // self.num_heads
 
     @property
     def chosen(self) -> bool:
-        """Whether the device chooses it: the larger groups, where they have enough in common."""
+        """Whether the device chooses it: the larger groups, if they have enough in common."""
         return self.blocks == max(BLOCKS)
 
     @property

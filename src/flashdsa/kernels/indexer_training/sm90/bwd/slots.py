@@ -46,7 +46,7 @@ PRESENT, REPEATED, NAMED = range(3)
 
 
 class Range(NamedTuple):
-    """Keys of which the bits are in shared memory: from `base` on, to `end`."""
+    """Keys whose bits are in shared memory: from `base` to `end`, exclusive."""
 
     base: Int32
     end: Int32

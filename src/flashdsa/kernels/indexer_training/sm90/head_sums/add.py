@@ -111,7 +111,7 @@ def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
 def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32]:
     """Sum over every head, for this thread's two keys; in all lanes of the quad."""
     plan = role.ctx.plan
-    # Two sums a key: each waits for the one before for half as long.
+    # Each key has two sums: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
     for i in cutlass.range_constexpr(plan.num_heads // QUAD):
         for half in cutlass.range_constexpr(2):
@@ -146,7 +146,7 @@ def add_tile(
     sums = sum_heads(role, acc, heads)
     if lane % QUAD < 2 and slot < ctx.topk:
         total = sums[1] if half == 1 else sums[0]
-        # A selection: what is not valid may be NaN.
+        # A selection: values that are not valid may be NaN.
         total = total if row >= 0 else Float32(0.0)
         (role.out.iterator + (Int64(item.query) * ctx.topk + slot)).store(total)
 

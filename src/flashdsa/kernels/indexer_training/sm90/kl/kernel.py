@@ -1,7 +1,7 @@
 """A row's divergence, or its gradient, by a warp that goes over the row twice.
 
-First come the row's largest score, the sum of the exponentials against it and the sum of the
-target; with these each slot's term, or gradient, is formed at once from small differences, so that
+The first pass finds the row's largest score, the sum of the exponentials against it and the sum of
+the target. The second one computes each slot's term, or gradient, from small differences, so that
 nothing cancels that does not cancel in the result.
 """
 
@@ -66,7 +66,7 @@ def logarithm(value: Any) -> Any:
 
 @cute.jit
 def sum_up(row: Row) -> Sums:
-    """The first pass; all lanes call, and have the same."""
+    """Take the first pass; all lanes call, and get the same result."""
     largest, exponentials, total = Float32(LEAST), Float32(0.0), Float32(0.0)
     for start in cutlass.range(row.lane, row.topk, AT_ONCE * WARP_SIZE, unroll=1):
         slots = [read_slot(row, start + i * WARP_SIZE) for i in range(AT_ONCE)]
@@ -88,7 +88,7 @@ def sum_up(row: Row) -> Sums:
 
 @cute.jit
 def divergence(row: Row, sums: Sums) -> Float32:
-    """sum p (log p - log pi); all lanes call, and have the same."""
+    """sum p (log p - log pi); all lanes call, and get the same result."""
     total = Float32(0.0)
     inverse = Float32(1.0) / sums.target
     # log p - log pi = log P - (score - largest) - log(sum P / sum of the exponentials)

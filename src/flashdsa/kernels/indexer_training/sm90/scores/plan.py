@@ -32,7 +32,7 @@ class ScoresPlan:
 
     @property
     def carveout(self) -> int:
-        """Per cent of an SM's shared memory that its CTAs take; the rest is cache."""
+        """Percentage of an SM's shared memory that its CTAs take; the rest is cache."""
         return -(-100 * self.ctas * (self.smem_bytes + CTA_BYTES) // SM_BYTES)
 
     @property

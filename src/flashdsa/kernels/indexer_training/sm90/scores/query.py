@@ -1,9 +1,9 @@
-"""A query's Q in shared memory, with its columns in the order in which a thread has its keys'.
+"""A query's Q in shared memory; its columns have the order of the keys' columns in a thread.
 
 A thread reads 16 neighbouring bytes of a row of the keys, eight columns, where A of a wgmma has two
 pairs of columns of it, and two of the next wgmma. So the eight columns 32 i + 8 c .. of Q, c the
-lane in its quad, go to where wgmma 2 i takes columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma
-2 i + 1 the same of its own.
+lane in its quad, go to where wgmma 2 i takes columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma 2
+i + 1 the same of its own.
 """
 
 from typing import Any

@@ -130,7 +130,7 @@ def sum_heads(acc: cute.Tensor, weights: Int32, num_heads: cutlass.Constexpr) ->
     Args:
         weights: shared memory address of those of this lane's first two heads.
     """
-    # Two sums a key: each waits for the one before for half as long.
+    # Each key has two sums: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
     for eight in cutlass.range_constexpr(num_heads // HEADS_APART):
         two = prims.load_ext(
@@ -151,7 +151,7 @@ def write_scores(
     lane = ctx.thread % QUAD
     slot = tile * TILE_KEYS + ctx.first_key + lane * HALF
     if lane < 2 and slot < ctx.indices.shape[1]:
-        # A selection: what is not valid may be NaN.
+        # A selection: values that are not valid may be NaN.
         row = rows[1] if lane == 1 else rows[0]
         score = sums[1] if lane == 1 else sums[0]
         score = score if row >= 0 else -Float32(float("inf"))

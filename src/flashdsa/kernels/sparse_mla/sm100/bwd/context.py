@@ -46,7 +46,7 @@ class Context(NamedTuple):
         return self.turn.item
 
     def number(self, block: Any) -> Any:
-        """The running number of a block of the item: the use of rings and barriers that it is."""
+        """The running number of a block of the item: its use number in rings and barriers."""
         return self.turn.blocks_before + block
 
     def barriers(self, name: str) -> Barriers:
@@ -55,7 +55,7 @@ class Context(NamedTuple):
 
 
 def first_turn() -> Turn:
-    """The item that has the number of the pair."""
+    """The first turn of a pair: the item with the pair's number."""
     block, _, _ = cute.arch.block_idx()
     return Turn(Int32(block // CLUSTER), Int32(0), Int32(0))
 

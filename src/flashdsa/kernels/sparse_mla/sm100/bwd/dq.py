@@ -15,7 +15,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context, load_lane
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, D_QK, D_V
 
 COLUMNS = 32
-"""Read at once: fp32, of which 16 words of bf16 become."""
+"""Columns that are read at once: fp32, which become 16 words of bf16."""
 WORDS = 8
 """Words of a store, a whole sector of the second-level cache."""
 
@@ -31,7 +31,7 @@ class DqWriter(NamedTuple):
 def write_columns(
     role: DqWriter, region: cutlass.Constexpr[str], first: cutlass.Constexpr[int], dim: Int32
 ) -> None:
-    """COLUMNS columns of a region, from `first` on, to the row's dims from `dim` on."""
+    """Write COLUMNS columns of a region, from `first` on, to the row's dims from `dim` on."""
     ctx = role.ctx
     words = load_lane(ctx, region, COLUMNS, first).to(BFloat16).bitcast(Int32)
     row = Int64(ctx.item) * B_H + ctx.thread

@@ -75,8 +75,8 @@ def backward_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     arena, hold = enter_pair(plan, thread, warp, 1)
 
-    # Each role finds out for itself where it is: what all share would be live in every role, and
-    # ptxas would spill it before they part.
+    # Each role computes its own coordinates: values shared by all would be live in every role, and
+    # ptxas would spill them before the roles part.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
@@ -240,7 +240,7 @@ def launch_pairs(
 
     Args:
         slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
-            dKV, if the slot is valid, and dkv nothing. None: dkv gets all.
+            dKV, if the slot is valid, and dkv gets nothing. None: dkv gets all.
     """
     launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b

@@ -21,7 +21,8 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.products import Products
 
 
 class Issuer(NamedTuple):
-    """Waits for operands and for read accumulators; commits to what the others wait for."""
+    """Waits for operands and for accumulators that were read; commits to barriers of the other
+    roles."""
 
     ctx: Context
     static: Static
@@ -98,7 +99,7 @@ def issue_block(role: Issuer, block: Int32) -> None:
     if last:
         commit(ctx.barriers("query_free"), 0)
 
-    # The softmax had read the dQ before, whose columns this one overwrites, when it came to dS of
+    # The softmax had read the previous dQ, whose columns this one overwrites, when it came to dS of
     # this item.
     at = role.keys_offset(number)
     issue_product(ctx, role.products.dq, block == 0, 0, at)

@@ -117,7 +117,8 @@ class BwdPlan(Sm100Plan):
 
     @property
     def mask_words(self) -> int:
-        """Words that say which keys of a block each query has; the rows say it of one query."""
+        """Words that give the keys of a block for each query; the row numbers give them for one
+        query."""
         return self.group if self.group > 1 else 0
 
     @property

@@ -1,4 +1,5 @@
-"""A warp of role mma: Q and dO of each item, as soon as the item before has no use for their bytes.
+"""A warp of role mma: Q and dO of each item, as soon as the previous item no longer needs their
+bytes.
 
 dKV's part 0 is the last to read the first half of their value dims, part 1 the other half, part 2
 Q's RoPE dims; so the next item's come in two steps, while the present item's last parts go on.

@@ -2,8 +2,8 @@
 
 A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
 one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
-to a row of the slot's own instead, where nothing is added: see `ordered_sum.py`. A variant without
-the ring adds from registers: a warp's lanes have 32 neighbouring dims of a row.
+to the slot's own row instead, and adds nothing: see `ordered_sum.py`. A variant without the ring
+adds from registers: a warp's lanes have 32 neighbouring dims of a row.
 """
 
 from typing import Any, NamedTuple
@@ -111,10 +111,10 @@ def send_slices(
     first_dim: Int32,
     holds: Any,
 ) -> Int32:
-    """One part of a block through the ring; returns the ring's next slot.
+    """Send one part of a block through the ring; return the ring's next slot.
 
     Args:
-        dims, first_dim: of the part. dim: this thread's of them, if `holds`; values: its keys'.
+        dims, first_dim: of the part. dim: this thread's, if `holds`; values: its keys'.
     """
     ctx, plan = role.ctx, role.ctx.plan
     keys = plan.slot_bytes // (dims * FP32)
@@ -152,7 +152,7 @@ def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
 def send_part(
     role: Reducer, block: Int32, part: cutlass.Constexpr[int], number: Int32, slot: Int32
 ) -> Int32:
-    """One part of a block's dKV; returns the ring's next slot.
+    """Send one part of a block's dKV; return the ring's next slot.
 
     Args:
         number: how many of these parts the CTA has computed before.
@@ -180,7 +180,7 @@ def send_part(
 
 @cute.jit
 def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
-    """All parts of a block; returns the ring's next slot."""
+    """Send all parts of a block; return the ring's next slot."""
     ctx, number = role.ctx, role.ctx.number(block)
     at = role.rows.state(number)
     # rows_full: the load warp has stored the block's numbers; they stay until rows_free.
@@ -197,7 +197,7 @@ def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
 
 @cute.jit
 def reduce_item(role: Reducer, slot: Int32) -> Int32:
-    """Every block of an item; returns the ring's next slot."""
+    """Send every block of an item; return the ring's next slot."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         slot = reduce_block(role, block, slot)
     return slot

@@ -57,7 +57,7 @@ def send(ctx: Context, own: Any, number: Int32) -> None:
 
 @cute.jit
 def receive(ctx: Context, own: Any, number: Int32) -> Any:
-    """The sums of both CTAs; then the peer may send again. Arguments as in `send`."""
+    """Return the sums of both CTAs; then the peer may send again. Arguments as in `send`."""
     # partial_full of this exchange, by the bytes of the peer's st.async: they may be read until
     # partial_free tells the peer.
     ctx.barriers("partial_full").wait_round(number)
@@ -156,7 +156,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
     ds = zero_unless(valid != 0, ds)
     store_row(ctx, "ds", ds)
-    # Other waits came since dp_ready's, which says that these columns may be written.
+    # Other waits followed dp_ready's, which says that these columns may be written.
     tmem.after_sync()
     store_lane(ctx, "ds", ds)
     tmem.wait_stored()

@@ -17,7 +17,7 @@ class Context(NamedTuple):
 
     arena: Arena  # shared memory
     tmem: Int32  # TMEM address of the allocation
-    cta_rank: Int32  # in the pair: which rows of Q and O, and which half of the dims of the keys
+    cta_rank: Int32  # in the pair: selects the rows of Q and O, and the half of the keys' dims
     item: Int32  # the pair's 128 rows of Q: a query's, or a group's
     num_slots: Int32  # slots of the item that may be valid
     num_tiles: Int32  # of TILE_KEYS keys, at least 1

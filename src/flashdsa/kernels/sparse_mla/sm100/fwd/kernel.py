@@ -67,7 +67,7 @@ def forward_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     arena, hold = enter_pair(plan, thread, warp, CLUSTER)
 
-    # Each role finds out for itself where it is: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)

@@ -44,7 +44,7 @@ class Loader(NamedTuple):
 
     @property
     def keys(self) -> RingProducer:
-        """Tiles of keys, where `Context.keys_at` says."""
+        """Tiles of keys, in the states of `Context.keys_at`."""
         return self.ctx.arena.producer("kv_full", "kv_free")
 
     @property

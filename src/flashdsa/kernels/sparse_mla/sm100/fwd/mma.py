@@ -18,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm100.fwd.products import Products
 
 
 class Issuer(NamedTuple):
-    """Waits for operands and for read accumulators; commits to what both CTAs wait for."""
+    """Waits for operands and for accumulators that were read; commits to barriers of both CTAs."""
 
     ctx: Context
     static: Static
@@ -30,7 +30,7 @@ class Issuer(NamedTuple):
 
     @property
     def keys(self) -> RingConsumer:
-        """Tiles of keys, where `Context.keys_at` says."""
+        """Tiles of keys, in the states of `Context.keys_at`."""
         return self.ctx.arena.consumer("kv_full", "kv_free")
 
 

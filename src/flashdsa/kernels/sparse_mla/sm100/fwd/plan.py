@@ -56,7 +56,7 @@ class FwdPlan(Sm100Plan):
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
             of their keys; 1: a pair takes 128 heads of one query.
         kv_stages: tiles of keys in flight. mask_stages: tiles whose valid keys are kept.
-        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     group: int = 1
@@ -76,7 +76,7 @@ class FwdPlan(Sm100Plan):
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
         if self.kv_stages * self.kv_bytes < Q_BOXES * BOX_BYTES or self.kv_stages < 3:
-            # Q lies where the last two of the first tiles come, and another tile comes meanwhile.
+            # Q overlays the last two of the first tiles, and another tile comes meanwhile.
             raise ValueError(f"kv_stages: expected at least 3; got {self.kv_stages}")
         self.check()
 

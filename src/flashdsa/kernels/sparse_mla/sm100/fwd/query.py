@@ -52,7 +52,8 @@ def store_units(
 
 @cute.jit
 def store_query(ctx: Context) -> None:
-    """Thread = lane: a row of Q, the dims of the first CTA in lanes 0 to 63, else the second's."""
+    """Store a row of Q (thread = lane), the dims of the first CTA in lanes 0 to 63, else the
+    second's."""
     half = ctx.thread // ROWS
     # q_full, its only time: TMA has brought Q, whose bytes the keys overwrite after q_read.
     ctx.barriers("q_full").wait_round(0)

@@ -2,9 +2,8 @@
 
 Thread t and thread t ^ 64 have the same row in their lanes of tensor memory, over the dims of the
 first and of the second CTA. Each sends the other one its scores of the other one's keys, and adds
-what comes. A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that
-O is rarely rescaled: P is at most that, and what was left out cancels between O and the row's
-sum.
+what comes. A row's maximum is updated only if it has grown by more than 2^lazy_log2, so that O is
+rarely rescaled: P is at most that, and the missing factor cancels between O and the row's sum.
 """
 
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ class Scale(NamedTuple):
     """Factor from scores to logits in base 2."""
 
     factor: Float32  # positive
-    sign: Float32  # what scores are multiplied with first: 1 or -1
+    sign: Float32  # first factor of scores: 1 or -1
 
 
 class Row(NamedTuple):
@@ -98,7 +97,8 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
     arrive_at_leader(ctx, "s_free")
     at = ctx.arena.address("partial")
     words = others.bitcast(Int32)
-    # The other thread read what lies here before the maxima of the tile before were exchanged.
+    # The other thread read this memory's old words before the maxima of the tile before were
+    # exchanged.
     for unit in cutlass.range_constexpr(HALF_KEYS // VECTOR):
         store_words(
             at + swizzled_128(ctx.thread, unit), [words[VECTOR * unit + i] for i in range(VECTOR)]
@@ -136,7 +136,7 @@ def row_maximum(ctx: Context, scores: list[Any]) -> Float32:
     for score in scores[1:]:
         top = cute.arch.fmax(top, score)
     maxima = ctx.arena.pointer("maxima", Float32)
-    # The other thread read what lies here before it came to this tile's first meeting.
+    # The other thread read this memory's old words before it came to this tile's first meeting.
     (maxima + ctx.thread).store(top)
     meet(ctx)
     return cute.arch.fmax(top, (maxima + (ctx.thread ^ ROWS)).load())
@@ -178,7 +178,7 @@ def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
 
 @cute.jit
 def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
-    """P of a tile; the row with the tile's keys."""
+    """Compute P of a tile; return the row with the tile's keys."""
     ctx, scale = role.ctx, role.scale
     sums = whole_scores(ctx, tile)
     mask = read_mask(ctx, tile)
@@ -212,7 +212,7 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
 
 @cute.jit
 def softmax_all(role: Softmax) -> Row:
-    """Every tile of the item."""
+    """Take every tile of the item; return the row."""
     row = Row(Float32(LEAST), Float32(0.0), Float32(NO_KEY))
     for tile in cutlass.range(role.ctx.num_tiles, unroll=1):
         row = softmax_tile(role, tile, row)

@@ -43,7 +43,7 @@ class Groups(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work items of a CTA: first, first + num_ctas, ... up to num_items, which is not one."""
+    """The work items of a CTA: first, first + num_ctas, ... up to num_items, exclusive."""
 
     first: Int32
     num_ctas: Int32
@@ -75,7 +75,7 @@ def work_of_cta(groups: Groups, slices: cutlass.Constexpr) -> Work:
 @cute.jit
 def item_at(work: Work, lists: Lists, number: Int32, slices: cutlass.Constexpr) -> Item:
     """Item `number`. The slices of a group have neighbouring numbers, so that they run at the same
-    time and read the same from the second-level cache; which of them a CTA takes goes round."""
+    time and read the same from the second-level cache; the slice that a CTA takes goes round."""
     local = number // slices
     turn = number - local * slices + local // cutlass.max(work.num_ctas // slices, Int32(1))
     group = work.group_begin + local

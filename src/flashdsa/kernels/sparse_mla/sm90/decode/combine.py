@@ -1,7 +1,8 @@
 """The end of an item: each CTA of its cluster adds up a share of the dims of all their O.
 
-`stage.py` says how O lies, `exchange.py` how it travels. A warp has eight rows: it finds the weight
-of each CTA's part of them, adds the parts in the CTAs' order, and writes its share of the results.
+`stage.py` documents the layout of O, `exchange.py` its transfer. A warp has eight rows: it finds
+the weight of each CTA's part of them, adds the parts in the CTAs' order, and writes its share of
+the results.
 """
 
 from typing import Any

@@ -42,7 +42,7 @@ class Context(NamedTuple):
 
     @property
     def num_steps(self) -> Any:
-        """Two tiles each; the last one may have one."""
+        """Steps of two tiles each; the last one may have one."""
         return steps_of(self.num_tiles)
 
     def barriers(self, name: str) -> Barriers:
@@ -112,7 +112,8 @@ def steps_of(num_tiles: Any) -> Any:
 
 
 def wait_for_extent(ctx: Context) -> Int32:
-    """A consumer: the CTA's tiles up to those of the last step with a valid slot."""
+    """A consumer: wait for the number of the CTA's tiles up to those of the last step with a valid
+    slot."""
     ctx.barriers("extent_full").wait(0)
     return ctx.arena.array("extent", Int32, 1)[0]
 

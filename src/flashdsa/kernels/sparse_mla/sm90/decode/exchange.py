@@ -31,7 +31,7 @@ TOKEN_BYTES = 4
 
 
 class Share(NamedTuple):
-    """The groups of dims that are one CTA's."""
+    """The groups of dims that belong to one CTA."""
 
     first: Int32
     count: Int32
@@ -52,7 +52,7 @@ def announce(w: Output, side: cutlass.Constexpr) -> None:
     """
     ctx = w.ctx
     if cutlass.const_expr(side == 0):
-        # left_sums: nor do the other warps of this one.
+        # left_sums: the other warps of this consumer do not read them either.
         ctx.barriers("left_sums").wait(0)
         expect_parts(w)
 
@@ -92,7 +92,7 @@ def exchange(w: Output, side: Int32) -> None:
     """Send the staged O, by a thread for each other CTA, and receive that of all others."""
     ctx = w.ctx
     if side == 0 and ctx.thread < WARP_SIZE:
-        # ready: no other CTA reads keys any more, where O is to come, or Q.
+        # ready: no other CTA reads keys, which O overwrites, or Q any more.
         ctx.barriers("ready").wait(0)
         if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
             send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)

@@ -84,8 +84,8 @@ class Place(NamedTuple):
 
 
 def place_of(thread: Int32) -> Place:
-    """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that what they
-    write goes to all banks."""
+    """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that their
+    writes go to all banks."""
     lane = thread % WARP_SIZE
     unit = lane % 4 + lane // 8 % 2 * 4
     return Place(unit, thread // WARP_SIZE * WARP_ROWS + lane // 4 % 2 + lane // 16 * 2)
@@ -164,7 +164,8 @@ def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
 
 @cute.jit
 def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexpr) -> list[Any]:
-    """This thread's words of a part, which it has copied. `number`: of the group in its half."""
+    """Load this thread's words of a part, which it has copied. `number`: of the group in its
+    half."""
     at = bytes_of_half(role, place, half)
     words = []
     for turn in cutlass.range_constexpr(TURNS):

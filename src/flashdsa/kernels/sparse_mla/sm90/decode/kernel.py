@@ -54,7 +54,8 @@ def decode_kernel(
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     enter_cluster(arena, thread)
-    # A launch that this one may follow early has written the ids, or still reads the results.
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
     cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -84,7 +85,7 @@ def gather(role: Gatherer) -> None:
         gather_packed_rows(role)
     else:
         gather_rows(role)
-    # All rows are asked for: what follows may begin to take the SMs that are free.
+    # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
 
 

@@ -40,7 +40,7 @@ class DecodePlan(Sm90Plan):
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
         gather_registers, left_registers, right_registers: of a thread.
-        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     packed: bool = False
@@ -127,7 +127,7 @@ class DecodePlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of tiles complete a phase a step, those of Q and O one in all.
+        Barriers of tiles complete a phase for each step, those of Q and O one in all.
         """
         gather, left, right = self.roles
         one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP

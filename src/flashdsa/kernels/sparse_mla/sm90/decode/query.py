@@ -1,7 +1,7 @@
 """Q for packed rows: its latent columns in f16, times a power of two for each head.
 
-A row's largest latent number becomes one from 2^14 to 2^15, so that nothing that matters is lost;
-the RoPE columns stay bf16, times the same. Scores are multiplied by `row_unit`, its inverse.
+A row's largest latent number becomes one from 2^14 to 2^15, so that the loss is negligible; the
+RoPE columns stay bf16, times the same power. Scores are multiplied by `row_unit`, its inverse.
 """
 
 from typing import Any

@@ -13,8 +13,8 @@ from cutlass import Boolean, Float32, Int32, cute
 LEAST_EXPONENT = -24
 """Least exponent of a power of two in f16."""
 LEAST_OF_SUM = -11
-"""Exponent from which the rest has at least two bits in f16. Other scales than powers of two take a
-power below."""
+"""Exponent from which the rest has at least two bits in f16. Smaller scales that are not powers of
+two take a power."""
 MANTISSA = (1 << 23) - 1
 """Mantissa bits of fp32."""
 
@@ -49,7 +49,7 @@ def power_of_scale(bits: Int32) -> Int32:
 
 
 def take_sum(factors: Factors, owner: Any, number: int) -> Any:
-    """All lanes: of a lane's group of that number; two f16 in a word."""
+    """Take, by all lanes, the sum of a lane's group of that number; two f16 in a word."""
     return cute.arch.shuffle_sync(factors.sums[number], owner)
 
 
@@ -66,7 +66,7 @@ def both_of_sum(both: Any) -> tuple[Any, Any]:
 
 
 def take_power(factors: Factors, owner: Any, number: int) -> Any:
-    """All lanes: of a lane's group of that number; f16, twice in a word."""
+    """Take, by all lanes, the power of a lane's group of that number; f16, twice in a word."""
     bits = cute.arch.shuffle_sync(factors.scales[number], owner)
     return twice(power_of_two(power_of_scale(bits)))
 

@@ -118,7 +118,7 @@ def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
 
 @cute.jit
 def consume(role: Math) -> Registers:
-    """Every step of the CTA in which this consumer has a tile."""
+    """Take every step of the CTA in which this consumer has a tile."""
     ctx = role.ctx
     out = cute.make_rmem_tensor(BLOCKS * ctx.plan.columns // 2, Float32)
     out.fill(0.0)
@@ -131,7 +131,7 @@ def consume(role: Math) -> Registers:
         for state in states_of_tile(role, step):
             ring.wait(state)
         take_tile(role, r, step)
-        # Bulk copies write where threads have read.
+        # Bulk copies overwrite memory that threads have read.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if ctx.thread % WARP_SIZE == 0:

@@ -1,6 +1,6 @@
-"""Role gather: whole rows by bulk copies, a lane each; a warp has a piece of 32 keys of each step.
+"""Role gather: whole rows by bulk copies, one a lane; a warp has a piece of 32 keys of each step.
 
-Rows lie as they come: the consumers bring them into registers.
+Rows keep their format in shared memory: the consumers bring them into registers.
 """
 
 import cutlass

@@ -50,14 +50,15 @@ def few_heads_kernel(
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     enter_cluster(arena, thread)
-    # A launch that this one may follow early has written the ids, or still reads the results.
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
     cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, lse, indices, topk_length)
         gather_pieces(Gatherer(ctx, None, kv, indices))
-        # All rows are asked for: what follows may begin to take the SMs that are free.
+        # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)

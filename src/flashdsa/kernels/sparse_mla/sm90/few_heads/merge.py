@@ -50,7 +50,7 @@ def stage_share(role: Math, r: Registers) -> None:
     cluster."""
     ctx = role.ctx
     publish_sums(role, r)
-    # Other CTAs' copies write where threads have read keys and Q.
+    # Other CTAs' copies overwrite memory from which threads have read keys and Q.
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.
     meet_consumers(ctx, "all_read")
@@ -91,7 +91,7 @@ class Merged(NamedTuple):
 
 
 def merge_sums(role: Math, number: int) -> Merged:
-    """The lane's head of that number."""
+    """Merge the sums of the lane's head of that number."""
     ctx = role.ctx
     columns, factor = ctx.plan.columns, role.output.scale.factor
     pitch = columns + 4
@@ -127,7 +127,7 @@ def find_factors(role: Math, r: Registers) -> list[Any]:
 
 @cute.jit
 def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
-    """This consumer's half of the dims, of both."""
+    """Exchange halves; return this consumer's half of the dims, of both consumers."""
     ctx = role.ctx
     columns = ctx.plan.columns
     count = columns // 2

@@ -47,7 +47,7 @@ class FewHeadsPlan(Sm90Plan):
     Attributes:
         columns: heads of an item, one of COLUMNS.
         gather_registers, math_registers: of a thread.
-        lazy_log2: a head's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
     """
 
     columns: int = 16
@@ -78,7 +78,7 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def stages(self) -> int:
-        """Pieces in shared memory, half of them of each consumer."""
+        """Pieces in shared memory, half of them for each consumer."""
         return 8 if self.columns == COLUMNS[0] else 6
 
     @property
@@ -99,7 +99,7 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def received_bytes(self) -> int:
-        """All CTAs' O of one CTA's dims: more than O where dims are not shared out evenly."""
+        """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
         groups = max(size * -(-DIM_GROUPS // size) for size in CLUSTER_SIZES)
         return groups * GROUP_BYTES * self.columns
 
@@ -165,7 +165,7 @@ class FewHeadsPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of pieces are a ring, each other one completes a phase in all.
+        Barriers of pieces are a ring, each other one completes a phase in all.
         """
         gather, math = self.roles
         one, every = Arrives.ONE_THREAD, Arrives.EVERY_THREAD

@@ -88,18 +88,18 @@ def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
 
 
 def rope_keys(keys: Any) -> list[list[Any]]:
-    """The same of the RoPE columns."""
+    """Same as `latent_keys`, for the RoPE columns."""
     return [load_matrices(keys + (KV_ROPE_AT + LOAD_BYTES * i)) for i in range(CHUNK_STEPS)]
 
 
 def multiply_keys(
     plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, s: list[Any] | None, kind: str
 ) -> list[Any]:
-    """S^T = K Q^T, or S^T += K Q^T, as one group; returns the accumulators.
+    """Issue S^T = K Q^T, or S^T += K Q^T, as one group; return the accumulators.
 
     Args:
         q: low word of Q's descriptor. steps: of K, 16 columns each. first: number of the first one.
-        s: what is added to; None: nothing. kind: of Q and K.
+        s: accumulators to add to; None: start at 0. kind: of Q and K.
     """
     values = [Float32(0.0) for _ in range(plan.columns // 2)] if s is None else s
     warpgroup.fence()

@@ -161,10 +161,10 @@ def find_tops(
 def move_tops(
     ctx: Context, heads: Heads, tops: list[Any], largest: Any, scale: Scale, side: Int32
 ) -> tuple[list[Any], list[Any]]:
-    """Maxima that have grown are taken over, sums follow.
+    """Update the maxima that have grown, and rescale the sums.
 
     Returns:
-        The maxima, and what O is to be multiplied by.
+        The maxima, and the factors of O.
     """
     maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
     first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
@@ -189,7 +189,7 @@ def move_tops(
 
 @cute.jit
 def exponentiate(s: list[Any], heads: Heads, tops: list[Any], scale: Scale) -> list[Any]:
-    """P against these maxima, and it is added to the sums."""
+    """Compute P against these maxima, and add it to the sums."""
     p = []
     for i in cutlass.range_constexpr(len(s)):
         number = head_of(i)

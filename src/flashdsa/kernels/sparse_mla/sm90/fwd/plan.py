@@ -50,7 +50,7 @@ class FwdPlan(Sm90Plan):
             union of their keys; 1: an item is 64 heads of one query.
         max_logits: the largest logits are written, which takes 0.8% more time.
         gather_registers, consumer_registers: of a thread.
-        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     group: int = 1

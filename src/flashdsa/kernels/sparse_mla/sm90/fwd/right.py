@@ -81,7 +81,7 @@ def consume_right(role: Right) -> None:
     ctx.barriers("q_full").wait_for(items)
     more = Boolean(True)
     while more:
-        # Tile 0's scores come first, so that its softmax runs under these.
+        # Tile 0's scores come first, so that its softmax runs during these.
         cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
         compute_scores(ctx, s, step)
         ctx.barriers("notes").wait(ctx.phase(step), 1)

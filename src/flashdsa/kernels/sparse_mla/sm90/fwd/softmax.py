@@ -1,8 +1,8 @@
 """The step from S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base
 2.
 
-A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that O is rarely
-rescaled. P is at most that, and what was left out cancels between O and the row's sum.
+A row's maximum is updated only if it has grown by more than 2^lazy_log2, so that O is rarely
+rescaled. P is at most that, and the missing factor cancels between O and the row's sum.
 """
 
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ def read_flags(ctx: Context, tile: int) -> Any:
 
 @cute.jit
 def mask_scores(ctx: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
-    """NO_KEY for keys that are not valid; the scale's sign."""
+    """Set scores of keys that are not valid to NO_KEY; apply the scale's sign."""
     masks = read_masks(ctx, tile)
     every = Int32(-1)
     for words in masks:

@@ -15,7 +15,8 @@ PAIR_DIMS = 16
 """Dims of two neighbouring groups of 8 columns, four of them in each thread of a row: see
 rows.py."""
 LINE_DIMS = 2 * PAIR_DIMS
-"""128 bytes of dKV, which eight lanes add in one piece: pieces of 64 take the kernel 9 % longer."""
+"""Dims of a line: 128 bytes of dKV, which eight lanes add in one piece; pieces of 64 bytes take the
+kernel 9 % longer."""
 
 
 @cute.jit

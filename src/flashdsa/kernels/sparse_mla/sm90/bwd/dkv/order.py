@@ -33,9 +33,10 @@ from flashdsa.kernels.sparse_mla.sm90.union_memory import MOST_UNORDERED, UNORDE
 
 GROUP_WARPS = WARPGROUP_SIZE // WARP_SIZE
 ADDED = 0
-"""An item's word: to all lower keys the groups up to its one have added."""
+"""Index of an item's word ADDED: the groups up to its one have added to all lower keys."""
 TURN = 1
-"""Its word: parts of tiles that have been added, where the list has rows out of order."""
+"""Index of its word TURN: parts of tiles that have been added, if the list has rows out of
+order."""
 DONE = 2**31 - 1
 """More than any key."""
 

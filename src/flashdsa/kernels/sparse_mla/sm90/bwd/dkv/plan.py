@@ -58,7 +58,7 @@ class DkvPlan(Sm90Plan):
 
     @property
     def parts(self) -> int:
-        """Products of a tile, in their order: of each row block dS^T Q, and then P^T dO."""
+        """Products of a tile, in their order: dS^T Q and then P^T dO of each row block."""
         return self.row_blocks * IMAGES
 
     @property
@@ -105,7 +105,7 @@ class DkvPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def publish(self) -> Role:
-        """Warp 3, where additions are in order."""
+        """Warp 3, if additions are in order."""
         does = "says to other CTAs what has been added"
         return Role("publish", WARP_SIZE, self.load_registers, does)
 
@@ -127,8 +127,8 @@ class DkvPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of images complete a phase for each image in them; those of rows one an item that has
-        keys.
+        Barriers of images complete a phase for each image in them; those of rows one for each item
+        that has keys.
         """
         images, rows, multiply = self.images, self.rows, self.multiply
         return (

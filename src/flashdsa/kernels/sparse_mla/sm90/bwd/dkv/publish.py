@@ -1,4 +1,4 @@
-"""Role publish: says on other SMs up to which key the CTA's items have been added."""
+"""Role publish: it publishes to other SMs up to which key the CTA's items have been added."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ NAP_NS = 100
 
 
 class Publish(NamedTuple):
-    """Reads what the warps that multiply have counted; writes the items' words."""
+    """Reads the counts of the warps that multiply; writes the items' words."""
 
     ctx: Context
     order: Order

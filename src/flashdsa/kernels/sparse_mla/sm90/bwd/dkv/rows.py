@@ -19,7 +19,7 @@ WORD_BYTES = CHUNK * BF16 // WARP_SIZE
 addresses. Exchanges between lanes, after the products, would take as long or longer."""
 WORD_DIMS = WORD_BYTES // BF16
 QUERY_ROWS = 8
-"""Neighbouring rows that are of the same query: the number of heads is a multiple."""
+"""Neighbouring rows of one query: the number of heads is a multiple."""
 OCTETS = BLOCK_ROWS // QUERY_ROWS
 PART_DIMS = (D_QK, D_V)
 """Dims of Q and of dO."""

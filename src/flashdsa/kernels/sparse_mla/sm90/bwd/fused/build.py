@@ -1,4 +1,4 @@
-"""Compiles the fused backward; shapes are dynamic, what the plan says is not."""
+"""Compilation of the fused backward; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compile_fused(plan: FusedPlan) -> Any:
 
 
 def fake_slots(keys: Any) -> list[Any]:
-    """slots, those of `Places`, and unit_groups."""
+    """Fake tensors: slots, those of `Places`, and unit_groups."""
     groups, capacity, slots, words, parts, begins, room = (cute.sym_int32() for _ in range(7))
     return [
         fake_tensor(Int32, (slots, ROW_WORDS)),

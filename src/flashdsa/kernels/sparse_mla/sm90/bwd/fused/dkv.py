@@ -56,7 +56,7 @@ class Dkv(NamedTuple):
 
     ctx: Context
     dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, ROW_WORDS) int32
-    places: Any  # with slots (groups, capacity) int32: of each key of a list, its row of them
+    places: Any  # with slots (groups, capacity) int32: slot row of each key of a list
 
 
 class Line(NamedTuple):

@@ -18,7 +18,7 @@ HALF_BYTES = HALF_ROWS * CHUNK * BF16
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 V_CHUNKS = D_V // CHUNK
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
-"""64 columns: Q and dO of the first 32 rows, then of the others."""
+"""Bytes of 64 columns: Q and dO of the first 32 rows, then of the others."""
 ROPE_PLACE = V_CHUNKS * ROWS_CHUNK_BYTES
 """Bytes from the rows' first to the columns that only Q has: of the first 32 rows, then of the
 others."""
@@ -116,7 +116,7 @@ class FusedPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in the order in which they lie in their region.
 
-        Those of rows complete a phase an item that has keys, the others one a tile.
+        Barriers of rows complete a phase for each item that has keys, the others one for each tile.
         """
         gather, score, right, dkv = self.roles
         return (

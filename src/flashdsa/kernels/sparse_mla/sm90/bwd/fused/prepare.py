@@ -46,7 +46,8 @@ def query_kernel(
     heads: Int32,
     choice: Any,
 ):
-    """The list of one query, where it is taken, and its delta; arguments as in `launch_prepare`."""
+    """Write the list of one query, if it is taken, and its delta; arguments as in
+    `launch_prepare`."""
     query, _, _ = cute.arch.block_idx()
     shared = allocate_shared(TILE_KEYS)
     x = Slots(*slots, num_keys, query, 1, TILE_KEYS)

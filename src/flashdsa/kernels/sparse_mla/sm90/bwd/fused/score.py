@@ -117,7 +117,8 @@ def _multiply(acc: Any, columns: int, a: Any, b: Any, accumulate: bool) -> None:
 def make_scores(
     role: Scorer, acc: cute.Tensor, members: list[Int32], half: cutlass.Constexpr
 ) -> tuple[list[Any], list[Any]]:
-    """P and dS of 32 rows, two bf16 a word; exact zeros where a query does not name the key."""
+    """Compute P and dS of 32 rows, two bf16 a word; exact zeros if a query does not name the
+    key."""
     ctx = role.ctx
     scale_log2 = role.sm_scale * Float32(LOG2_E)
     statistics = ctx.arena.address("statistics") + ctx.thread % 4 * 16
@@ -127,7 +128,7 @@ def make_scores(
         query = row * ctx.plan.queries // BLOCK_ROWS
         of_rows = load_words(statistics + row // 2 * 16, Float32)
         for key in cutlass.range_constexpr(2):
-            # A selection: what is not named may be NaN.
+            # A selection: values of keys that are not named may be NaN.
             mine = (members[key] >> query) & 1 == 1
             p, ds = [], []
             for i in cutlass.range_constexpr(2):
@@ -194,7 +195,8 @@ def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int
         warpgroup.wait_group(0)
         p, ds = make_scores(role, acc, members, half)
         if cutlass.const_expr(half == 0):
-            # scores_free: the other roles have read P and dS of the tile before, and so have we.
+            # scores_free: the other roles have read P and dS of the tile before, and so has this
+            # one.
             ctx.barriers("scores_free").wait_round(number - 1)
         store_image(ctx.arena.address("p"), p, ctx.thread, half)
         store_image(ctx.arena.address("ds"), ds, ctx.thread, half)

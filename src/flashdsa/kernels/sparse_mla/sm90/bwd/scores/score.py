@@ -82,7 +82,8 @@ class Rows(NamedTuple):
 
 
 def row_of(mma_row: Any) -> Any:
-    """The row of the block that a row of the MMA is, so that each quad has four neighbours."""
+    """The row of the block that is row `mma_row` of the MMA, so that each quad has four
+    neighbours."""
     of_half = mma_row % 8
     return mma_row // WARP_ROWS * WARP_ROWS + of_half // 2 * 4 + mma_row // 8 % 2 * 2 + of_half % 2
 
@@ -117,7 +118,7 @@ def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
 
 @cute.jit
 def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
-    """Q to shared memory, the rest to registers; returns when all of the warpgroup has."""
+    """Load Q to shared memory, the rest to registers; return when all of the warpgroup has."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     block = item * ITEM_BLOCKS + role.block_of_item
@@ -229,7 +230,7 @@ def write_tile(
                 exponent = s[place] * scale_log2 - rows.lse_log2[half]
                 p_value = cute.math.exp2(exponent, fastmath=True)
                 ds_value = p_value * (dp[place] * scale - rows.scaled_delta[half])
-                # A selection: what is not named may be NaN.
+                # A selection: values of keys that are not named may be NaN.
                 mine = (mask >> i) & 1 == 1
                 p.append(p_value if mine else Float32(0.0))
                 ds.append(ds_value if mine else Float32(0.0))

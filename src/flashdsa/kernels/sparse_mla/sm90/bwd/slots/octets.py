@@ -16,15 +16,16 @@ NUMBERS = 8
 WORDS = 3
 BITS = 11
 LEAST_EXPONENT = 9
-"""Biased; numbers that are smaller have the steps of this one."""
+"""Least exponent, biased; numbers that are smaller have the steps of this one."""
 NOT_FINITE = 255
 _ZERO = 1 << BITS - 1
 _MASK = (1 << BITS) - 1
 _MAGIC = 0x4B000000
-"""2^23: the low bits of what is added to it are the number as an integer."""
+"""Bits of 2^23: the low bits of a sum with it are the other number as an integer."""
 _BIASED_ZERO = f"0f{_MAGIC + _ZERO:08X}"
 _LARGEST_SCALE = 263
-"""Biased: the largest number times 2^(263 - 127 - its own exponent) is below 2^10."""
+"""Largest scale, biased: the largest number times 2^(263 - 127 - its own exponent) is below
+2^10."""
 _PLACES = ((0, 0), (0, BITS), (0, 22), (1, 1), (1, 12), (1, 23), (2, 2), (2, 13))
 """The word and the bit with which each number begins; two of them end in the next word."""
 _EXPONENT_BIT = 24
@@ -50,7 +51,7 @@ def _float_bits(value: float) -> int:
 
 
 def pack_eight(values: list[Any]) -> list[Any]:
-    """Three words of eight fp32."""
+    """Pack eight fp32 into three words."""
     largest = "abs.f32 m, {$r0}; " + "".join(
         f"abs.f32 t, {{$r{i}}}; max.NaN.f32 m, m, t; " for i in range(1, NUMBERS)
     )
@@ -90,7 +91,7 @@ def pack_eight(values: list[Any]) -> list[Any]:
 
 
 def add_packed(total: list[Any], words: list[Any]) -> list[Any]:
-    """`total` and the eight numbers of three words, each sum rounded once."""
+    """Add the eight numbers of three words to `total`, each sum rounded once."""
     names = [f"{{$r{NUMBERS + word}}}" for word in range(WORDS)]
     parts = []
     for i, (word, bit) in enumerate(_PLACES):

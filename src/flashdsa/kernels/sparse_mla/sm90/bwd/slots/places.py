@@ -42,8 +42,8 @@ order; and those of them that a CTA has taken to sum."""
 class Places(NamedTuple):
     """Rows of dKV. Parts are numbered from 0; those after the last one are empty."""
 
-    # (S_kv, words, 2) int32, a word of 32 groups: the bits of the part's, 0 between the parts, and
-    # the row of the first one.
+    # (S_kv, words, 2) int32, for each word of 32 groups: the bits of the part's groups, 0 between
+    # the parts, and the row of the first group.
     words: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32, 0 at first
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
@@ -60,7 +60,7 @@ def bits_at(places: Places, word: Any) -> Any:
 
 
 class Part(NamedTuple):
-    """Groups from `begin` to `end`, which is not one."""
+    """Groups from `begin` to `end`, exclusive."""
 
     number: Int32
     begin: Int32

@@ -6,7 +6,7 @@ MOST_PART_GROUPS = 1024
 """Most groups of a part: each group counts for enough keys that no part has more."""
 WORD_BITS = 32
 PAIR = 2
-"""Bits of 32 groups, and the row of the first of them."""
+"""Words of a pair: bits of 32 groups, and the row of the first of them."""
 LINE_DIMS = 32
 LINE_UNITS = 4
 """Octets of a line: octet j has dims 4 j to 4 j + 3 of the first and of the second half of a line

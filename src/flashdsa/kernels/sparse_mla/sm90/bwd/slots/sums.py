@@ -83,7 +83,7 @@ def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, cou
     line = slots.iterator + Int64(first) * ROW_WORDS
     firsts = line + thread * (WORDS - 1)
     lasts = line + (LAST_WORDS + thread)
-    # Fewer rows than that are the last ones of those in flight, like the rest of more.
+    # Rows fewer than AHEAD are the last ones of those in flight, like the remainder of more rows.
     missing = cutlass.max(AHEAD - count, Int32(0))
     for i in cutlass.range_constexpr(AHEAD):
         own = cutlass.max(i - missing, Int32(0)) * ROW_WORDS
