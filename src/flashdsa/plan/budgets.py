@@ -25,12 +25,12 @@ class CtaPlan(ABC):
     @property
     @abstractmethod
     def roles(self) -> tuple[Role, ...]:
-        """The warps by what they do, in the order of their threads."""
+        """The roles, in thread order."""
 
     @property
     @abstractmethod
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class CtaPlan(ABC):
         return []
 
     def check(self, registers: int | None = None) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Args:
             registers: that all threads of the CTA together may have; None: all.
@@ -63,7 +63,7 @@ class CtaPlan(ABC):
     @property
     @cache  # noqa: B019 - plans are few
     def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
+        """Shared memory layout."""
         bytes_of_barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         barriers = SmemRegion("barriers", bytes_of_barriers, MBARRIER_BYTES, "mbarriers")
         regions = [*self.buffers, barriers, *self.behind_barriers]
@@ -99,7 +99,7 @@ class Sm100Plan(CtaPlan):
     @property
     @cache  # noqa: B019 - plans are few
     def tmem(self) -> TmemPlan:
-        """Tensor memory, the only truth about it."""
+        """Tensor memory layout."""
         return plan_tmem(self.columns, self.arch.tmem_columns)
 
     def check(self, registers: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Warps by what they do, and the barriers between them: arrival counts follow from who arrives."""
+"""Roles, and the barriers between them: arrival counts follow from who arrives."""
 
 from __future__ import annotations
 

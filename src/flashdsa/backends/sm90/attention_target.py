@@ -22,7 +22,7 @@ from flashdsa.plan.row_tiles import TILE_ROWS
 
 @cache
 def plan_for(num_heads: int) -> TargetPlan:
-    """The plan with the fewest columns that have room for `num_heads` heads."""
+    """The plan with the fewest columns for `num_heads` heads."""
     return target_plan(next(size for size in TARGET_HEADS if size >= num_heads))
 
 

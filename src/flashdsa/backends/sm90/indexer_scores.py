@@ -17,7 +17,7 @@ from flashdsa.operands import IndexerScoresOperands
 
 @cache
 def plan_for(num_heads: int) -> ScoresPlan:
-    """The plan with the fewest columns that have room for `num_heads` heads."""
+    """The plan with the fewest columns for `num_heads` heads."""
     return ScoresPlan(next(size for size in NUM_HEADS if size >= num_heads))
 
 

@@ -47,8 +47,8 @@ class SplitWorkspace(NamedTuple):
 
 @dataclass(frozen=True)
 class SelectPlan:
-    """One compiled indexer: choices first, then what follows from them; an architecture's plan adds
-    how pages are loaded and scored.
+    """One compiled indexer: choices, then derived values; an architecture's plan adds how pages are
+    loaded and scored.
 
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
@@ -108,7 +108,7 @@ class SelectPlan:
     arch: ClassVar[ArchSpec]
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other and the architecture."""
+        """Check the choices against each other and the architecture."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
         if self.topk not in TOPK:
@@ -131,12 +131,12 @@ class SelectPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         raise NotImplementedError
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps by what they do."""
+        """The roles."""
         raise NotImplementedError
 
     @property
@@ -282,7 +282,7 @@ class SelectPlan:
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
+        """Shared memory layout."""
         return plan_smem(self.regions, self.arch.smem_bytes)
 
     @property

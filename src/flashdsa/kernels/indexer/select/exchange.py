@@ -33,7 +33,7 @@ LOADED_TOGETHER = 4
 
 
 COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
-"""Events whose phases a consumer keeps: of coarse_full and fine_full, of received_full, of
+"""Events whose phases a consumer keeps: coarse_full and fine_full, received_full,
 winners_full."""
 
 

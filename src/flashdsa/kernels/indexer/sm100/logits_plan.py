@@ -17,7 +17,7 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"sm100_indexer_logits_h{self.num_heads}_p{self.pages_per_stage}"
 
     @property

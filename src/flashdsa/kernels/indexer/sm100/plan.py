@@ -38,7 +38,7 @@ SCALE_BYTES = PAGE_SIZE * 4
 
 @dataclass(frozen=True)
 class IndexerPlan(SelectPlan):
-    """One compiled indexer: choices first, then what follows from them.
+    """One compiled indexer: choices, then derived values.
 
     Use n of the ring of pages belongs to warpgroup n % consumer_warpgroups, which has one
     accumulator in tensor memory.
@@ -53,7 +53,7 @@ class IndexerPlan(SelectPlan):
     arch: ClassVar[ArchSpec] = SM100
 
     def __post_init__(self) -> None:
-        """Hold the choices against the instructions and the architecture."""
+        """Check the choices against the instructions and the architecture."""
         if self.pages_per_stage not in PAGES_PER_STAGE:
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
@@ -62,7 +62,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"sm100_indexer_{self.sizes_and_kinds}_p{self.pages_per_stage}"
 
     @property

@@ -28,7 +28,7 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_logits_h{self.num_heads}"
 
     @property

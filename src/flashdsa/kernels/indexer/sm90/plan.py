@@ -33,7 +33,7 @@ class IndexerPlan(SelectPlan):
     arch: ClassVar[ArchSpec] = SM90
 
     def __post_init__(self) -> None:
-        """Hold the choices against the instructions and the architecture."""
+        """Check the choices against the instructions and the architecture."""
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
         if self.pairs and self.splits_to_ctas and self.ring_stages & (self.ring_stages - 1):
@@ -42,7 +42,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_{self.sizes_and_kinds}"
 
     @property

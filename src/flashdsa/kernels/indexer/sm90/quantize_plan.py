@@ -39,7 +39,7 @@ class QuantizePlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         if self.slot_bits:
             return f"write_index_k_{self.dtype}_slots{self.slot_bits}"
         return f"quantize_index_{self.dtype}"

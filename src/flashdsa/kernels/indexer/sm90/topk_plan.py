@@ -23,14 +23,14 @@ class TopkPlan(IndexerPlan):
     read_together: int = 8
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other, too."""
+        """Check the choices against each other, too."""
         super().__post_init__()
         if self.refill_entries < self.read_together * self.consumer_threads:
             raise ValueError("refill_pages: no room for what all threads read at once")
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
 
     @property

@@ -30,7 +30,7 @@ class OrderPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"order_{self.width}"
 
     @property
@@ -51,7 +51,7 @@ class OrderPlan:
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
+        """Shared memory layout."""
         return plan_smem(
             [
                 SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),

@@ -48,7 +48,7 @@ WORD = 4
 
 @dataclass(frozen=True)
 class PrefillPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     A *team* is the warps that rank a query together.
 
@@ -71,7 +71,7 @@ class PrefillPlan(Sm90Plan):
     score_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other and the architecture.
+        """Check the choices against each other and the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -90,7 +90,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         what = "prefill_logits" if self.scores_only else "prefill"
         if self.with_scores:
             what = "prefill_scored"
@@ -258,7 +258,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         score, load = self.roles
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         keys = self.chunks * self.key_chunk_bytes + self.is_fp8 * TILE_KEYS * WORD

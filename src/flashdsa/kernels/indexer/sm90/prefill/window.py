@@ -21,7 +21,7 @@ FIRST_BIN = 0x4B000000
 FIRST_BIN_OFFSET = FIRST_BIN * 4 % 2**32
 """FIRST_BIN times 4, modulo 2**32."""
 FARTHEST = 256.0
-"""Window widths between 0 and a window for which rounding stays far below a bin."""
+"""Largest distance of a window from 0, in window widths: rounding stays far below a bin."""
 
 
 class Bounds(NamedTuple):

@@ -51,7 +51,7 @@ CHOICE_WORDS = 4
 
 @dataclass(frozen=True)
 class BwdPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         num_heads: H. blocks: of 64 rows of Q, in a group of neighbouring queries.
@@ -66,7 +66,7 @@ class BwdPlan(Sm90Plan):
     multiply_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -81,7 +81,7 @@ class BwdPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_bwd_h{self.num_heads}_group{self.queries}" + "_ordered" * self.ordered
 
     @property
@@ -181,13 +181,13 @@ class BwdPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.load, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         The barriers of Q complete a phase for each item that has keys. Every thread arrives at
         k_free for what it has read itself: compute-sanitizer's racecheck does not see what a warp's

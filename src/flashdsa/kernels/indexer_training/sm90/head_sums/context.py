@@ -24,7 +24,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> TargetPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     @property

@@ -19,7 +19,7 @@ TARGET_HEADS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class TargetPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     A query is a work item. Its rows of keys come in tiles of 64, through a ring of pieces; its
     heads stay in shared memory. The consumers, a warpgroup each, take the tiles in turn.
@@ -42,7 +42,7 @@ class TargetPlan(Sm90Plan):
     consumer_registers: int = 216
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other and the architecture.
+        """Check the choices against each other and the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -65,7 +65,7 @@ class TargetPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"attention_target_h{self.num_heads}"
 
     @property
@@ -129,13 +129,13 @@ class TargetPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, in the order of their threads."""
+        """The roles, in thread order."""
         return self.gather, self.add
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         gather, add = self.roles
         every, warps, group = (
             Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP

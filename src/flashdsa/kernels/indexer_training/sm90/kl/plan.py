@@ -29,5 +29,5 @@ class KlPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return "indexer_kl_bwd" if self.gradient else "indexer_kl"

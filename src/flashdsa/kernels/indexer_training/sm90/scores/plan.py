@@ -57,5 +57,5 @@ class ScoresPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_scores_h{self.num_heads}"

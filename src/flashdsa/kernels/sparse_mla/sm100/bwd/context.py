@@ -37,7 +37,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> BwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     @property

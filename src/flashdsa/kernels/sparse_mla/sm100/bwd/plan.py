@@ -60,7 +60,7 @@ class Step(IntEnum):
 
 @dataclass(frozen=True)
 class BwdPlan(Sm100Plan):
-    """One compiled backward: choices first, then what follows from them.
+    """One compiled backward: choices, then derived values.
 
     Attributes:
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
@@ -86,7 +86,7 @@ class BwdPlan(Sm100Plan):
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -104,7 +104,7 @@ class BwdPlan(Sm100Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         name = "mla_bwd" + (f"_group{self.group}" if self.group > 1 else "")
         name += "_from_registers" if self.from_registers else ""
         return name + ("_deterministic" if self.deterministic else "")
@@ -282,13 +282,13 @@ class BwdPlan(Sm100Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.softmax, self.load, self.reduce, self.mma
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         softmax, load, reduce, mma = self.roles
         one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD
         q_bytes, kv_stages = self.q_bytes + self.q_rope_bytes, self.kv_stages

@@ -25,7 +25,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def barriers(self, name: str) -> Barriers:

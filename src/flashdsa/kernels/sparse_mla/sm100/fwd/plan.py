@@ -50,7 +50,7 @@ HEADS = tuple(PAIR_ROWS // group for group in GROUPS)
 
 @dataclass(frozen=True)
 class FwdPlan(Sm100Plan):
-    """One compiled forward: choices first, then what follows from them.
+    """One compiled forward: choices, then derived values.
 
     Attributes:
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
@@ -68,7 +68,7 @@ class FwdPlan(Sm100Plan):
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -82,7 +82,7 @@ class FwdPlan(Sm100Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return "sm100_mla_fwd" + (f"_group{self.group}" if self.group > 1 else "")
 
     @property
@@ -161,13 +161,13 @@ class FwdPlan(Sm100Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.softmax, self.load, self.mma
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive in
         both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage for

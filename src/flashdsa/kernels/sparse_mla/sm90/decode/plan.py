@@ -35,7 +35,7 @@ STAGED_AT = TILE_BYTES
 
 @dataclass(frozen=True)
 class DecodePlan(Sm90Plan):
-    """One compiled decode: choices first, then what follows from them.
+    """One compiled decode: choices, then derived values.
 
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
@@ -50,7 +50,7 @@ class DecodePlan(Sm90Plan):
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -68,7 +68,7 @@ class DecodePlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return "mla_decode" + ("_packed" if self.packed else "")
 
     @property
@@ -119,13 +119,13 @@ class DecodePlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.gather, self.left, self.right
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         Barriers of tiles complete a phase for each step, those of Q and O one in all.
         """

@@ -42,7 +42,7 @@ banks."""
 
 @dataclass(frozen=True)
 class FewHeadsPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         columns: heads of an item, one of COLUMNS.
@@ -59,7 +59,7 @@ class FewHeadsPlan(Sm90Plan):
     """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -83,7 +83,7 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"mla_decode_heads{self.columns}"
 
     @property
@@ -163,7 +163,7 @@ class FewHeadsPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         Barriers of pieces are a ring, each other one completes a phase in all.
         """

@@ -30,7 +30,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def kind_of_piece(self, piece: int) -> str:

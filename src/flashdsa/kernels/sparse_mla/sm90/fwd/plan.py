@@ -43,7 +43,7 @@ GROUPS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class FwdPlan(Sm90Plan):
-    """One compiled forward: choices first, then what follows from them.
+    """One compiled forward: choices, then derived values.
 
     Attributes:
         group: neighbouring queries whose 64 / group heads share the rows of a work item, over the
@@ -60,7 +60,7 @@ class FwdPlan(Sm90Plan):
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -71,7 +71,7 @@ class FwdPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         group = f"_group{self.group}" if self.group > 1 else ""
         return "mla_fwd" + group + "_max_logits" * self.max_logits
 
@@ -121,13 +121,13 @@ class FwdPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.gather, self.left, self.right
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         Those of Q and of the sums complete a phase an item, all others a phase a step. Every thread
         arrives at those of P and of the sums for what it has read and written itself:

@@ -28,7 +28,7 @@ PART_BYTES = CHUNKS * CHUNK_BYTES
 
 @dataclass(frozen=True)
 class DkvPlan(Sm90Plan):
-    """One compiled dKV: choices first, then what follows from them.
+    """One compiled dKV: choices, then derived values.
 
     Attributes:
         row_blocks: of a group; Q and dO of all of them stay in shared memory for an item.
@@ -42,7 +42,7 @@ class DkvPlan(Sm90Plan):
     multiply_registers: int = 208
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -53,7 +53,7 @@ class DkvPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"mla_bwd_dkv_blocks{self.row_blocks}" + "_ordered" * self.ordered
 
     @property
@@ -118,14 +118,14 @@ class DkvPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps, in the order of their threads."""
+        """The warps, in thread order."""
         publish = [self.publish] if self.ordered else []
         return self.images, self.rows, *publish, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         Barriers of images complete a phase for each image in them; those of rows one for each item
         that has keys.

@@ -19,7 +19,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> DqPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def item(self, number: Any) -> Item:

@@ -22,7 +22,7 @@ def dq_slices(row_blocks: int) -> int:
 
 @dataclass(frozen=True)
 class DqPlan(Sm90Plan):
-    """One compiled dQ: choices first, then what follows from them.
+    """One compiled dQ: choices, then derived values.
 
     Attributes:
         row_blocks: of a group. 4: each warpgroup takes two of them and 192 dims of an item's;
@@ -35,7 +35,7 @@ class DqPlan(Sm90Plan):
     multiply_registers: int = 224
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -46,7 +46,7 @@ class DqPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"mla_bwd_dq_blocks{self.row_blocks}"
 
     @property
@@ -102,13 +102,13 @@ class DqPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.load, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region: a phase a tile."""
+        """The mbarriers, in order: a phase for each tile."""
         load, multiply = self.roles
         return (
             Barrier(

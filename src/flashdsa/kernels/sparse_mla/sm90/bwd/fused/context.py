@@ -30,7 +30,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FusedPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def barriers(self, name: str) -> Barriers:

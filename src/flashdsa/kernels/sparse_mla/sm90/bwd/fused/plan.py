@@ -33,7 +33,7 @@ STATISTICS = 2
 
 @dataclass(frozen=True)
 class FusedPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         queries: of a group: 64 / H, at least 1.
@@ -52,7 +52,7 @@ class FusedPlan(Sm90Plan):
     dkv_registers: int = 96
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -65,7 +65,7 @@ class FusedPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
         return f"mla_bwd_fused_group{self.queries}{kind}"
 
@@ -108,13 +108,13 @@ class FusedPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.gather, self.score, self.right, self.dkv
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
         Barriers of rows complete a phase for each item that has keys, the others one for each tile.
         """

@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> ScoresPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def group_of(self, item: Int32) -> Int32:
